@@ -1,0 +1,41 @@
+# Every target builds the virtual environment when it is missing.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check bench bench-peers format clean
+
+demo: $(READY)            ## train both variants on a small Memory Horizon, print the accuracies, draw the figures
+	$(BIN)/recurra demo
+
+test: $(READY)            ## the ordinary tests, then those that go through torch.compile
+	$(BIN)/python -m pytest -m "not slow and not compile"
+	RECURRA_SHAPE_CHECKS=0 $(BIN)/python -m pytest -m "compile and not slow"
+
+check: $(READY)           ## style, types, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)           ## ratios on this machine, 2 threads
+	$(BIN)/python -m benchmarks
+
+bench-peers: $(READY)     ## the same beside gateloop-transformer and JAX, in an environment of its own
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/pip install -q -c constraints.txt -c benchmarks/constraints.txt -e . -r benchmarks/requirements.txt
+	$(VENV)-peers/bin/python -m benchmarks --peers
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-peers build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -1,0 +1,6 @@
+"""Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights."""
+
+from recurra.scan import linear_scan
+
+__all__ = ["linear_scan"]
+__version__ = "0.1.0"

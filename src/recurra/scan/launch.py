@@ -1,0 +1,82 @@
+"""How a Numba kernel is compiled and run: lazily, cached on disk where that is possible, in parallel where that is safe."""
+
+import os
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numba
+import torch
+
+_parallel_kernels = threading.Lock()
+_in_forked_child = False
+_WORK_FOR_THREADS = 16_384  # numbers to compute below which starting threads costs more than it saves
+
+
+def _note_fork() -> None:
+    global _in_forked_child
+    _in_forked_child = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def compile_function(function: Callable, **options: Any) -> Callable:
+    """Compile `function` on its first call, without the GIL, and keep the machine code on disk where a folder allows it."""
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder can be written, neither beside the source nor for the user
+        return numba.njit(**options)(function)
+
+
+def compile_inline(function: Callable) -> Callable:
+    """Compile a part of a kernel, to be inlined wherever it is called."""
+    return compile_function(function, forceinline=True)
+
+
+def _renamed(function: Callable, suffix: str) -> Callable:
+    """Copy a function under another name: Numba's cache on disk tells functions apart by name, not by their options."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__qualname__ = function.__qualname__ + suffix
+    return copy
+
+
+class Kernel:
+    """A loop over independent jobs, compiled twice: over all threads, and for one.
+
+    The serial one runs for little work, in a forked child (GNU OpenMP kills a child that enters a parallel region) and
+    while another thread is in a parallel kernel (Numba's fall-back thread pool aborts on that). Both compute the same.
+
+    Args:
+        function: a Python function whose outer loop is over `numba.prange`.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self.__doc__ = function.__doc__
+        self._serial = compile_function(function)
+        self._parallel = compile_function(_renamed(function, "_parallel"), parallel=True)
+
+    def __call__(self, *arguments: Any, jobs: int, work: int) -> None:
+        """Run the kernel.
+
+        Args:
+            arguments: the function's own.
+            jobs: how many independent jobs the outer loop has.
+            work: how many numbers are computed in all.
+        """
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or _in_forked_child:
+            self._serial(*arguments)
+        elif _parallel_kernels.acquire(blocking=False):
+            try:
+                numba.set_num_threads(threads)
+                self._parallel(*arguments)
+            finally:
+                _parallel_kernels.release()
+        else:
+            self._serial(*arguments)

@@ -1,0 +1,142 @@
+"""The front door of the linear recurrence h_t = a_t h_{t-1} + b_t."""
+
+import importlib.util
+import warnings
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from recurra.scan.operators import differentiable_scan, scan_into
+from recurra.scan.reference import linear_scan_reference
+
+BACKENDS = ("auto", "reference", "numba", "triton")
+_COMPUTED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
+_COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+_has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
+NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
+
+
+def linear_scan(
+    a: Tensor,
+    b: Shaped[Tensor, "B L *channels"],
+    h0: Shaped[Tensor, "B *channels"] | None = None,
+    *,
+    reverse: bool = False,
+    backend: str = "auto",
+    out: Tensor | None = None,
+) -> Shaped[Tensor, "B L *channels"]:
+    """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop eq. (7); the notes' h_t = A h_{t-1} + B c_t).
+
+    Args:
+        a: the transitions, of any shape that broadcasts to b's: (B, L, *channels), (L, *channels), (*channels,) ...
+        b: the inputs, (B, L, *channels).
+        h0: the state before the first step (after the last one when `reverse`), (B, *channels); zeros when None.
+        reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
+        backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA), or "auto": the fastest that can
+            run here. One asked for by name runs or raises.
+        out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for.
+
+    Returns:
+        h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
+
+    Every backend is differentiable in a, b and h0, as often as one likes. On the CPU kernel a real scan equals the
+    reference bit for bit, and so does whatever it makes of NaN and infinity.
+
+    Raises:
+        TypeError: an argument is no tensor, or of an integer type.
+        ValueError: shapes or devices do not fit, or the backend has no such name.
+        RuntimeError: the backend asked for cannot run here.
+
+    >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 4, 1)).flatten()
+    tensor([1.0000, 1.5000, 1.7500, 1.8750])
+    """
+    dtype = _common_dtype(a, b, h0)
+    _check_shapes(a, b, h0)
+    h0 = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=dtype) if h0 is None else h0
+    chosen = choose_backend(backend, b.device)
+    computed = torch.float32 if dtype in _COMPUTED_IN_FLOAT32 else dtype
+    batch, length = b.shape[:2]
+    if b.numel() == 0:
+        return (a * b).to(dtype)  # nothing to scan; the graph stays connected
+    a, b, h0 = a.to(computed), b.to(computed), h0.to(computed)
+    flat_a = a.expand(b.shape).reshape(batch, length, -1)
+    flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
+    if out is not None:
+        _check_out(out, flat_a, b, flat_h0, dtype, chosen)
+        scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
+        return out
+    scan = differentiable_scan if chosen == "numba" else linear_scan_reference
+    return scan(flat_a, flat_b, flat_h0, reverse).reshape(b.shape).to(dtype)
+
+
+def choose_backend(backend: str, device: torch.device) -> str:
+    """Turn a backend's name into "reference" or "numba" for tensors on `device`.
+
+    Raises:
+        ValueError: there is no such backend.
+        RuntimeError: it cannot run here; the message says why.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
+    if backend == "triton":
+        raise RuntimeError('backend="triton" has no kernels in this version; use "auto" or "reference" on a GPU')
+    if backend == "numba":
+        if device.type != "cpu":
+            raise RuntimeError(f'backend="numba" runs on the CPU, and the tensors are on {device}; use "auto"')
+        if NUMBA_IS_MISSING:
+            raise RuntimeError(f'backend="numba" cannot run: {NUMBA_IS_MISSING}; use "auto" or "reference"')
+        return "numba"
+    if backend == "auto" and device.type == "cpu" and not NUMBA_IS_MISSING:
+        return "numba"
+    if backend == "auto" and device.type == "cpu":
+        warnings.warn(
+            f"{NUMBA_IS_MISSING}: recurra runs its plain torch reference on this CPU, far slower than its kernels",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return "reference"
+
+
+def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
+    named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.dtype not in _COMPUTED_IN_FLOAT32 + _COMPUTED_AS_THEY_ARE:
+            raise TypeError(
+                f"{name} is of type {tensor.dtype}; expected float16, bfloat16, float32, float64, complex64 or "
+                f"complex128: convert it, for example {name}.float()"
+            )
+        if tensor.device != b.device:
+            raise ValueError(f"{name} is on {tensor.device} and b on {b.device}; move them to one device")
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    dtype = dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
+    return torch.complex64 if dtype == torch.complex32 else dtype  # bfloat16 or float16 beside complex numbers
+
+
+def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+    if b.dim() < 2:
+        raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
+    shape = tuple(b.shape)
+    fits = a.dim() <= b.dim() and all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1]))
+    if not fits:
+        raise ValueError(
+            f"a is of shape {tuple(a.shape)}; expected a shape that broadcasts to b's {shape}: each of its dimensions, "
+            f"counted from the last, must be 1 or b's"
+        )
+    if h0 is not None and h0.shape != shape[:1] + shape[2:]:
+        raise ValueError(f"h0 is of shape {tuple(h0.shape)}; expected {shape[:1] + shape[2:]}: b's without the time")
+
+
+def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor, dtype: torch.dtype, backend: str) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, a, b, h0)):
+        raise RuntimeError("out is not differentiable; leave it away, or call under torch.no_grad()")
+    if backend != "numba":
+        raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
+    if out.shape != b.shape or out.dtype != b.dtype or b.dtype != dtype or not out.is_contiguous():
+        raise ValueError(
+            f"out is {tuple(out.shape)} {out.dtype}; expected a contiguous tensor of shape {tuple(b.shape)} and type "
+            f"{dtype} (float16 and bfloat16 cannot be written in place)"
+        )

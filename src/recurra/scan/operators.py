@@ -1,0 +1,179 @@
+"""The linear recurrence as torch operators: the CPU kernels, their shapes for tracing, and every kind of derivative.
+
+    recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
+    recurra::linear_scan_backward   the gradients for a, b, h0
+
+`differentiable_scan` puts derivatives around them. An `autograd.Function` is used instead of `torch.library.custom_op`: with the
+latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+_library = torch.library.Library("recurra", "FRAGMENT")
+_library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse) -> Tensor")
+_library.define(
+    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def with_neighbouring_channels(tensor: Tensor) -> Tensor:
+    """Return `tensor` with its last dimension dense in memory; other strides, zero among them, stay."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def describe(tensor: Tensor) -> tuple[int, int, int]:
+    """Give a kernel the (address, batch stride, time stride) of a (B, L, D) tensor, strides in floats."""
+    floats = 2 if tensor.is_complex() else 1
+    return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
+
+
+def span_of_job(row: int, batch: int) -> int:
+    """Split rows of `row` floats so that every thread has a job: whole rows where there are enough sequences."""
+    parts = -(-torch.get_num_threads() // batch)
+    span = -(-row // parts)
+    return min(row, -(-span // 64) * 64)  # borders on cache lines
+
+
+def _kernels(dtype: torch.dtype) -> Any:
+    from recurra.scan.numba_kernels import scan_kernels
+
+    number = "float64" if dtype in (torch.float64, torch.complex128) else "float32"
+    return scan_kernels(number, dtype.is_complex)
+
+
+def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
+    """Run the forward kernel into `h` (B, L, D), whose channels lie side by side."""
+    batch, length, channels = b.shape
+    if b.numel() == 0:
+        return
+    a, b, h0 = with_neighbouring_channels(a), with_neighbouring_channels(b), h0.resolve_conj().resolve_neg().contiguous()
+    row = channels * (2 if b.is_complex() else 1)
+    span = span_of_job(row, batch)
+    first, step = (length - 1, -1) if reverse else (0, 1)
+    _kernels(b.dtype).forward(
+        *(describe(a), describe(b), h0.data_ptr(), describe(h), batch, length, row, span, first, step),
+        jobs=batch * -(-row // span),
+        work=batch * length * row,
+    )
+
+
+def _linear_scan_cpu(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    h = torch.empty(b.shape, dtype=b.dtype)
+    scan_into(h, a, b, h0, reverse)
+    return h
+
+
+def _linear_scan_backward_cpu(
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    da, db, dh0 = (torch.empty(x.shape, dtype=x.dtype) for x in (h, h, h0))
+    batch, length, channels = h.shape
+    if h.numel() == 0:
+        return da, db, dh0.zero_()
+    dh, a, h = with_neighbouring_channels(dh), with_neighbouring_channels(a), h.resolve_conj().contiguous()
+    h0 = h0.resolve_conj().resolve_neg().contiguous()
+    row = channels * (2 if h.is_complex() else 1)
+    span = span_of_job(row, batch)
+    last, step = (0, 1) if reverse else (length - 1, -1)
+    _kernels(h.dtype).backward(
+        *(describe(dh), describe(a), describe(h), h0.data_ptr(), da.data_ptr(), db.data_ptr(), dh0.data_ptr()),
+        *(batch, length, row, span, last, step),
+        jobs=batch * -(-row // span),
+        work=batch * length * row,
+    )
+    return da, db, dh0
+
+
+_library.impl("linear_scan", _linear_scan_cpu, "CPU")
+_library.impl("linear_scan_backward", _linear_scan_backward_cpu, "CPU")
+
+
+@torch.library.register_fake("recurra::linear_scan")
+def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    return b.new_empty(b.shape)
+
+
+@torch.library.register_fake("recurra::linear_scan_backward")
+def _linear_scan_backward_fake(
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
+
+
+@register_flop_formula(torch.ops.recurra.linear_scan)
+def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    return 2 * torch.Size(b_shape).numel()
+
+
+@register_flop_formula(torch.ops.recurra.linear_scan_backward)
+def _linear_scan_backward_flops(dh_shape: Any, *_: Any, **__: Any) -> int:
+    return 3 * torch.Size(dh_shape).numel()
+
+
+def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    """Give the state that enters each step: h shifted by one, h0 first (last when `reverse`)."""
+    entering = h0.unsqueeze(1)
+    return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
+
+
+class TraceableLinearScan(torch.autograd.Function):
+    """h = scan(a, b, h0) on (B, L, D) tensors with first and higher gradients: a scan in the other direction."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+        return torch.ops.recurra.linear_scan(a, b, h0, reverse)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        a, _, h0, ctx.reverse = inputs
+        ctx.save_for_backward(a, h0, output)
+        ctx.save_for_forward(a, h0, output)
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        a, h0, h = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated in its turn
+            return *_differentiable_backward(dh, a, h, h0, ctx.reverse), None
+        return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse), None
+
+
+class LinearScan(TraceableLinearScan):
+    """The same with forward derivatives (a scan in the same direction) and vmap; Dynamo refuses to trace a jvp rule."""
+
+    @staticmethod
+    def jvp(ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, _: None) -> Tensor:
+        a, h0, h = ctx.saved_tensors
+        drive = torch.zeros_like(h) if b_tangent is None else b_tangent
+        if a_tangent is not None:
+            drive = drive + a_tangent * previous_states(h, h0, ctx.reverse)
+        return LinearScan.apply(a, drive, torch.zeros_like(h0) if h0_tangent is None else h0_tangent, ctx.reverse)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, int]:
+        mapped = [
+            x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((a, b, h0), in_dims)
+        ]
+        h = LinearScan.apply(*(x.flatten(0, 1) for x in mapped), reverse)
+        return h.unflatten(0, (info.batch_size, -1)) if h.numel() else torch.zeros_like(mapped[1]), 0
+
+
+def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    """Run the kernel with derivatives around it, in a form that the current tracer takes."""
+    scan = TraceableLinearScan if torch.compiler.is_compiling() else LinearScan
+    return scan.apply(a, b, h0, reverse)
+
+
+def _differentiable_backward(
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = torch.zeros_like(a[:, :1])
+    later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
+    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse)
+    first = -1 if reverse else 0
+    return g * previous_states(h, h0, reverse).conj(), g, g[:, first] * a[:, first].conj()

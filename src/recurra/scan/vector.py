@@ -1,0 +1,206 @@
+"""Short vectors for Numba kernels: loads, stores, arithmetic and prefetches that compile to SIMD instructions.
+
+LLVM's automatic vectoriser gives up on a recurrence (it cannot see that the row just written is the row read next), so
+the kernels say what they mean. `Lanes` names a kind and count of numbers; `load(address, i, lanes)` is one vector of
+neighbours, `+ - *` and `conjugate` work on whole vectors, `store` writes one back. No fast-math flag is set and products
+are not contracted: each lane does the operations of the plain torch reference, in its order.
+
+Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so that calls are short and inner functions
+free of reference counts. Positions and widths count floats: complex numbers lie interleaved (real, imaginary), as torch
+keeps them. bfloat16 is widened to float32 when loaded and rounded to nearest even when stored. Nothing checks bounds.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin, lower_constant
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model, typeof_impl
+
+WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
+_PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, the few line fill buffers of a core are what bounds the rate
+_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What a vector holds: `width` floats of the type `number`, as they lie in memory, or `width` / 2 complex pairs."""
+
+    number: str
+    width: int
+    is_complex: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of one float in memory."""
+        return _BYTES[self.number]
+
+
+class _LanesType(types.Opaque):
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        super().__init__(repr(lanes))
+
+
+class Vector(types.Type):
+    """The Numba type of a vector in registers: float32 or float64, real or complex pairs."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.is_double = lanes.number == "float64"
+        self.width = lanes.width
+        self.is_complex = lanes.is_complex
+        super().__init__(f"Vector({self.is_double}, {self.width}, {self.is_complex})")
+
+    @property
+    def ir(self) -> ir.VectorType:
+        """The LLVM type."""
+        return ir.VectorType(ir.DoubleType() if self.is_double else ir.FloatType(), self.width)
+
+
+register_model(_LanesType)(models.OpaqueModel)
+
+
+@typeof_impl.register(Lanes)
+def _type_of_lanes(lanes: Lanes, context: Any) -> _LanesType:
+    return _LanesType(lanes)
+
+
+@lower_constant(_LanesType)
+def _lanes_constant(context: Any, builder: ir.IRBuilder, kind: Any, value: Any) -> ir.Value:
+    return context.get_dummy_value()
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, vector.ir)
+
+
+def _register_operator(operation: Callable[..., Any], lower: Callable[..., ir.Value]) -> None:
+    @infer_global(operation)
+    class _Typing(AbstractTemplate):  # type: ignore[misc]  # numba carries no types
+        def generic(self, args: tuple, kws: dict) -> Any:
+            if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
+
+    @lower_builtin(operation, Vector, Vector)
+    def _lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return lower(builder, sig.return_type, *args)
+
+
+def _shuffle(builder: ir.IRBuilder, value: ir.Value, lanes: list[int]) -> ir.Value:
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+    return builder.shuffle_vector(value, value, mask)
+
+
+def _alternating(kind: ir.VectorType, even: float, odd: float) -> ir.Constant:
+    return ir.Constant(kind, [kind.element(odd if lane % 2 else even) for lane in range(kind.count)])
+
+
+def _multiply(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value) -> ir.Value:
+    if not vector.is_complex:
+        return builder.fmul(x, y)
+    lanes = range(vector.width)
+    real = _shuffle(builder, x, [lane - lane % 2 for lane in lanes])
+    imaginary = _shuffle(builder, x, [lane + 1 - lane % 2 for lane in lanes])
+    swapped = _shuffle(builder, y, [lane + 1 - 2 * (lane % 2) for lane in lanes])
+    crossed = builder.fmul(builder.fmul(imaginary, swapped), _alternating(vector.ir, -1.0, 1.0))
+    return builder.fadd(builder.fmul(real, y), crossed)
+
+
+_register_operator(operator.add, lambda builder, vector, x, y: builder.fadd(x, y))
+_register_operator(operator.sub, lambda builder, vector, x, y: builder.fsub(x, y))
+_register_operator(operator.mul, _multiply)
+
+
+@intrinsic
+def conjugate(typing_context: Any, x: Any) -> Any:
+    """Conjugate complex pairs; real numbers stay as they are."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return builder.fmul(args[0], _alternating(x.ir, 1.0, -1.0)) if x.is_complex else args[0]
+
+    return x(x), generate
+
+
+def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
+    at = builder.add(address, builder.mul(index, ir.Constant(index.type, lanes.n_bytes)))
+    stored = ir.VectorType(ir.IntType(16), lanes.width) if lanes.number == "bfloat16" else Vector(lanes).ir
+    return builder.inttoptr(at, stored.as_pointer())
+
+
+def _constant(kind: ir.VectorType, value: int) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _widen_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    wide = ir.VectorType(ir.IntType(32), bits.type.count)
+    shifted = builder.shl(builder.zext(bits, wide), _constant(wide, 16))
+    return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), bits.type.count))
+
+
+def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    wide = ir.VectorType(ir.IntType(32), value.type.count)
+    bits = builder.bitcast(value, wide)
+    last_kept_bit = builder.and_(builder.lshr(bits, _constant(wide, 16)), _constant(wide, 1))
+    rounded = builder.add(bits, builder.add(last_kept_bit, _constant(wide, 0x7FFF)))
+    quiet_nan = _constant(wide, 0x7FC00000)  # rounding could carry a NaN's bits into infinity or zero
+    chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet_nan, rounded)
+    narrow = ir.VectorType(ir.IntType(16), value.type.count)
+    return builder.trunc(builder.lshr(chosen, _constant(wide, 16)), narrow)
+
+
+@intrinsic
+def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
+    """Load the vector that begins `index` floats after `address`."""
+    kind: Lanes = lanes.lanes
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        value = builder.load(_address(builder, kind, *args[:2]), align=kind.n_bytes)
+        return _widen_bfloat16(builder, value) if kind.number == "bfloat16" else value
+
+    return Vector(kind)(types.int64, types.int64, lanes), generate
+
+
+@intrinsic
+def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any) -> Any:
+    """Write `vector` from `index` floats after `address` on."""
+    kind: Lanes = lanes.lanes
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        value = _round_to_bfloat16(builder, args[3]) if kind.number == "bfloat16" else args[3]
+        builder.store(value, _address(builder, kind, *args[:2]), align=kind.n_bytes)
+
+    return types.void(types.int64, types.int64, lanes, vector), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
+    """Ask for the cache line `index` floats after `address`, wherever that is: a prefetch never faults."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        if lanes.lanes.width < WIDTH:
+            return  # the rest of a row shares its cache line with what was asked for already
+        pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        at = builder.bitcast(_address(builder, lanes.lanes, *args[:2]), pointer)
+        builder.call(function, [at, i32(0), i32(_PREFETCH_INTO_L2), i32(1)])
+
+    return types.void(types.int64, types.int64, lanes), generate
+
+
+@intrinsic
+def width_of(typing_context: Any, lanes: Any) -> Any:
+    """How many floats a vector of these lanes holds, as a constant."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return ir.Constant(ir.IntType(64), lanes.lanes.width)
+
+    return types.int64(lanes), generate
