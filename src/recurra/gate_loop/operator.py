@@ -1,0 +1,169 @@
+"""The front door of the GateLoop operator."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from recurra.gate_loop import modes
+from recurra.gate_loop.fused import Planes, fused
+from recurra.scan.linear import choose_backend
+
+MODES = ("auto", "recurrent", "scan", "attention", "fused")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def gate_loop(
+    q: Shaped[Tensor, "B L H d_qk"],
+    k: Shaped[Tensor, "B L H d_qk"],
+    v: Shaped[Tensor, "B L H d_v"],
+    a: Shaped[Tensor, "B L H d_a"],
+    *,
+    state: Shaped[Tensor, "B H d_qk d_v"] | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
+    """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop eq. (7)-(9)).
+
+    For d_h > 1 the paper's (7) lets a_n act on the value side and its (15)-(21) on the key side; they agree when a_n is
+    one scalar per head. Here a_n is that scalar, or a vector on the key side.
+
+    Args:
+        q, k: queries and keys, real or complex.
+        v: values, real or complex.
+        a: transitions, real or complex, d_a = 1 (one per head) or d_qk (one per key channel).
+        state: h_0, zeros when None.
+        mode: how to compute it; all modes give the same result.
+            "recurrent": step by step in plain torch, one state of memory.
+            "scan": a linear scan over all states, O(L H d_qk d_v) memory.
+            "attention": the O(L^2) surrogate attention (14)-(21).
+            "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
+            "auto": "fused" where it applies, else "recurrent" for a single step, else "scan".
+        backend: as for `recurra.linear_scan`, for the modes that have kernels: "scan" and "fused".
+
+    Returns:
+        y, complex where an input is, and h_L. float16 and bfloat16 are computed in float32; a real y comes back in the
+        type of q, k, v, the state stays float32 or better.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: naming the argument, what came and what was expected.
+    """
+    _check(q, k, v, a, state, mode)
+    chosen = _choose_mode(mode, q, k, v)
+    if chosen in ("recurrent", "attention") and backend not in ("auto", "reference"):
+        raise RuntimeError(f'backend is {backend!r}, and mode "{chosen}" is plain torch; use "auto"')
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    compute = _compute_dtype(q, k, v, a, state)
+    q, k, v = (x.to(compute if x.is_complex() else compute.to_real()) for x in (q, k, v))
+    a = a.to(compute)
+    if state is None:
+        state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
+    state = state.to(compute)
+    if 0 in (q.numel(), v.numel()):
+        return (q * k * a).sum(-1, keepdim=True) * v, state
+    y, last = _MODES[chosen](q, k, v, a, state, backend)
+    return (y.to(given) if given in _HALF and not y.is_complex() else y), last
+
+
+def gate_loop_real_part(
+    q: Shaped[Tensor, "B L H d_qk"],
+    k: Shaped[Tensor, "B L H d_qk"],
+    v: Shaped[Tensor, "B L H d_v"],
+    a: Planes,
+    *,
+    state: Shaped[Tensor, "B H d_qk d_v"],
+    backend: str = "auto",
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
+    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a gate in planes: what the layer keeps (App. C).
+
+    The imaginary half of y is never formed, and for d_h = 1 the kernels take q, k, v as they come, bfloat16 too.
+    """
+    if not (q.shape[-1] == v.shape[-1] == 1 and q.numel()):
+        y, last = gate_loop(q, k, v, _join(a), state=state, backend=backend)
+        return (y.real if y.is_complex() else y).to(q.dtype), last
+    plane = torch.promote_types(a.re.dtype, torch.float32)
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    number = given if given == torch.bfloat16 and plane == torch.float32 else plane
+    result = fused(
+        *(x[..., 0].to(number) for x in (q, k, v)),
+        Planes(*(None if x is None else x[..., 0].to(plane) for x in a)),  # type: ignore[arg-type]
+        _planes(state[..., 0, 0], a.im is not None),
+        backend=choose_backend(backend, q.device),
+    )
+    return result.y[..., None].to(given), _join(result.last)[..., None, None]
+
+
+def _fused_mode(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str
+) -> tuple[Tensor, Tensor]:
+    """The fused kernels for tensors of one compute type; the imaginary part of y follows from the states."""
+    q, k, v = (x[..., 0] for x in (q, k, v))
+    gates, h0 = _planes(a[..., 0], a.is_complex()), _planes(state[..., 0, 0], a.is_complex())
+    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=a.is_complex())
+    y = result.y if result.states.im is None else torch.complex(result.y, q * result.states.im)
+    return y[..., None], _join(result.last)[..., None, None]
+
+
+_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "recurrent": modes.recurrent,
+    "scan": modes.scan,
+    "attention": modes.attention,
+    "fused": _fused_mode,
+}
+
+
+def _planes(x: Tensor, is_complex: bool) -> Planes:
+    if is_complex:
+        return Planes(x.real, x.imag) if x.is_complex() else Planes(x, torch.zeros_like(x))
+    return Planes(x, None)
+
+
+def _join(planes: Planes) -> Tensor:
+    return planes.re if planes.im is None else torch.complex(planes.re, planes.im)
+
+
+def _choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor) -> str:
+    obstacle = ""
+    if q.shape[-1] != 1 or v.shape[-1] != 1:
+        obstacle = f"d_qk = {q.shape[-1]} and d_v = {v.shape[-1]}; it is for d_qk = d_v = 1"
+    elif q.is_complex() or k.is_complex() or v.is_complex():
+        obstacle = "complex q, k or v; it is for real ones"
+    if mode == "fused" and obstacle:
+        raise ValueError(f'mode "fused" came with {obstacle}; use "auto"')
+    if mode != "auto":
+        return mode
+    if not obstacle:
+        return "fused"
+    return "recurrent" if q.shape[1] == 1 else "scan"
+
+
+def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
+    named = {"q": q, "k": k, "v": v, "a": a} | ({} if state is None else {"state": state})
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(f"{name} is of type {tensor.dtype}; expected floating point or complex numbers")
+        if tensor.dim() != 4:
+            wanted = "(B, H, d_qk, d_v)" if name == "state" else "(B, L, H, d)"
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected {wanted}")
+    steps = tuple(q.shape[:3])
+    wanted_shapes = {"k": [(*steps, q.shape[3])], "a": [(*steps, 1), (*steps, q.shape[3])]}
+    wanted_shapes["v"] = [(*steps, v.shape[3])]
+    wanted_shapes["state"] = [(q.shape[0], *q.shape[2:], v.shape[3])]
+    for name, tensor in named.items():
+        wanted_here = wanted_shapes.get(name, [tuple(tensor.shape)])
+        if tuple(tensor.shape) not in wanted_here:
+            expected = " or ".join(map(str, wanted_here))
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; q {tuple(q.shape)} asks for {expected}")
