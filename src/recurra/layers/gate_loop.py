@@ -1,0 +1,97 @@
+"""The GateLoop layer: data-controlled linear recurrence as a time-mixing layer (GateLoop section 4, App. C)."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+
+from recurra.gate_loop import Planes, gate_loop_real_part
+from recurra.gate_loop.polar import polar_planes
+from recurra.layers.mixers import register_mixer
+from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
+from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
+
+
+class GateLoopState(NamedTuple):
+    """The hidden state h_n, complex64 whatever the precision of the layer's inputs (complex128 for a float64 layer)."""
+
+    h: Complex[Tensor, "B H d_k d_v"]
+
+
+@register_mixer("gateloop")
+class GateLoop(nn.Module):
+    """y_n = W_o Re(q_n h_n), h_n = h_{n-1} a_n + k_n^T v_n, with q, k, v and a_n from x_n (GateLoop eq. (7)-(8), (24)-(25)).
+
+    Args:
+        d_model: channels of x and y.
+        d_qk: channels of queries, keys and transitions over all heads; `d_model` when None.
+        d_v: channels of the values over all heads; `d_model` when None.
+        n_heads: heads; `d_qk` when None, the max-headed case d_h = 1 that the paper trains.
+        transition: "data", controlled by the input, or "fixed", one learned a per channel; nothing else changes.
+        magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
+        phase_activation: g in (25), "identity".
+        output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
+
+    Raises:
+        ValueError: an option has a value that does not exist, or the heads do not divide the channels.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        n_heads: int | None = None,
+        transition: str = "data",
+        magnitude_activation: str = "sigmoid",
+        phase_activation: str = "identity",
+        output_gate: bool = False,
+    ) -> None:
+        super().__init__()
+        self.d_qk = d_model if d_qk is None else d_qk
+        self.d_v = d_model if d_v is None else d_v
+        self.n_heads = self.d_qk if n_heads is None else n_heads
+        for name, size in (("d_model", d_model), ("d_qk", self.d_qk), ("d_v", self.d_v), ("n_heads", self.n_heads)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}; expected at least 1")
+        if self.d_qk % self.n_heads or self.d_v % self.n_heads:
+            raise ValueError(f"n_heads is {self.n_heads}; it must divide d_qk = {self.d_qk} and d_v = {self.d_v}")
+        self.qkv = nn.Linear(d_model, 2 * self.d_qk + self.d_v)
+        self.transition = _choose("transition", TRANSITIONS, transition)(
+            d_model,
+            self.d_qk,
+            _choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
+            _choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
+        )
+        self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, self.d_v)
+        self.output_projection = nn.Linear(self.d_v, d_model)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The parameters that make a_n: they may want a learning rate of their own and no weight decay (Table 4)."""
+        return set(self.transition.parameters())
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: GateLoopState | None = None
+    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopState]:
+        """Mix `x` along time, going on from `state`; None is the start of a stream."""
+        q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
+        a = Planes(*(self._heads(plane) for plane in polar_planes(*self.transition(x))))  # type: ignore[arg-type]
+        h0 = self._start(x, a) if state is None else state.h
+        y, h = gate_loop_real_part(q, k, v, a, state=h0)
+        return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1))
+
+    def _start(self, x: Tensor, a: Planes) -> Tensor:
+        shape = (x.shape[0], self.n_heads, self.d_qk // self.n_heads, self.d_v // self.n_heads)
+        return torch.zeros(shape, dtype=a.re.dtype.to_complex(), device=x.device)
+
+
+def _choose(name: str, table: Mapping[str, Any], choice: str) -> Any:
+    if choice not in table:
+        raise ValueError(f"{name} is {choice!r}; expected one of {', '.join(table)}")
+    return table[choice]

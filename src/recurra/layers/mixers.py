@@ -1,0 +1,44 @@
+"""The registry of time-mixing layers: modules `(x, state) -> (y, state)` over x of shape (B, L, d_model)."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from recurra.registry import Registry
+
+_mixers: Registry[type[nn.Module]] = Registry("mixer")
+Mixer = TypeVar("Mixer", bound=type[nn.Module])
+
+
+def register_mixer(name: str) -> Callable[[Mixer], Mixer]:
+    """Register a mixer class under `name`: it is called as `cls(d_model, **options)`.
+
+    From then on the language model, the recipes and the contract tests know it.
+    """
+    return _mixers.register(name)  # type: ignore[return-value]
+
+
+def list_mixers() -> list[str]:
+    """List the names of all registered mixers."""
+    return list(_mixers)
+
+
+def create_mixer(name: str, d_model: int, **options: Any) -> nn.Module:
+    """Create a mixer by name.
+
+    Args:
+        name: one of `list_mixers()`.
+        d_model: channels of its input and output.
+        options: keyword arguments of its class.
+
+    Raises:
+        ValueError: the name or an option is unknown; the message lists those that exist.
+    """
+    mixer = _mixers[name]
+    allowed = [p for p in inspect.signature(mixer).parameters if p != "d_model"]
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; it has: {', '.join(allowed)}")
+    return mixer(d_model, **options)

@@ -1,0 +1,117 @@
+"""The recurrent language model: tokens in, logits out, any registered mixer in between (GateLoop App. C, Figure 10)."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.layers import create_mixer
+from recurra.models.block import Block
+
+
+@dataclass
+class LanguageModelConfig:
+    """The shape of a language model."""
+
+    vocab_size: int
+    """Input tokens."""
+    output_size: int | None = None
+    """Output tokens; `vocab_size` when None."""
+    n_layer: int = 4
+    """Blocks."""
+    d_model: int = 64
+    """Channels of the residual stream."""
+    d_channel_mixing: int = 128
+    """Hidden channels of the feed-forward networks."""
+    mixer: str | list[str] = "gateloop"
+    """The time mixing layer by its registered name, one for all blocks or one per block."""
+    mixer_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the mixer."""
+    tie_embeddings: bool = False
+    """Use the token embedding as the output matrix, too."""
+    dropout: float = 0.0
+    """Probability of dropping a channel of the embedding and of what each half of a block adds."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.output_size is not None and self.output_size < 1:
+            raise ValueError(f"output_size is {self.output_size}; expected at least 1, or nothing for vocab_size")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
+        if not isinstance(self.mixer, str) and len(self.mixer) != self.n_layer:
+            raise ValueError(f"mixer names {len(self.mixer)} layers and n_layer is {self.n_layer}; name one for each")
+        if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
+            raise ValueError(
+                f"tie_embeddings asks for as many output as input tokens; output_size is {self.output_size} and "
+                f"vocab_size {self.vocab_size}"
+            )
+
+    @property
+    def mixers(self) -> list[str]:
+        """The mixer's name for every block."""
+        return [self.mixer] * self.n_layer if isinstance(self.mixer, str) else list(self.mixer)
+
+
+class LanguageModelState(NamedTuple):
+    """One state per block, in the blocks' order."""
+
+    layers: tuple[Any, ...]
+
+
+class LanguageModel(nn.Module):
+    """Embedding without positional encoding, blocks, a final norm and a linear head.
+
+    Weights are drawn from N(0, 1 / fan-in) and biases start at 0 (our choice; the paper does not say).
+
+    Args:
+        config: the model's shape.
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                create_mixer(name, config.d_model, **config.mixer_options),
+                config.d_model,
+                config.d_channel_mixing,
+                config.dropout,
+            )
+            for name in config.mixers
+        )
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=not config.tie_embeddings)
+        self.apply(_initialise)
+        if config.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], state: LanguageModelState | None = None
+    ) -> tuple[Float[Tensor, "B L output"], LanguageModelState]:
+        """Give the logits after every token, going on from `state`; None is the start of a stream.
+
+        Raises:
+            IndexError: a token is not in the vocabulary (raised by the embedding).
+        """
+        layers = [None] * len(self.blocks) if state is None else state.layers
+        x = self.dropout(self.embedding(tokens))
+        next_layers = []
+        for block, layer_state in zip(self.blocks, layers):
+            x, layer_state = block(x, layer_state)
+            next_layers.append(layer_state)
+        return self.head(self.norm(x)), LanguageModelState(tuple(next_layers))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
