@@ -1,5 +1,7 @@
-"""Scans: h_t = a_t h_{t-1} + b_t by the textbook's algorithms and by kernels."""
+"""Scans: h_t = a_t h_{t-1} + b_t by kernels and by the textbook's algorithms."""
 
+from recurra.scan.associative import associative_scan, linear_recurrence, matrix_recurrence
+from recurra.scan.convolution import convolution_scan
 from recurra.scan.linear import linear_scan
 
-__all__ = ["linear_scan"]
+__all__ = ["associative_scan", "convolution_scan", "linear_recurrence", "linear_scan", "matrix_recurrence"]

@@ -1,0 +1,48 @@
+"""The time-invariant recurrence as a causal convolution, by the fast Fourier transform."""
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Tensor, "B L *channels"]:
+    """Compute h_t = a h_{t-1} + b_t from h_0 = 0 as h_t = sum_k a^k b_{t-k}, in O(L log L) (the notes; GateLoop (10)).
+
+    Args:
+        a: the transition, the same at every step, real or complex: a shape that broadcasts to b's channels.
+        b: the inputs, (B, L, *channels), float32 or float64, real or complex.
+
+    Returns:
+        h, (B, L, *channels). The error of the transform is spread over the sequence: it is relative to the largest h,
+        not to each. For |a| > 1 the powers grow over the whole length; use `linear_scan` then.
+
+    Raises:
+        TypeError: a or b is of another type.
+        ValueError: a does not broadcast to b's channels.
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
+            raise TypeError(f"{name} is of type {tensor.dtype}; expected float32, float64, complex64 or complex128")
+    if b.dim() < 2:
+        raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
+    channels = tuple(b.shape[2:])
+    if a.dim() > len(channels) or any(n not in (1, m) for n, m in zip(a.shape[::-1], channels[::-1])):
+        raise ValueError(f"a is of shape {tuple(a.shape)}; expected one that broadcasts to b's channels {channels}")
+    length = b.shape[1]
+    if b.numel() == 0:
+        return (a * b).to(torch.promote_types(a.dtype, b.dtype))
+    kernel = _powers(a.expand(channels), length)  # (L, *channels): a^0, a^1, ...
+    padded = 2 * length
+    if kernel.is_complex() or b.is_complex():
+        spectrum = torch.fft.fft(kernel, padded, 0) * torch.fft.fft(b, padded, 1)
+        return torch.fft.ifft(spectrum, padded, 1)[:, :length]
+    spectrum = torch.fft.rfft(kernel, padded, 0) * torch.fft.rfft(b, padded, 1)
+    return torch.fft.irfft(spectrum, padded, 1)[:, :length]
+
+
+def _powers(a: Tensor, length: int) -> Tensor:
+    """a^0 ... a^(L-1) by running products: exact at a = 0, in value and gradient."""
+    steps = a.expand(length - 1, *a.shape)
+    return torch.cat([torch.ones_like(a)[None], steps]).cumprod(0)
