@@ -46,7 +46,7 @@ def fused_reference(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -
     if a.im is None or state.im is None:
         h = linear_scan_reference(a.re, drive, state.re, reverse=False)
         return FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1], None))
-    h = linear_scan_reference(torch.complex(*a), drive, torch.complex(*state), reverse=False)
+    h = linear_scan_reference(torch.complex(a.re, a.im), drive, torch.complex(state.re, state.im), reverse=False)
     return FusedResult((q * h.real).to(q.dtype), Planes(h.real, h.imag), Planes(h.real[:, -1], h.imag[:, -1]))
 
 

@@ -11,6 +11,7 @@ from recurra.gate_loop.fused import Planes, fused
 from recurra.scan.linear import choose_backend
 
 MODES = ("auto", "recurrent", "scan", "attention", "fused")
+_REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -55,7 +56,7 @@ def gate_loop(
         raise RuntimeError(f'backend is {backend!r}, and mode "{chosen}" is plain torch; use "auto"')
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = _compute_dtype(q, k, v, a, state)
-    q, k, v = (x.to(compute if x.is_complex() else compute.to_real()) for x in (q, k, v))
+    q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
     a = a.to(compute)
     if state is None:
         state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
@@ -85,18 +86,14 @@ def gate_loop_real_part(
     plane = torch.promote_types(a.re.dtype, torch.float32)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     number = given if given == torch.bfloat16 and plane == torch.float32 else plane
-    result = fused(
-        *(x[..., 0].to(number) for x in (q, k, v)),
-        Planes(*(None if x is None else x[..., 0].to(plane) for x in a)),  # type: ignore[arg-type]
-        _planes(state[..., 0, 0], a.im is not None),
-        backend=choose_backend(backend, q.device),
-    )
+    q, k, v = (x[..., 0].to(number) for x in (q, k, v))
+    gates = Planes(a.re[..., 0].to(plane), None if a.im is None else a.im[..., 0].to(plane))
+    h0 = _planes(state[..., 0, 0], a.im is not None)
+    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device))
     return result.y[..., None].to(given), _join(result.last)[..., None, None]
 
 
-def _fused_mode(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str
-) -> tuple[Tensor, Tensor]:
+def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """The fused kernels for tensors of one compute type; the imaginary part of y follows from the states."""
     q, k, v = (x[..., 0] for x in (q, k, v))
     gates, h0 = _planes(a[..., 0], a.is_complex()), _planes(state[..., 0, 0], a.is_complex())

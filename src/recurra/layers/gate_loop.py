@@ -88,7 +88,7 @@ class GateLoop(nn.Module):
 
     def _start(self, x: Tensor, a: Planes) -> Tensor:
         shape = (x.shape[0], self.n_heads, self.d_qk // self.n_heads, self.d_v // self.n_heads)
-        return torch.zeros(shape, dtype=a.re.dtype.to_complex(), device=x.device)
+        return torch.zeros(shape, dtype=torch.promote_types(a.re.dtype, torch.complex64), device=x.device)
 
 
 def _choose(name: str, table: Mapping[str, Any], choice: str) -> Any:

@@ -26,9 +26,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(d_model, d_channel_mixing, dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "B L d_model"], state: Any = None
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+    def forward(self, x: Float[Tensor, "B L d_model"], state: Any = None) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, going on from the mixer's `state`; None is the start of a stream."""
         mixed, state = self.mixer(self.norm_mixing(x), state)
         x = x + self.dropout(mixed)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 

@@ -92,8 +92,8 @@ def _blelloch(combine: Combine, x: _Leaves) -> _Leaves:
     """Up-sweep: combine neighbours until one is left. Down-sweep: hand every node what lies before its subtree.
 
     The textbook starts the root at the identity, gives a left child its parent's value and a right child the parent's
-    value combined with its left sibling's up-sweep; that exclusive scan, combined with the leaves, is the inclusive one.
-    Here "nothing before it" is kept apart instead of as an identity element, so that the operator needs none: the
+    value combined with its left sibling's up-sweep; that exclusive scan, combined with the leaves, is the inclusive
+    one. Here "nothing before it" is kept apart instead of as an identity element, so that the operator needs none: the
     nodes on the left edge, which alone have nothing before them, are left out of what is handed down. Where a level
     has an odd node it is carried up as it is, which is what padding with the identity would do.
     """
@@ -145,4 +145,6 @@ def _check(tensors: list[Any], method: str) -> None:
             raise TypeError(f"leaves holds a {type(leaf).__name__}; expected tensors of shape (B, L, ...)")
     shapes = [tuple(leaf.shape) for leaf in tensors]
     if any(len(shape) < 2 or shape[1] != shapes[0][1] for shape in shapes):
-        raise ValueError(f"leaves are of shapes {shapes}; expected (B, L, ...) with one L, at least two dimensions each")
+        raise ValueError(
+            f"leaves are of shapes {shapes}; expected (B, L, ...) with one L, at least two dimensions each"
+        )

@@ -1,4 +1,4 @@
-"""How a Numba kernel is compiled and run: lazily, cached on disk where that is possible, in parallel where that is safe."""
+"""How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel where that is safe)."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def compile_function(function: Callable, **options: Any) -> Callable:
-    """Compile `function` on its first call, without the GIL, and keep the machine code on disk where a folder allows it."""
+    """Compile `function` when it is first called, to run without the GIL; keep the machine code on disk if possible."""
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
     try:
         return numba.njit(cache=True, **options)(function)

@@ -3,8 +3,8 @@
     recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
     recurra::linear_scan_backward   the gradients for a, b, h0
 
-`differentiable_scan` puts derivatives around them. An `autograd.Function` is used instead of `torch.library.custom_op`: with the
-latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
+`differentiable_scan` puts derivatives around them. An `autograd.Function` is used instead of
+`torch.library.custom_op`: with the latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
 """
 
 from typing import Any
@@ -51,7 +51,11 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
     batch, length, channels = b.shape
     if b.numel() == 0:
         return
-    a, b, h0 = with_neighbouring_channels(a), with_neighbouring_channels(b), h0.resolve_conj().resolve_neg().contiguous()
+    a, b, h0 = (
+        with_neighbouring_channels(a),
+        with_neighbouring_channels(b),
+        h0.resolve_conj().resolve_neg().contiguous(),
+    )
     row = channels * (2 if b.is_complex() else 1)
     span = span_of_job(row, batch)
     first, step = (length - 1, -1) if reverse else (0, 1)

@@ -2,8 +2,8 @@
 
 LLVM's automatic vectoriser gives up on a recurrence (it cannot see that the row just written is the row read next), so
 the kernels say what they mean. `Lanes` names a kind and count of numbers; `load(address, i, lanes)` is one vector of
-neighbours, `+ - *` and `conjugate` work on whole vectors, `store` writes one back. No fast-math flag is set and products
-are not contracted: each lane does the operations of the plain torch reference, in its order.
+neighbours, `+ - *` and `conjugate` work on whole vectors, `store` writes one back. No fast-math flag is set and no
+product is contracted: each lane does the operations of the plain torch reference, in its order.
 
 Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so that calls are short and inner functions
 free of reference counts. Positions and widths count floats: complex numbers lie interleaved (real, imaginary), as torch
@@ -83,7 +83,7 @@ class _VectorModel(models.PrimitiveModel):
 
 def _register_operator(operation: Callable[..., Any], lower: Callable[..., ir.Value]) -> None:
     @infer_global(operation)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]  # numba carries no types
+    class _Typing(AbstractTemplate):
         def generic(self, args: tuple, kws: dict) -> Any:
             if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
                 return signature(args[0], *args)

@@ -1,0 +1,51 @@
+"""Shared by all tests: run-time checks of the shapes in signatures, one thread pool size, the real corpora's folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# What Numba compiles stays as it is, and so do the wrappers that torch's dispatcher calls: the functions around them
+# carry the shapes.
+_CHECKED = [
+    "recurra.analysis",
+    "recurra.cli",
+    "recurra.data",
+    "recurra.evaluation",
+    "recurra.gate_loop.modes",
+    "recurra.gate_loop.operator",
+    "recurra.gate_loop.polar",
+    "recurra.layers",
+    "recurra.models",
+    "recurra.scan.associative",
+    "recurra.scan.convolution",
+    "recurra.scan.linear",
+    "recurra.scan.reference",
+    "recurra.state",
+    "recurra.training",
+]
+
+if os.environ.get("RECURRA_SHAPE_CHECKS", "1") == "1":
+    # Signatures with jaxtyping shapes are enforced. The tests that go through torch.compile run without, for Dynamo
+    # cannot trace the checkers.
+    from jaxtyping import install_import_hook
+
+    install_import_hook(_CHECKED, "beartype.beartype")
+
+import torch  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder with the real corpora: $RECURRA_DATA, or shared/data beside the repository."""
+    folder = Path(os.environ.get("RECURRA_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"needs the real corpora: {folder} does not exist; set RECURRA_DATA to their folder")
+    return folder

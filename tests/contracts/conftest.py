@@ -1,0 +1,68 @@
+"""Every registered module, small, as the contract suite sees it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recurra
+from recurra.models import LanguageModel, LanguageModelConfig
+
+D_MODEL = 12
+VOCABULARY = 11
+
+# beside every mixer with its default options; a new mixer needs no entry
+VARIANTS: dict[str, dict[str, dict]] = {
+    "gateloop": {
+        "fixed": {"transition": "fixed"},
+        "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
+        "stable-exponential": {"magnitude_activation": "stable_exponential", "output_gate": True},
+    }
+}
+
+
+class Case(NamedTuple):
+    """A module under the contract and how to make its inputs."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    draw: Callable[[int, int], Tensor]  # (batch, length) -> input
+
+
+def _channels(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, D_MODEL, dtype=torch.float64)
+
+
+def _tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def _language_model(mixer: str, **options) -> nn.Module:
+    return LanguageModel(
+        LanguageModelConfig(VOCABULARY, n_layer=2, d_model=D_MODEL, d_channel_mixing=16, mixer=mixer, **options)
+    )
+
+
+def _cases() -> list[Case]:
+    cases = []
+    for name in recurra.list_mixers():
+        cases.append(Case(name, lambda name=name: recurra.create_mixer(name, D_MODEL), _channels))
+        for variant, options in VARIANTS.get(name, {}).items():
+            build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
+            cases.append(Case(f"{name}-{variant}", build, _channels))
+        cases.append(Case(f"language-model-{name}", lambda name=name: _language_model(name), _tokens))
+    tied = lambda: _language_model(recurra.list_mixers()[0], tie_embeddings=True)  # noqa: E731
+    return [*cases, Case("language-model-tied", tied, _tokens)]
+
+
+@pytest.fixture(params=_cases(), ids=lambda case: case.name)
+def case(request) -> Case:
+    return request.param
+
+
+@pytest.fixture
+def module(case) -> nn.Module:
+    """The case's module in float64, so that tolerances can be tight."""
+    return case.build().double()

@@ -1,0 +1,92 @@
+"""However a stream is cut, feeding the pieces in order with the carried state gives what the whole gives."""
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recurra import state as states
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def run_in_pieces(module, x, pieces, state=None):
+    outputs = []
+    for piece in x.split(pieces, 1):
+        y, state = module(piece, state)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
+
+
+def entering_state(case, module):
+    """A state from earlier in a stream, with tensors that record gradients."""
+    with torch.no_grad():
+        _, state = module(case.draw(2, 5))
+    return states.map_tensors(lambda tensor: tensor.clone().requires_grad_(), state)
+
+
+def results(module, x, pieces, state):
+    """Outputs, last state and all gradients (parameters, input, entering state) of a loss over both."""
+    module.zero_grad()
+    leaves = list(states.tensors(state))
+    if x.is_floating_point():
+        x = x.clone().requires_grad_()
+        leaves.append(x)
+    y, last = run_in_pieces(module, x, pieces, state)
+    flat = [y, *states.tensors(last)]
+    weights = torch.Generator().manual_seed(3)
+    loss = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum().real.abs() for t in flat)
+    leaves += list(module.parameters())
+    return [t.detach() for t in flat], torch.autograd.grad(loss, leaves)
+
+
+def assert_all_close(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@given(pieces=st.lists(st.sampled_from([1, 1, 2, 3, 5, 7, 16, 17, 31]), min_size=1, max_size=6), data=st.data())
+@settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_cut_gives_the_whole(case, module, pieces, data):
+    x = case.draw(2, sum(pieces))
+    state = entering_state(case, module) if data.draw(st.booleans(), label="in the middle of a stream") else None
+    whole = results(module, x, [sum(pieces)], state)
+    cut = results(module, x, pieces, state)
+    assert_all_close(cut[0], whole[0])
+    assert_all_close(cut[1], whole[1])
+
+
+def test_one_step_at_a_time_gives_the_whole(case, module):
+    x = case.draw(2, 23)
+    whole = results(module, x, [23], None)
+    steps = results(module, x, [1] * 23, None)
+    assert_all_close(steps[0], whole[0])
+    assert_all_close(steps[1], whole[1])
+
+
+def test_a_piece_of_no_steps_changes_nothing(case, module):
+    x = case.draw(2, 9)
+    y, last = module(x)
+    with_gap, same = run_in_pieces(module, x, [4, 0, 5])
+    torch.testing.assert_close(with_gap, y, **CLOSE)
+    assert_all_close(list(states.tensors(same)), list(states.tensors(last)))
+
+
+def test_the_past_does_not_see_the_future(case, module):
+    x = case.draw(2, 12)
+    other = torch.cat([x[:, :7], case.draw(2, 5)], 1)
+    torch.testing.assert_close(module(x)[0][:, :7], module(other)[0][:, :7], **CLOSE)
+    assert not torch.allclose(module(x)[0][:, 7:], module(other)[0][:, 7:])
+
+
+def test_the_state_matters(case, module):
+    """Guards the suite itself: a module that dropped its state would pass a comparison of fresh starts."""
+    x = case.draw(2, 6)
+    fresh, _ = module(x)
+    resumed, _ = module(x, entering_state(case, module))
+    assert not torch.allclose(fresh, resumed)

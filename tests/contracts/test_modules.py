@@ -1,0 +1,65 @@
+"""What everybody expects of a torch module: copies, files, batches, the compiler."""
+
+import copy
+
+import pytest
+import torch
+
+from recurra import state as states
+
+
+def test_deep_copy_is_independent(case, module):
+    x = case.draw(2, 6)
+    twin = copy.deepcopy(module)
+    expected, _ = module(x)
+    torch.testing.assert_close(twin(x)[0], expected)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(module(x)[0], expected)
+
+
+def test_save_and_load(case, module, tmp_path):
+    x = case.draw(2, 6)
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    other = case.build().double()
+    assert not torch.allclose(other(x)[0], module(x)[0])
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(other(x)[0], module(x)[0])
+
+
+def test_rows_of_a_batch_do_not_meet(case, module):
+    x = case.draw(3, 7)
+    together, _ = module(x)
+    for row in range(3):
+        torch.testing.assert_close(module(x[row : row + 1])[0], together[row : row + 1])
+
+
+def test_an_empty_batch_runs(case, module):
+    y, state = module(case.draw(0, 5))
+    assert y.shape[:2] == (0, 5)
+    assert all(tensor.shape[0] == 0 for tensor in states.tensors(state))
+
+
+def test_every_parameter_gets_a_gradient(case, module):
+    y, _ = module(case.draw(2, 9))
+    y.square().sum().backward()
+    missing = [name for name, p in module.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert missing == []
+
+
+@pytest.mark.compile
+def test_compile_equals_eager(case, module):
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True)
+    x = case.draw(2, 9)
+
+    def run(function):
+        module.zero_grad()
+        y, state = function(x)
+        y, state = function(x, state)
+        (y.square().sum() + sum(t.abs().square().sum() for t in states.tensors(state))).backward()
+        return [y, *states.tensors(state), *(p.grad for p in module.parameters())]
+
+    for actual, expected in zip(run(compiled), run(module)):
+        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)

@@ -1,0 +1,78 @@
+"""States are plain values: passed in and returned, of constant size, float32 or better, never changed in place."""
+
+import torch
+
+from recurra import state as states
+
+
+def snapshot(state):
+    return [tensor.detach().clone() for tensor in states.tensors(state)]
+
+
+def test_detach_cuts_the_gradient(case, module):
+    x = case.draw(2, 6)
+    _, state = module(x)
+    assert any(tensor.requires_grad for tensor in states.tensors(state))
+    assert not any(tensor.requires_grad for tensor in states.tensors(states.detach(state)))
+
+
+def test_gradients_flow_through_the_state(case, module):
+    """The last output's loss reaches the first piece's parameters only through the state that was carried."""
+    first, second = case.draw(2, 6), case.draw(2, 3)
+    _, state = module(first)
+    y, _ = module(second, state)
+    through = torch.autograd.grad(y.square().sum(), list(module.parameters()), retain_graph=True)
+    y, _ = module(second, states.detach(state))
+    cut = torch.autograd.grad(y.square().sum(), list(module.parameters()))
+    assert any(not torch.allclose(one, other) for one, other in zip(through, cut))
+
+
+def test_select_takes_streams_out_of_a_batch(case, module):
+    x, later = case.draw(4, 6), case.draw(4, 5)
+    _, state = module(x)
+    whole, _ = module(later, state)
+    index = torch.tensor([2, 0])
+    part, _ = module(later[index], states.select(state, index))
+    torch.testing.assert_close(part, whole[index])
+
+
+def test_a_given_state_is_not_changed(case, module):
+    x = case.draw(2, 6)
+    _, state = module(x)
+    before = snapshot(state)
+    y, later = module(case.draw(2, 6), state)
+    (y.square().sum() + sum(t.abs().sum() for t in states.tensors(later))).backward()
+    assert all(torch.equal(one, other) for one, other in zip(before, states.tensors(state)))
+
+
+def test_nothing_is_kept_on_the_module(case, module):
+    x = case.draw(2, 6)
+    first, _ = module(x)
+    module(case.draw(3, 9))
+    again, _ = module(x)
+    assert torch.equal(first, again)
+
+
+def test_size_is_independent_of_the_length(case, module):
+    sizes = {states.n_bytes(module(case.draw(2, length))[1]) for length in (1, 2, 33, 200)}
+    assert len(sizes) == 1
+
+
+def test_states_stay_float32_under_autocast(case):
+    module = case.build()
+    x = case.draw(2, 6)
+    x = x.float() if x.is_floating_point() else x
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = module(x)
+        y, state = module(x, state)
+    assert y.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in states.tensors(state)} <= {torch.float32, torch.complex64}
+    exact, _ = module(x, module(x)[1])
+    torch.testing.assert_close(y.float(), exact, rtol=0.1, atol=0.1)
+
+
+def test_to_moves_and_counts(case, module):
+    _, state = module(case.draw(2, 6))
+    moved = states.to(state, "cpu")
+    assert type(moved) is type(state)
+    assert states.n_bytes(moved) == sum(t.numel() * t.element_size() for t in states.tensors(state)) > 0
