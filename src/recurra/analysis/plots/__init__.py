@@ -1,0 +1,17 @@
+"""Figures, one a file: data in, `matplotlib.figure.Figure` out, `save` writes it as PNG and SVG."""
+
+from recurra.analysis.plots.activations import magnitude_activations
+from recurra.analysis.plots.curves import metric_curves
+from recurra.analysis.plots.figure import save
+from recurra.analysis.plots.gates import gate_magnitudes
+from recurra.analysis.plots.phases import gate_phases
+from recurra.analysis.plots.spans import accuracy_over_span
+
+__all__ = [
+    "accuracy_over_span",
+    "gate_magnitudes",
+    "gate_phases",
+    "magnitude_activations",
+    "metric_curves",
+    "save",
+]

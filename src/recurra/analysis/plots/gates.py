@@ -1,0 +1,67 @@
+"""Figure 5 of GateLoop: the magnitude of every gate over time, with its means."""
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from recurra.analysis.gates import GateRecord
+from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
+from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row, mark_steps
+
+
+@house_style()
+def gate_magnitudes(record: GateRecord, *, row: int = 0, reset_token: int | None = None) -> Figure:
+    """Draw |a| of one sequence of a record.
+
+    From the top: a heat map per layer (channels by time), the mean over channels (layers by time), and
+    the mean over channels and layers as a line. The channels of a layer stand in the order of their mean,
+    the largest on top: their own order means nothing, and sorted they show which share of them forgets.
+    Triangles and dashed lines mark the steps whose input is the reset token.
+
+    Args:
+        record: what `recurra.analysis.record_gates` collected.
+        row: which sequence of the record's batch.
+        reset_token: the token to mark; None marks nothing.
+
+    Raises:
+        IndexError: the record has no such row.
+    """
+    magnitudes = [magnitude[row] for magnitude in record.magnitudes]
+    means = torch.stack([magnitude.mean(dim=1) for magnitude in magnitudes], dim=1)
+    resets = [] if reset_token is None else record.at_token(reset_token)[row].nonzero().flatten().tolist()
+    n_layers = len(magnitudes)
+    heights = [max(0.35, min(0.9, 4.0 / n_layers))] * n_layers + [max(0.3, 0.13 * n_layers), 0.8]
+    figure = new_figure(7.2, sum(heights) + 0.12 * len(heights) + 0.5)
+    rows = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+
+    for axes, magnitude, layer in zip(rows, magnitudes, record.layers):
+        image = heat_map(axes, sorted_by_mean(magnitude), MAGNITUDE_COLOURS, (0.0, 1.0))
+        label_row(axes, f"layer {layer}\n{magnitude.shape[1]} channels")
+    heat_map(rows[-2], means, MAGNITUDE_COLOURS, (0.0, 1.0))
+    rows[-2].set_yticks(range(n_layers), [str(layer) for layer in record.layers], fontsize=7)
+    label_row(rows[-2], "mean\nby layer")
+    _draw_total_mean(rows[-1], means.mean(dim=1), resets)
+    for axes in rows[:-1]:
+        mark_steps(axes, resets)
+        axes.tick_params(bottom=False, length=2)
+    bar = figure.colorbar(image, ax=list(rows[:-1]), label="magnitude $|a|$", aspect=40, pad=0.01)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def sorted_by_mean(
+    values: Float[Tensor, "L channels"], key: Float[Tensor, "L channels"] | None = None
+) -> Float[Tensor, "L channels"]:
+    """The channels by falling mean over time: of `key` where it is given, else of `values`."""
+    means = (values if key is None else key).mean(dim=0)
+    return values[:, means.argsort(descending=True, stable=True)]
+
+
+def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -> None:
+    for step in resets:
+        axes.axvline(step, color=GREY, linewidth=0.8, linestyle="--")
+    axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0)
+    axes.set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
+    label_row(axes, "mean\nover all")

@@ -1,0 +1,67 @@
+"""Figure 8 of GateLoop: magnitude and phase of the gates side by side, layer by layer."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from recurra.analysis.gates import GateRecord
+from recurra.analysis.plots.figure import house_style, new_figure
+from recurra.analysis.plots.gates import sorted_by_mean
+from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row
+
+PHASE_COLOURS = "twilight_shifted"
+"""Cyclic: its ends meet, as -pi and pi do."""
+
+
+@house_style()
+def gate_phases(record: GateRecord, *, row: int = 0, layers: Sequence[int] | None = None) -> Figure:
+    """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
+
+    The channels of a layer stand in the order of their mean magnitude, the largest on top, in both. The
+    phase is wrapped to [-pi, pi): no more than the angle acts on the state.
+
+    Args:
+        record: what `recurra.analysis.record_gates` collected.
+        row: which sequence of the record's batch.
+        layers: which of the record's layers to draw (the paper draws 0 and 8); None draws all of them.
+
+    Raises:
+        ValueError: the record has no such layer, or layers is empty.
+        IndexError: the record has no such row.
+    """
+    chosen = record.layers if layers is None else tuple(layers)
+    if not chosen or not set(chosen) <= set(record.layers):
+        raise ValueError(f"layers must be some of {record.layers}, got {chosen}")
+    height = max(0.5, min(1.5, 6.0 / len(chosen)))
+    figure = new_figure(7.2, height * len(chosen) + 1.0)
+    rows = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
+    for (left, right), layer in zip(rows, chosen):
+        index = record.layers.index(layer)
+        magnitude, phase = record.magnitudes[index][row], record.phases[index][row]
+        magnitudes = heat_map(left, sorted_by_mean(magnitude), MAGNITUDE_COLOURS, (0.0, 1.0))
+        angles = sorted_by_mean(wrapped(phase), key=magnitude)
+        phases = heat_map(right, angles, PHASE_COLOURS, (-math.pi, math.pi))
+        label_row(left, f"layer {layer}\n{magnitude.shape[1]} channels")
+    for axes in rows[:-1].flat:
+        axes.tick_params(bottom=False)
+    for axes in rows[-1]:
+        axes.set_xlabel("time step")
+    place: dict[str, Any] = {"location": "top", "aspect": 40, "shrink": 0.9, "pad": 0.02}
+    bars = (
+        figure.colorbar(magnitudes, ax=list(rows[:, 0]), label="magnitude $|a|$", **place),
+        figure.colorbar(phases, ax=list(rows[:, 1]), label=r"phase $\arg a$", **place),
+    )
+    bars[1].set_ticks([-math.pi, 0, math.pi], labels=[r"$-\pi$", "0", r"$\pi$"])
+    for bar in bars:
+        bar.outline.set_visible(False)
+    return figure
+
+
+def wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
+    """The same angle in [-pi, pi)."""
+    return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi

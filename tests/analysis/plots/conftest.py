@@ -1,0 +1,28 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from recurra.analysis import GateRecord
+
+RESET = 5
+
+
+@pytest.fixture
+def make_record() -> Callable[..., GateRecord]:
+    """A record of two sequences whose gates close at the reset tokens, at steps 3 and L - 2 of the first."""
+
+    def make(n_steps: int = 16, channels: tuple[int, ...] = (4, 4)) -> GateRecord:
+        torch.manual_seed(0)
+        tokens = torch.randint(0, RESET, (2, n_steps))
+        if n_steps > 4:
+            tokens[0, [3, n_steps - 2]] = RESET
+        open_ = (tokens != RESET)[..., None]
+        return GateRecord(
+            layers=tuple(range(0, 2 * len(channels), 2)),
+            magnitudes=tuple((0.3 + 0.7 * torch.rand(2, n_steps, n)) * open_ for n in channels),
+            phases=tuple(10 * torch.randn(2, n_steps, n) for n in channels),
+            tokens=tokens,
+        )
+
+    return make

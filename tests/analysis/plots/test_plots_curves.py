@@ -1,0 +1,143 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.analysis.plots import metric_curves, save
+from recurra.analysis.plots.curves import smooth
+
+TABLE = """step,train_loss,valid_loss,valid_accuracy
+1,3.0,,
+2,2.5,2.75,0.1
+3,nan,,
+4,1.5,1.75,0.4
+"""
+
+
+def rows(table=TABLE):
+    return list(csv.DictReader(io.StringIO(table)))
+
+
+def drawn(axes):
+    return [np.asarray(line.get_xydata()).tolist() for line in axes.lines]
+
+
+def test_empty_cells_are_no_points_and_nan_is_not_drawn():
+    figure = metric_curves({"a": rows()}, {"Loss": ["train_loss", "valid_loss"]})
+    train, valid = drawn(figure.axes[0])
+    assert train == [[1, 3.0], [2, 2.5], [4, 1.5]]
+    assert valid == [[2, 2.75], [4, 1.75]]
+
+
+def test_a_panel_per_entry_a_colour_per_run_a_line_style_per_column():
+    runs = {"a": rows(), "b": rows(TABLE.replace("3.0", "9.0"))}
+    panels = {"Loss": ["train_loss", "valid_loss"], "Accuracy": ["valid_accuracy"]}
+    figure = metric_curves(runs, panels, logarithmic=["Loss"])
+    loss, accuracy = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Loss", "Accuracy"]
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
+    colours = [line.get_color() for line in loss.lines]
+    styles = [line.get_linestyle() for line in loss.lines]
+    assert colours[0] == colours[2] != colours[1] == colours[3]
+    assert styles[0] == styles[1] != styles[2] == styles[3]
+    assert [line.get_color() for line in accuracy.lines] == colours[:2]
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["train loss", "valid loss"]
+    assert accuracy.get_legend() is None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_a_run_without_the_column_is_left_out_of_that_panel():
+    runs = {"a": rows("step,loss\n1,2.0\n"), "b": rows()}
+    figure = metric_curves(runs, {"Accuracy": ["valid_accuracy"]})
+    assert drawn(figure.axes[0]) == [[[2, 0.1], [4, 0.4]]]
+
+
+def test_of_a_step_that_comes_twice_the_later_counts_and_steps_are_put_in_order():
+    table = "step,loss\n10,1.0\n2,9.0\n2,4.0\n"
+    assert drawn(metric_curves({"a": rows(table)}, {"Loss": ["loss"]}).axes[0]) == [[[2, 4.0], [10, 1.0]]]
+
+
+def test_another_horizontal_axis():
+    table = "step,loss,seconds\n1,2.0,0.5\n2,1.0,7.5\n"
+    (axes,) = metric_curves({"a": rows(table)}, {"Loss": ["loss"]}, x="seconds").axes
+    assert drawn(axes) == [[[0.5, 2.0], [7.5, 1.0]]]
+    assert axes.get_xlabel() == "seconds"
+
+
+def test_numbers_that_are_numbers_already_are_welcome():
+    (axes,) = metric_curves(
+        {"a": [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]}, {"L": ["loss"]}
+    ).axes
+    assert drawn(axes) == [[[1, 2.5]]]
+
+
+def test_smoothing_keeps_the_measured_points_behind():
+    table = "step,loss\n" + "".join(f"{step},{step % 2}\n" for step in range(10))
+    (axes,) = metric_curves({"a": rows(table)}, {"Loss": ["loss"]}, smoothing=2).axes
+    raw, smoothed = axes.lines
+    assert raw.get_ydata().tolist() == [step % 2 for step in range(10)]
+    assert raw.get_alpha() < 0.5
+    np.testing.assert_allclose(smoothed.get_ydata()[1:-1], [1 / 3, 2 / 3] * 4)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 500), st.floats(-1e3, 1e3)), min_size=1, unique_by=lambda pair: pair[0]
+    ),
+    st.floats(0, 100),
+)
+def test_smooth_against_a_loop(pairs, width):
+    points = torch.tensor(sorted(pairs), dtype=torch.float64).T.contiguous()
+    positions, values = smooth(points, width)
+    assert torch.equal(positions, points[0])
+    for position, value in zip(positions, values):
+        near = (positions >= position - width / 2) & (positions <= position + width / 2)
+        assert value == pytest.approx(points[1][near].mean().item(), rel=1e-9, abs=1e-9)
+
+
+def test_points_further_apart_than_the_window_stay_to_the_last_bit():
+    points = torch.stack(
+        [torch.arange(100.0, dtype=torch.float64) * 10, torch.rand(100, dtype=torch.float64)]
+    )
+    assert torch.equal(smooth(points, 9.0), points)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_column_that_was_not_measured_yet_leaves_its_panel_empty(tmp_path):
+    panels = {"Loss": ["loss", "valid_loss"], "Accuracy": ["valid_accuracy"]}
+    table = "step,loss,valid_loss,valid_accuracy\n1,2.0,,\n2,1.0,,\n"
+    figure = metric_curves({"a": rows(table)}, panels, logarithmic=["Accuracy"])
+    assert [drawn(axes) for axes in figure.axes] == [[[[1, 2.0], [2, 1.0]]], []]
+    save(figure, tmp_path, "curves")
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_point_nothing_finite_and_many_runs_can_be_saved(tmp_path):
+    runs = {f"run {i}": rows(f"step,loss\n1,{'inf' if i == 3 else i}\n") for i in range(10)}
+    save(metric_curves(runs, {"Loss": ["loss"]}), tmp_path, "curves")
+
+
+@pytest.mark.parametrize(
+    ("runs", "panels", "options", "words"),
+    [
+        ({}, {"L": ["loss"]}, {}, "got 0 runs, 1 panels"),
+        ({"a": rows()}, {}, {}, "got 1 runs, 0 panels"),
+        (
+            {"a": rows()},
+            {"L": ["loss"]},
+            {},
+            "column 'loss' is in none of the runs.*'train_loss'",
+        ),
+        ({"a": rows()}, {"L": ["valid_loss"]}, {"x": "epoch"}, "column 'epoch' is in none of the runs"),
+        ({"a": rows()}, {"L": ["valid_loss"]}, {"smoothing": -1}, "smoothing must be 0 or more, got -1"),
+        ({"a": rows()}, {"L": ["valid_loss"]}, {"logarithmic": ["M"]}, r"panels out of \['L'\], got \['M'\]"),
+        ({"a": rows("step,loss\n1,x\n")}, {"L": ["loss"]}, {}, "run 'a', column 'loss': 'x' is not a number"),
+    ],
+)
+def test_bad_curves_are_named(runs, panels, options, words):
+    with pytest.raises(ValueError, match=words):
+        metric_curves(runs, panels, **options)

@@ -1,0 +1,84 @@
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+
+from recurra.analysis.plots import magnitude_activations, save
+from recurra.analysis.plots.figure import STYLE, house_style, new_figure
+
+
+def settings():
+    # Asking for the backend would make matplotlib choose one.
+    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
+
+
+def test_save_writes_a_png_and_an_svg(tmp_path):
+    paths = save(magnitude_activations(), tmp_path / "new" / "folder", "figure-4.1")
+    assert [path.name for path in paths] == ["figure-4.1.png", "figure-4.1.svg"]
+    pixels = matplotlib.image.imread(paths[0])
+    assert pixels.shape[:2] == (870, 2160)  # 7.2 x 2.9 inches at 300 dots per inch
+    assert np.unique(pixels).size > 10
+    assert ElementTree.parse(paths[1]).getroot().tag.endswith("svg")
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path):
+    first = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "first")]
+    second = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "second")]
+    assert first == second
+    for content in first:
+        assert b"dc:date" not in content
+        assert b"Software" not in content
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a/"])
+def test_a_name_is_not_a_path(tmp_path, name):
+    with pytest.raises(ValueError, match="name must be a file's name"):
+        save(new_figure(1.0, 1.0), tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_user_s_settings_neither_enter_nor_change(tmp_path):
+    with matplotlib.rc_context({"lines.linewidth": 11.0, "svg.hashsalt": "mine", "xtick.direction": "in"}):
+        before = settings()
+        figure = magnitude_activations()
+        strange = [path.read_bytes() for path in save(figure, tmp_path, "strange")]
+        assert settings() == before
+    plain = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "plain")]
+    assert figure.axes[0].lines[0].get_linewidth() == STYLE["lines.linewidth"]
+    assert strange == plain
+
+
+def test_the_settings_come_back_after_an_error():
+    @house_style()
+    def draw():
+        inside.append(matplotlib.rcParams["font.size"])
+        raise RuntimeError("in the middle")
+
+    inside = []
+    before = settings()
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw()
+    assert inside == [STYLE["font.size"]] != [before["font.size"]]
+    assert settings() == before
+
+
+def test_pyplot_which_chooses_a_backend_stays_out(tmp_path):
+    program = (
+        "import sys, recurra.analysis.plots as plots\n"
+        "plots.save(plots.magnitude_activations(), sys.argv[1], 'figure')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "figure.png").is_file()
+
+
+def test_the_analysis_without_plots_does_not_load_matplotlib():
+    program = "import sys, recurra.analysis; assert 'matplotlib' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

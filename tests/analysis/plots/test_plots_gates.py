@@ -1,0 +1,80 @@
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+from recurra.analysis.plots import gate_magnitudes, save
+from recurra.analysis.plots.gates import sorted_by_mean
+
+RESET = 5
+
+
+def test_heat_maps_show_the_magnitudes_and_the_means(make_record):
+    record = make_record()
+    figure = gate_magnitudes(record, row=1, reset_token=RESET)
+    first, second, means = (axes.images[0].get_array() for axes in figure.axes[:3])
+    for drawn, magnitude in zip((first, second), record.magnitudes, strict=True):
+        assert drawn.shape == (4, 16)
+        by_channel = magnitude[1].T[magnitude[1].mean(0).argsort(descending=True)]
+        np.testing.assert_array_equal(drawn, by_channel)
+    np.testing.assert_allclose(means, torch.stack([m[1].mean(1) for m in record.magnitudes]), rtol=1e-6)
+    total = torch.cat([m[1] for m in record.magnitudes], dim=1).mean(1)
+    np.testing.assert_allclose(figure.axes[3].lines[-1].get_ydata(), total, rtol=1e-6)
+
+
+def test_colours_run_from_0_to_1_whatever_the_values(make_record):
+    for axes in gate_magnitudes(make_record()).axes[:3]:
+        assert axes.images[0].get_clim() == (0.0, 1.0)
+
+
+def test_rows_are_named_by_layer(make_record):
+    figure = gate_magnitudes(make_record(channels=(4, 2)))
+    names = [axes.get_ylabel() for axes in figure.axes[:2]]
+    assert names == ["layer 0\n4 channels", "layer 2\n2 channels"]
+    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == ["0", "2"]
+
+
+def test_resets_of_the_row_are_marked(make_record):
+    figure = gate_magnitudes(make_record(), row=0, reset_token=RESET)
+    for axes in figure.axes[:3]:
+        assert list(axes.lines[0].get_xdata()) == [3, 14]
+    assert [line.get_xdata()[0] for line in figure.axes[3].lines[:-1]] == [3, 14]
+
+
+@pytest.mark.parametrize(("row", "reset_token"), [(1, RESET), (0, None)])
+def test_where_there_is_no_reset_nothing_is_marked(make_record, row, reset_token):
+    figure = gate_magnitudes(make_record(), row=row, reset_token=reset_token)
+    assert [len(axes.lines) for axes in figure.axes[:4]] == [0, 0, 0, 1]
+
+
+def test_an_unknown_row_is_an_error(make_record):
+    with pytest.raises(IndexError):
+        gate_magnitudes(make_record(), row=2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("n_steps", "channels"), [(1, (1,)), (5, (1, 3)), (128, (64,) * 4), (60, (90,) * 12)]
+)
+def test_any_size_is_laid_out_without_a_warning(make_record, tmp_path, n_steps, channels):
+    for token in (RESET, None):
+        save(gate_magnitudes(make_record(n_steps, channels), reset_token=token), tmp_path, "gates")
+
+
+def test_a_gate_that_closes_for_one_step_of_1024_is_seen(make_record, tmp_path):
+    record = make_record(1024, (64,) * 4)
+    for magnitude in record.magnitudes:
+        magnitude.fill_(1.0)
+        magnitude[:, 500] = 0.0
+    path, _ = save(gate_magnitudes(record), tmp_path, "gates")
+    darkest = np.array([68, 1, 84]) / 255  # the first colour of viridis
+    pixels = matplotlib.image.imread(path)[:, :, :3]
+    columns = (np.abs(pixels - darkest).max(axis=2) < 0.02).sum(axis=0)
+    assert columns[: columns.size * 3 // 4].max() > 0.6 * pixels.shape[0]
+
+
+def test_sorted_by_mean_follows_the_key():
+    values = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    key = torch.tensor([[0.0, 9.0, 1.0], [0.0, 0.0, 1.0]])
+    assert sorted_by_mean(values)[0].tolist() == [3.0, 2.0, 1.0]
+    assert sorted_by_mean(values, key)[0].tolist() == [2.0, 3.0, 1.0]

@@ -1,0 +1,46 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from recurra.analysis.plots import gate_phases, save
+from recurra.analysis.plots.phases import wrapped
+
+
+def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
+    record = make_record()
+    figure = gate_phases(record, row=1)
+    for index in range(2):
+        order = record.magnitudes[index][1].mean(0).argsort(descending=True)
+        left, right = figure.axes[2 * index : 2 * index + 2]
+        np.testing.assert_array_equal(left.images[0].get_array(), record.magnitudes[index][1][:, order].T)
+        drawn = np.asarray(right.images[0].get_array())
+        turns = np.exp(1j * drawn) / np.exp(1j * record.phases[index][1][:, order].T.double().numpy())
+        np.testing.assert_allclose(turns, 1.0, atol=1e-5)
+        assert np.abs(drawn).max() <= math.pi + 1e-6
+        assert right.images[0].get_clim() == (-math.pi, math.pi)
+
+
+def test_only_the_layers_asked_for(make_record):
+    record = make_record(channels=(4, 3, 2))
+    figure = gate_phases(record, layers=[4, 0])
+    assert [axes.get_ylabel() for axes in figure.axes[:4:2]] == ["layer 4\n2 channels", "layer 0\n4 channels"]
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 8], []])
+def test_layers_that_were_not_recorded_are_refused(make_record, layers):
+    with pytest.raises(ValueError, match=r"layers must be some of \(0, 2\)"):
+        gate_phases(make_record(), layers=layers)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("n_steps", "channels"), [(1, (1,)), (64, (16,) * 12), (2000, (100, 100))])
+def test_any_size_of_phases_is_laid_out_without_a_warning(make_record, tmp_path, n_steps, channels):
+    save(gate_phases(make_record(n_steps, channels)), tmp_path, "phases")
+
+
+def test_wrapped_angles():
+    angles = torch.tensor([[0.0, 3.0, 3.2, -3.2, 2 * math.pi + 0.5, -100.0]], dtype=torch.float64)
+    wanted = [0.0, 3.0, 3.2 - 2 * math.pi, 2 * math.pi - 3.2, 0.5, 32 * math.pi - 100.0]
+    np.testing.assert_allclose(wrapped(angles)[0], wanted, atol=1e-12)

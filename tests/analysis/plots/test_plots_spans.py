@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.analysis.plots import accuracy_over_span, save
+from recurra.analysis.plots.spans import pooled_accuracies
+from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
+
+
+def counted(n_correct, counts, edges=None):
+    edges = range(len(counts) + 1) if edges is None else edges
+    return SpanAccuracy(*(torch.tensor(list(numbers)) for numbers in (edges, n_correct, counts)))
+
+
+def test_each_run_is_a_line_through_the_middles_of_its_bins():
+    runs = {
+        "fine": counted([1, 1, 0], [1, 2, 4]),
+        "coarse": counted([3, 1], [4, 4], edges=[0, 4, 10]),
+    }
+    upper, lower = accuracy_over_span(runs).axes
+    assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
+    np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])
+    np.testing.assert_array_equal(upper.lines[1].get_xydata(), [[1.5, 0.75], [6.5, 0.25]])
+    steps = [patch.get_data() for patch in lower.patches]
+    assert [list(step.values) for step in steps] == [[1, 2, 4], [4, 4]]
+    assert list(steps[1].edges) == [-0.5, 3.5, 9.5]
+
+
+def test_chance_is_a_line_across():
+    upper, _ = accuracy_over_span({"run": counted([1, 1], [2, 2])}, chance=1 / 51).axes
+    assert upper.lines[-1].get_label() == "chance (0.02)"
+    assert set(upper.lines[-1].get_ydata()) == {1 / 51}
+
+
+def test_smoothing_is_said_and_done():
+    run = counted([1, 0, 0], [1, 3, 4])
+    upper, _ = accuracy_over_span({"run": run}, smoothing=3).axes
+    assert upper.get_ylabel() == "accuracy (3 bins pooled)"
+    np.testing.assert_array_equal(upper.lines[0].get_ydata(), [1 / 4, 1 / 8, 0])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30),
+    st.integers(0, 20).map(lambda half: 2 * half + 1),
+)
+def test_pooling_against_a_loop(bins, window):
+    n_correct = [min(pair) for pair in bins]
+    counts = [max(pair) for pair in bins]
+    pooled = pooled_accuracies(counted(n_correct, counts), window).tolist()
+    for middle, value in enumerate(pooled):
+        near = slice(max(0, middle - window // 2), middle + window // 2 + 1)
+        total = sum(counts[near])
+        assert value == sum(n_correct[near]) / total if total else np.isnan(value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n_runs", [1, 2, 9])
+def test_any_number_of_runs(tmp_path, n_runs):
+    torch.manual_seed(0)
+    spans = torch.randint(0, 50, (400,))
+    runs = {f"run {i}": accuracy_by_span(torch.rand(400) < 0.5, spans) for i in range(n_runs)}
+    figure = accuracy_over_span(runs, smoothing=5, chance=0.02)
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == n_runs + 1
+    save(figure, tmp_path, "spans")
+
+
+@pytest.mark.parametrize("smoothing", [0, 2, -1])
+def test_an_even_window_is_refused(smoothing):
+    with pytest.raises(ValueError, match=f"odd number of bins, 1 or more, got {smoothing}"):
+        accuracy_over_span({"run": counted([1], [2])}, smoothing=smoothing)
+
+
+def test_no_run_is_refused():
+    with pytest.raises(ValueError, match="at least one run"):
+        accuracy_over_span({})

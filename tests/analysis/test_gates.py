@@ -1,0 +1,227 @@
+import pytest
+import torch
+from torch import nn
+
+from recurra.analysis import GateRecord, record_gates, reset_contrast, transition_magnitudes
+from recurra.models import LanguageModel, LanguageModelConfig
+
+VOCABULARY, WIDTH, CHANNELS = 6, 8, 5
+
+
+class GatedMixer(nn.Module):
+    """A mixer as `record_gates` needs it: y is x, the transition is a function of x."""
+
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2 * channels)
+        self.drop = nn.Dropout(0.5)
+
+    def transition(self, x):
+        magnitude, phase = self.gate(x).chunk(2, dim=-1)
+        return torch.sigmoid(magnitude), phase
+
+    def forward(self, x, state):
+        assert self.training or not torch.is_grad_enabled()
+        return self.drop(x), state
+
+
+class PlainMixer(nn.Module):
+    def forward(self, x, state):
+        return x, state
+
+
+class Block(nn.Module):
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.norm_mixing = nn.LayerNorm(WIDTH)
+        self.mixer = mixer
+
+    def forward(self, x, state):
+        y, state = self.mixer(self.norm_mixing(x), state)
+        return x + y, state
+
+
+class Model(nn.Module):
+    """Embeds, adds the incoming state, and runs the blocks."""
+
+    def __init__(self, *mixers: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block(mixer) for mixer in mixers)
+
+    def forward(self, tokens, state=None):
+        x = self.embedding(tokens)
+        x = x if state is None else x + state
+        for block in self.blocks:
+            x, _ = block(x, None)
+        return x, x[:, -1:]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model(GatedMixer(), PlainMixer(), GatedMixer(channels=3))
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def expected_inputs(model, tokens, state=None):
+    """What enters the mixer of each block, without dropout."""
+    x = model.embedding(tokens) if state is None else model.embedding(tokens) + state
+    inputs = []
+    for block in model.blocks:
+        inputs.append(block.norm_mixing(x))
+        x = x + inputs[-1]
+    return inputs
+
+
+def test_records_what_each_layer_with_gates_applied(model, tokens):
+    record = record_gates(model, tokens)
+    inputs = expected_inputs(model, tokens)
+    assert record.layers == (0, 2)
+    assert [tuple(m.shape) for m in record.magnitudes] == [(2, 7, CHANNELS), (2, 7, 3)]
+    for layer, magnitude, phase in zip(record.layers, record.magnitudes, record.phases):
+        wanted = model.blocks[layer].mixer.transition(inputs[layer])
+        torch.testing.assert_close(magnitude, wanted[0].detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(phase, wanted[1].detach(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(record.tokens, tokens)
+
+
+def test_the_state_that_comes_in_counts(model, tokens):
+    state = torch.ones(2, 1, WIDTH)
+    state[..., 0] = 5.0
+    record = record_gates(model, tokens, state)
+    wanted, _ = model.blocks[2].mixer.transition(expected_inputs(model, tokens, state)[2])
+    torch.testing.assert_close(record.magnitudes[1], wanted.detach(), rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(record.magnitudes[1], record_gates(model, tokens).magnitudes[1], atol=1e-3)
+
+
+def test_transition_magnitudes_is_the_record_s(model, tokens):
+    magnitudes = transition_magnitudes(model, tokens)
+    assert isinstance(magnitudes, list)
+    for magnitude, recorded in zip(magnitudes, record_gates(model, tokens).magnitudes, strict=True):
+        assert torch.equal(magnitude, recorded)
+
+
+def test_a_record_is_float32_without_gradients(model, tokens):
+    record = record_gates(model.double(), tokens)
+    for values in (*record.magnitudes, *record.phases):
+        assert values.dtype == torch.float32
+        assert not values.requires_grad
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_afterwards_as_before(model, tokens, training):
+    model.train(training)
+    model.blocks[2].mixer.eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes = [set(vars(module)) for module in model.modules()]
+    record_gates(model, tokens)
+    assert [module.training for module in model.modules()] == modes
+    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_hooks_and_modes_come_back_after_an_error(model):
+    model.train()
+    with pytest.raises(IndexError):
+        record_gates(model, torch.full((1, 3), VOCABULARY))
+    assert all(module.training for module in model.modules())
+    assert all(not module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_model_without_gates_is_refused(tokens):
+    with pytest.raises(ValueError, match=r"transition\(x\).*\['PlainMixer'\]"):
+        record_gates(Model(PlainMixer(), PlainMixer()), tokens)
+
+
+def test_a_module_without_blocks_is_refused(tokens):
+    with pytest.raises(TypeError, match="blocks, each with a mixer; Embedding"):
+        record_gates(nn.Embedding(VOCABULARY, WIDTH), tokens)
+
+
+@pytest.fixture(params=["data", "fixed"])
+def language_model(request):
+    torch.manual_seed(0)
+    options = {"d_qk": 10, "n_heads": 10, "d_v": 10, "transition": request.param}
+    config = LanguageModelConfig(
+        VOCABULARY, n_layer=3, d_model=WIDTH, d_channel_mixing=12, mixer_options=options, dropout=0.3
+    )
+    return LanguageModel(config)
+
+
+def test_a_language_model_s_gates_follow_from_the_layers_inputs(language_model, tokens):
+    record = record_gates(language_model, tokens)
+    assert record.layers == (0, 1, 2)
+    language_model.eval()
+    x = language_model.embedding(tokens)
+    for block, magnitude, phase in zip(language_model.blocks, record.magnitudes, record.phases, strict=True):
+        wanted = block.mixer.transition(block.norm_mixing(x))
+        assert magnitude.shape == (2, 7, 10)
+        torch.testing.assert_close(magnitude, wanted[0].detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(phase, wanted[1].detach(), rtol=1e-5, atol=1e-6)
+        x, _ = block(x)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 6])
+def test_a_stream_in_two_pieces_has_the_gates_of_the_whole(language_model, tokens, cut):
+    whole = record_gates(language_model, tokens)
+    language_model.eval()
+    _, state = language_model(tokens[:, :cut])
+    pieces = (
+        record_gates(language_model, tokens[:, :cut]),
+        record_gates(language_model, tokens[:, cut:], state),
+    )
+    for layer, magnitude in enumerate(whole.magnitudes):
+        joined = torch.cat([piece.magnitudes[layer] for piece in pieces], dim=1)
+        torch.testing.assert_close(joined, magnitude, rtol=1e-5, atol=1e-6)
+
+
+def test_a_record_shares_no_memory_with_the_model_or_the_input(language_model, tokens):
+    record = record_gates(language_model, tokens)
+    kept = [values.clone() for values in (*record.magnitudes, *record.phases, record.tokens)]
+    assert not any(values.requires_grad for values in (*record.magnitudes, *record.phases))
+    with torch.no_grad():
+        for parameter in language_model.parameters():
+            parameter.add_(1.0)
+    tokens.zero_()
+    for values, before in zip((*record.magnitudes, *record.phases, record.tokens), kept, strict=True):
+        assert torch.equal(values, before)
+
+
+def test_a_fixed_transition_stays_and_a_data_controlled_one_moves(language_model, tokens):
+    moves = [magnitude.std(dim=(0, 1)).max() for magnitude in transition_magnitudes(language_model, tokens)]
+    if language_model.config.mixer_options["transition"] == "fixed":
+        assert max(moves) < 1e-7
+    else:
+        assert min(moves) > 0.01
+
+
+def made_record(magnitudes, tokens):
+    layers = tuple(range(len(magnitudes)))
+    phases = tuple(torch.zeros_like(magnitude) for magnitude in magnitudes)
+    return GateRecord(layers=layers, magnitudes=tuple(magnitudes), phases=phases, tokens=tokens)
+
+
+def test_reset_contrast_by_hand():
+    tokens = torch.tensor([[1, 5, 2], [5, 0, 0]])
+    first = torch.tensor([[[0.9, 0.7], [0.1, 0.0], [0.8, 0.8]], [[0.3, 0.0], [0.6, 0.6], [0.4, 0.4]]])
+    second = torch.full((2, 3, 4), 0.5)
+    contrast = reset_contrast(made_record([first, second], tokens), reset_token=5)
+    torch.testing.assert_close(contrast.at_resets, torch.tensor([0.1, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(contrast.elsewhere, torch.tensor([0.65, 0.5], dtype=torch.float64))
+    assert (contrast.n_resets, contrast.n_elsewhere) == (2, 4)
+
+
+@pytest.mark.parametrize(("tokens", "found"), [([[1, 2, 3]], "0 of 3"), ([[5, 5, 5]], "3 of 3")])
+def test_reset_contrast_needs_both_kinds_of_step(tokens, found):
+    record = made_record([torch.rand(1, 3, 2)], torch.tensor(tokens))
+    with pytest.raises(ValueError, match=f"reset_token 5 stands at {found} steps"):
+        reset_contrast(record, reset_token=5)

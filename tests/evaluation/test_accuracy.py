@@ -1,0 +1,95 @@
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.evaluation.accuracy import accuracy_by_span
+
+
+def test_counts_and_accuracies_by_hand():
+    spans = torch.tensor([[0, 1, 1], [2, 5, 5]])
+    correct = torch.tensor([[True, True, False], [False, True, True]])
+    result = accuracy_by_span(correct, spans, edges=[0, 1, 2, 4, 5, 6])
+    assert result.edges.tolist() == [0, 1, 2, 4, 5, 6]
+    assert result.n_correct.tolist() == [1, 1, 0, 0, 2]
+    assert result.counts.tolist() == [1, 2, 1, 0, 2]
+    assert result.accuracies[[0, 1, 2, 4]].tolist() == [1.0, 0.5, 0.0, 1.0]
+    assert math.isnan(result.accuracies[3])
+    assert result.overall == 4 / 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=200))
+def test_without_edges_every_span_is_its_own_bin(positions):
+    spans = torch.tensor([span for span, _ in positions], dtype=torch.int64)
+    correct = torch.tensor([right for _, right in positions], dtype=torch.bool)
+    result = accuracy_by_span(correct, spans)
+    n_bins = max(spans.tolist(), default=0) + 1
+    counts, n_correct = Counter(spans.tolist()), Counter(span for span, right in positions if right)
+    assert result.edges.tolist() == list(range(n_bins + 1))
+    assert result.counts.tolist() == [counts[span] for span in range(n_bins)]
+    assert result.n_correct.tolist() == [n_correct[span] for span in range(n_bins)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(3, 20), st.booleans()), min_size=1, max_size=100),
+    st.sets(st.integers(4, 20)),
+)
+def test_edges_are_closed_below_and_open_above(positions, inner):
+    edges = sorted({3, 21} | inner)
+    spans = torch.tensor([span for span, _ in positions])
+    correct = torch.tensor([right for _, right in positions])
+    result = accuracy_by_span(correct, spans, edges=edges)
+    for bin_, (low, high) in enumerate(pairwise(edges)):
+        inside = [right for span, right in positions if low <= span < high]
+        assert result.counts[bin_] == len(inside)
+        assert result.n_correct[bin_] == sum(inside)
+    assert result.overall == sum(right for _, right in positions) / len(positions)
+
+
+def test_counts_beyond_float32_stay_exact():
+    # 2^24 + 1 is the first whole number that float32 cannot hold.
+    n = 2**24 + 1
+    result = accuracy_by_span(torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.uint8))
+    assert result.counts.tolist() == result.n_correct.tolist() == [n]
+    assert result.overall == 1.0
+
+
+def test_no_positions_at_all():
+    nothing = torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
+    result = accuracy_by_span(*nothing, edges=[2, 4])
+    assert result.counts.tolist() == [0]
+    assert math.isnan(result.overall)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_any_whole_number_type(dtype):
+    result = accuracy_by_span(torch.tensor([True, False]), torch.tensor([1, 1], dtype=dtype))
+    assert result.counts.tolist() == [0, 2]
+    assert result.counts.dtype == result.edges.dtype == torch.int64
+    assert result.accuracies.dtype == torch.float64
+
+
+RIGHT, SPANS = torch.tensor([True, False]), torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("correct", "spans", "edges", "error", "words"),
+    [
+        (torch.tensor([1, 0]), SPANS, None, TypeError, "correct must be a bool.*int64"),
+        (RIGHT, torch.tensor([1.0, 2.0]), None, TypeError, "spans must be.*whole numbers.*float32"),
+        (RIGHT, RIGHT, None, TypeError, "spans must be.*whole numbers.*bool"),
+        (RIGHT, torch.tensor([[1, 2]]), None, ValueError, r"one shape, got \(2,\) and \(1, 2\)"),
+        (RIGHT, torch.tensor([1, -2]), None, ValueError, "spans must not be negative, got -2"),
+        (RIGHT, SPANS, [1, 2], ValueError, r"cover every span: they hold 1\.\.1, the spans are 1\.\.2"),
+        (RIGHT, SPANS, [2, 3], ValueError, r"cover every span: they hold 2\.\.2, the spans are 1\.\.2"),
+        (RIGHT, SPANS, [0, 2, 2, 3], ValueError, "edges must increase"),
+        (RIGHT, SPANS, [3], ValueError, "two or more, got"),
+    ],
+)
+def test_bad_input_is_named(correct, spans, edges, error, words):
+    with pytest.raises(error, match=words):
+        accuracy_by_span(correct, spans, edges=edges)
