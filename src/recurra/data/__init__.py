@@ -1,0 +1,28 @@
+"""Data sets as numbered batches: the Memory Horizon task and text corpora."""
+
+from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, BatchSource, DataSet, Split
+from recurra.data.bpe import BytePairEncoding
+from recurra.data.corpus import TextCorpus, TextEncoder
+from recurra.data.memory_horizon import memory_horizon_targets, memory_spans
+from recurra.data.memory_horizon_data import MemoryHorizon, MemoryHorizonConfig
+from recurra.data.text import TextConfig, TextData
+from recurra.data.vocabulary import Vocabulary
+
+__all__ = [
+    "IGNORED_TARGET",
+    "SPLITS",
+    "Batch",
+    "BatchSource",
+    "BytePairEncoding",
+    "DataSet",
+    "MemoryHorizon",
+    "MemoryHorizonConfig",
+    "Split",
+    "TextConfig",
+    "TextCorpus",
+    "TextData",
+    "TextEncoder",
+    "Vocabulary",
+    "memory_horizon_targets",
+    "memory_spans",
+]

@@ -1,0 +1,117 @@
+"""Byte-level byte pair encoding, trained on a corpus or loaded from a tokenizer.json."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from itertools import chain
+from operator import index
+from pathlib import Path
+from typing import SupportsIndex
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from recurra.data.files import replacing
+
+# A letter that no training text of a Latin corpus holds, to see what a tokenizer does with the unforeseen.
+_RARE_LETTER = "\u16e5"
+
+
+class BytePairEncoding:
+    """A tokenizer of the `tokenizers` library, as a corpus uses it.
+
+    Lines are encoded one by one, line feed included, and no token is added to them: what a file becomes does
+    not depend on how it is cut into blocks, and a byte-level tokenizer gives the text back exactly.
+
+    Truncation and padding that a tokenizer.json may ask for are switched off.
+
+    Raises ValueError for a tokenizer that drops letters that it does not know.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's own stays as it is
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        try:
+            keeps_all = bool(tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids)
+        except Exception as error:  # the library raises bare Exception where a model lacks its unknown token
+            raise ValueError(f"the tokenizer cannot encode every text: {error}") from error
+        if not keeps_all:
+            raise ValueError(
+                "the tokenizer drops letters that it does not know; it needs a byte-level alphabet, "
+                "byte fallback or an unknown token"
+            )
+        self._tokenizer = tokenizer
+        self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+    @classmethod
+    def train(cls, blocks: Iterable[str], vocab_size: int) -> "BytePairEncoding":
+        """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges.
+
+        A short text may yield fewer merges. Raises ValueError for a vocab_size below 256.
+        """
+        if vocab_size < 256:
+            raise ValueError(f"vocab_size must be at least 256, the number of bytes, got {vocab_size}")
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        tokenizer.train_from_iterator(chain.from_iterable(map(_lines, blocks)), trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "BytePairEncoding":
+        """Read a tokenizer.json. Raises FileNotFoundError, or ValueError where the file is something else."""
+        path = Path(path).expanduser()
+        text = path.read_bytes()
+        try:
+            tokenizer = Tokenizer.from_str(text.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception for a file that it cannot read
+            raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+        try:
+            return cls(tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a tokenizer.json; the file is there whole or not at all. Raises OSError."""
+        with replacing(Path(path).expanduser()) as file:
+            file.write(self.to_json().encode())
+
+    def to_json(self) -> str:
+        """What `save` writes, as text."""
+        text: str = self._tokenizer.to_str(pretty=True)
+        return text
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal ones."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of a text: (n,) int64."""
+        encodings = self._tokenizer.encode_batch(_lines(text), add_special_tokens=False)
+        return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
+
+    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
+        """The text of the numbers, special tokens included; bytes that are no UTF-8 become U+FFFD.
+
+        Raises ValueError for a number outside the vocabulary.
+        """
+        numbers = [index(token) for token in tokens]
+        for number in numbers:
+            if not 0 <= number < self._length:
+                raise ValueError(f"tokens must lie in 0..{self._length - 1}, got {number}")
+        return self._tokenizer.decode(numbers, skip_special_tokens=False)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text with their line feeds (str.splitlines would cut at other characters too)."""
+    lines = [line + "\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]

@@ -1,0 +1,25 @@
+"""A progress bar for work that reads a big file."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_WORTH_A_BAR = 32 * 2**20
+
+
+@contextmanager
+def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many more bytes were read.
+
+    A bar is drawn where standard error is a terminal and there is more than a few seconds' work (32 MiB).
+    """
+    if n_bytes < _WORTH_A_BAR or not sys.stderr.isatty():
+        yield lambda n_read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=n_bytes)
+        yield lambda n_read: progress.advance(task, n_read)

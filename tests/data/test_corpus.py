@@ -1,0 +1,226 @@
+import os
+
+import numpy as np
+import pytest
+
+from recurra.data import BytePairEncoding, TextCorpus, Vocabulary, corpus
+from recurra.data.text_files import TextFile
+
+
+@pytest.fixture
+def encoded_files(monkeypatch):
+    """The names of the files that are read to be encoded or counted, in order."""
+    names = []
+    blocks = TextFile.blocks
+
+    def counting(file):
+        names.append(file.path.name)
+        return blocks(file)
+
+    monkeypatch.setattr(TextFile, "blocks", counting)
+    return names
+
+
+def text_of(loaded, split):
+    return loaded.encoder.decode(loaded.tokens(split).tolist())
+
+
+def test_words(make_corpus):
+    loaded = TextCorpus.load(make_corpus())
+    assert loaded.splits == ("train", "valid", "test")
+    assert loaded.encoder.words == ("the", "<eos>", "sat", "cat", "on", "mat", "dog", "<unk>")
+    assert text_of(loaded, "train") == "the cat sat on the mat\n\nthe dog sat\n"
+    assert text_of(loaded, "valid") == "the <unk> sat\n"
+    assert text_of(loaded, "test") == "<unk> dog on the mat\n"
+
+
+def test_bpe(make_corpus):
+    folder = make_corpus()
+    loaded = TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=270)
+    assert 256 < len(loaded.encoder) <= 270
+    for split in loaded.splits:
+        assert text_of(loaded, split) == (folder / f"{split}.txt").read_text()
+
+
+def test_a_vocabulary_of_ones_own_needs_no_training_file(make_corpus):
+    folder = make_corpus(train=None)
+    with pytest.raises(FileNotFoundError, match=r"no train file .*Without a vocabulary or a tokenizer"):
+        TextCorpus.load(folder)
+    loaded = TextCorpus.load(folder, vocabulary=Vocabulary(["<eos>", "<unk>", "the"]))
+    assert loaded.splits == ("valid", "test")
+    assert loaded.tokens("valid").tolist() == [2, 1, 1, 0]
+    with pytest.raises(ValueError, match="split must be one of 'valid', 'test', got 'train'"):
+        loaded.tokens("train")
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_all_three_files_are_needed_otherwise(make_corpus, split):
+    with pytest.raises(FileNotFoundError, match=f"holds no {split} file"):
+        TextCorpus.load(make_corpus(**{split: None}))
+
+
+@pytest.mark.usefixtures("no_type_checker")
+def test_contradicting_arguments_are_refused(make_corpus):
+    folder = make_corpus()
+    own = Vocabulary(["<eos>", "<unk>"])
+    for options in (
+        {"vocabulary": "bpe"},
+        {"bpe_vocab_size": 300},
+        {"vocabulary": own, "bpe_vocab_size": 300},
+    ):
+        with pytest.raises(ValueError, match="bpe_vocab_size goes with vocabulary='bpe' and only with it"):
+            TextCorpus.load(folder, **options)
+    with pytest.raises(ValueError, match="vocabulary must be one of 'words', 'bpe', got 'letters'"):
+        TextCorpus.load(folder, vocabulary="letters")
+
+
+def test_everything_is_encoded_once(make_corpus, encoded_files):
+    folder = make_corpus()
+    first = TextCorpus.load(folder)
+    assert encoded_files == ["train.txt", "train.txt", "valid.txt", "test.txt"]
+    again = TextCorpus.load(folder)
+    assert len(encoded_files) == 4
+    assert again.encoder.words == first.encoder.words
+    for split in first.splits:
+        assert np.array_equal(again.tokens(split), first.tokens(split))
+
+
+def test_tokens_are_mapped_and_read_only(make_corpus):
+    tokens = TextCorpus.load(make_corpus()).tokens("train")
+    assert isinstance(tokens, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+
+
+class Letters:
+    """A minimal encoder of one's own, whose length is a parameter."""
+
+    def __init__(self, length):
+        self.length = length
+        self.fingerprint = f"letters-{length}"
+
+    def __len__(self):
+        return self.length
+
+    def encode(self, text):
+        return np.array([self.length - 1 - ord(letter) % 64 for letter in text])
+
+    def decode(self, tokens):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("length", "n_bytes"), [(256, 2), (2**16, 2), (2**16 + 1, 4), (267_735, 4)])
+def test_the_type_holds_the_vocabulary(make_corpus, length, n_bytes):
+    encoder = Letters(length)
+    tokens = TextCorpus.load(make_corpus(), vocabulary=encoder).tokens("valid")
+    assert tokens.dtype.itemsize == n_bytes
+    assert tokens.tolist() == encoder.encode("the bird sat\n").tolist()
+
+
+def test_changed_data_is_encoded_anew(make_corpus, encoded_files):
+    TextCorpus.load(make_corpus())
+    encoded_files.clear()
+    folder = make_corpus(valid="the bear sat\n")
+    assert text_of(TextCorpus.load(folder), "valid") == "the <unk> sat\n"
+    assert encoded_files == ["valid.txt"]
+    path = folder / "valid.txt"
+    stat = path.stat()
+    path.write_text("the mat cat\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert text_of(TextCorpus.load(folder), "valid") == "the mat cat\n", "same size, same date"
+
+
+def test_a_new_training_text_makes_a_new_vocabulary(make_corpus):
+    TextCorpus.load(make_corpus())
+    loaded = TextCorpus.load(make_corpus(train="bird sat\n"))
+    assert loaded.encoder.words == ("bird", "sat", "<eos>", "<unk>")
+    assert text_of(loaded, "valid") == "<unk> bird sat\n"
+
+
+def test_vocabularies_do_not_mix(make_corpus):
+    folder = make_corpus()
+    own = Vocabulary(["sat", "<unk>", "<eos>", "the"])
+    sizes = (260, 270)
+    loaded = [TextCorpus.load(folder), TextCorpus.load(folder, vocabulary=own)]
+    loaded += [TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=size) for size in sizes]
+    again = [TextCorpus.load(folder), TextCorpus.load(folder, vocabulary=own)]
+    again += [TextCorpus.load(folder, vocabulary="bpe", bpe_vocab_size=size) for size in sizes]
+    assert len({text.encoder.fingerprint for text in loaded}) == 4
+    for one, two in zip(loaded, again):
+        assert one.encoder.fingerprint == two.encoder.fingerprint
+        for split in one.splits:
+            assert one.tokens(split).tolist() == one.encoder.encode((folder / f"{split}.txt").read_text()).tolist()
+            assert np.array_equal(one.tokens(split), two.tokens(split))
+
+
+@pytest.mark.parametrize("options", [{}, {"vocabulary": "bpe", "bpe_vocab_size": 270}])
+@pytest.mark.parametrize("keep", [0, 1, -1])
+def test_truncated_caches_are_made_anew(make_corpus, options, keep):
+    folder = make_corpus()
+    expected = TextCorpus.load(folder, **options)
+    texts = [text_of(expected, split) for split in expected.splits]
+    entries = sorted((folder / ".recurra").iterdir())
+    assert len(entries) == 8
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:keep])
+        loaded = TextCorpus.load(folder, **options)
+        assert [text_of(loaded, split) for split in loaded.splits] == texts
+        assert loaded.encoder.fingerprint == expected.encoder.fingerprint
+
+
+def test_another_encoding_version_is_another_cache(make_corpus, encoded_files, monkeypatch):
+    folder = make_corpus()
+    TextCorpus.load(folder)
+    monkeypatch.setattr(corpus, "_ENCODING", corpus._ENCODING + 1)
+    TextCorpus.load(folder)
+    assert len(encoded_files) == 8
+
+
+def test_a_cache_folder_may_serve_two_corpora(make_corpus, tmp_path):
+    first, second = make_corpus("first"), make_corpus("second", valid="dog\n")
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        assert text_of(TextCorpus.load(first, cache=cache), "valid") == "the <unk> sat\n"
+        assert text_of(TextCorpus.load(second, cache=cache), "valid") == "dog\n"
+    assert sorted(path.name for path in first.iterdir()) == ["test.txt", "train.txt", "valid.txt"]
+
+
+def test_bad_text_leaves_no_cache_of_it(make_corpus):
+    folder = make_corpus(valid=b"the\n\xff\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"valid.txt is not UTF-8: .* at byte 4 \(line 2"):
+            TextCorpus.load(folder)
+    folder = make_corpus(valid="the\n\n")
+    assert TextCorpus.load(folder).tokens("valid").tolist() == [0, 1, 1]
+
+
+def test_ptb_has_its_published_size(real_corpus, tmp_path):
+    """929,589 / 73,760 / 82,430 tokens with one <eos> a line and 10,000 words, <unk> and <eos> among them."""
+    loaded = TextCorpus.load(real_corpus("ptb"), cache=tmp_path)
+    assert [len(loaded.tokens(split)) for split in loaded.splits] == [929_589, 73_760, 82_430]
+    assert len(loaded.encoder) == 10_000
+    assert int(loaded.tokens("train").max()) == 9_999
+    assert loaded.encoder.decode(loaded.tokens("valid")[:14].tolist()) == (
+        "consumers may want to move their telephones a little closer to the tv set"
+    )
+    valid = (real_corpus("ptb") / "ptb.valid.txt").read_text().replace("\n", "<eos>").split(" ")
+    unknown = sum(word == "<unk>" for word in valid)
+    assert (loaded.tokens("valid") == loaded.encoder.unk).sum() == unknown, "valid brings no word of its own"
+
+
+def test_wikitext_has_its_published_size(real_corpus, tmp_path):
+    """217,646 / 245,569 validation and test tokens: blank lines count, with an <eos> each."""
+    folder = real_corpus("wikitext")
+    files = {"valid": folder / "wiki.valid.tokens", "test": folder / "wiki.test.tokens"}
+    own = Vocabulary.from_text([files["valid"].read_text(encoding="utf-8")])
+    loaded = TextCorpus.load(folder, vocabulary=own, cache=tmp_path)
+    assert {split: len(loaded.tokens(split)) for split in files} == {"valid": 217_646, "test": 245_569}
+    assert (loaded.tokens("valid") == own.eos).sum() == 3_760
+
+
+def test_real_text_comes_back_from_bpe(real_corpus, tmp_path):
+    folder = real_corpus("wikitext")
+    texts = [(folder / f"wiki.{split}.tokens").read_text(encoding="utf-8") for split in ("valid", "test")]
+    encoding = BytePairEncoding.train([texts[0]], 2_000)
+    loaded = TextCorpus.load(folder, vocabulary=encoding, cache=tmp_path)
+    assert [text_of(loaded, split) for split in ("valid", "test")] == texts

@@ -1,0 +1,149 @@
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from recurra.data import (
+    IGNORED_TARGET,
+    BytePairEncoding,
+    DataSet,
+    TextConfig,
+    TextCorpus,
+    Vocabulary,
+)
+from recurra.data.text_batches import StreamSource, WindowSource
+
+TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
+
+
+@pytest.fixture
+def folder(make_corpus):
+    return str(make_corpus(train=TRAIN))
+
+
+def test_a_data_set_of_words(folder):
+    data = TextConfig(folder, batch_size=2, segment_length=5).build()
+    assert isinstance(data, DataSet)
+    assert data.vocab_size == data.output_size == 13
+    assert len(data.tokens("train")) == 300
+    assert data.decode(data.tokens("train").tolist()) == TRAIN
+    assert data.encode("word3 bird\n").tolist() == [
+        data.corpus.encoder.words.index(word) for word in ("word3", "<unk>", "<eos>")
+    ]
+    batch = data.source("train").batch(0, 0)
+    assert batch.inputs.tolist()[0] == data.tokens("train")[:5].tolist()
+    assert data.decode(batch.targets[0]) == "word0\nword1 word1\n"
+
+
+def test_training_and_evaluation_have_sources_of_their_own(folder):
+    config = {"path": folder, "batch_size": 4, "eval_batch_size": 2, "segment_length": 3}
+    data = TextConfig(**config).build()
+    assert isinstance(data.source("train"), StreamSource)
+    assert (data.source("train").batch_size, data.source("valid").batch_size) == (4, 2)
+    data = TextConfig(**config, sampling="windows").build()
+    assert isinstance(data.source("train"), WindowSource)
+    for split in ("valid", "test"):
+        source = data.source(split)
+        assert isinstance(source, StreamSource)
+        targets = torch.cat([source.batch(0, step).targets for step in range(len(source))], dim=1)
+        counted = targets[targets != IGNORED_TARGET]
+        assert counted.tolist() == data.tokens(split)[1:].tolist()
+
+
+@pytest.mark.parametrize("sampling", ["streams", "windows"])
+def test_ranks(folder, sampling):
+    config = TextConfig(folder, batch_size=4, eval_batch_size=1, segment_length=3, sampling=sampling)
+    whole = config.build().source("train")
+    parts = [config.build(rank=rank, world_size=2).source("train") for rank in range(2)]
+    assert {len(source) for source in (whole, *parts)} == {len(whole)}
+    together = torch.cat([part.batch(1, 2).inputs for part in parts])
+    assert torch.equal(together, whole.batch(1, 2).inputs)
+    targets = [config.build(rank=rank, world_size=2).source("valid").batch(0, 0).targets for rank in range(2)]
+    assert (targets[0] != IGNORED_TARGET).all()
+    assert (targets[1] == IGNORED_TARGET).all()
+    with pytest.raises(ValueError, match=r"TextConfig.batch_size .* multiple of world_size 3, got 4"):
+        config.build(rank=0, world_size=3)
+
+
+def test_the_seed_draws_the_windows(folder):
+    def first(seed):
+        config = TextConfig(folder, batch_size=4, segment_length=3, sampling="windows", seed=seed)
+        return config.build().source("train").batch(0, 0).inputs
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+
+
+def test_bpe_trained_and_loaded(folder, tmp_path):
+    trained = TextConfig(folder, vocabulary="bpe", bpe_vocab_size=280).build()
+    assert trained.decode(trained.tokens("train").tolist()) == TRAIN
+    trained.corpus.encoder.save(tmp_path / "tokenizer.json")
+    loaded = TextConfig(folder, vocabulary="bpe", tokenizer=str(tmp_path / "tokenizer.json")).build()
+    assert isinstance(loaded.corpus.encoder, BytePairEncoding)
+    assert loaded.vocab_size == trained.vocab_size
+    assert np.array_equal(loaded.tokens("test"), trained.tokens("test"))
+
+
+def test_a_saved_vocabulary_replaces_the_training_file(make_corpus, tmp_path):
+    Vocabulary(["the", "<eos>", "<unk>"]).save(tmp_path / "words.json")
+    folder = make_corpus(train=None)
+    data = TextConfig(str(folder), tokenizer=str(tmp_path / "words.json")).build()
+    assert data.tokens("valid").tolist() == [0, 2, 2, 1]
+    with pytest.raises(ValueError, match="split must be one of 'valid', 'test', got 'train'"):
+        data.source("train")
+
+
+def test_the_cache_folder_is_used(folder, tmp_path):
+    TextConfig(folder, cache=str(tmp_path / "cache")).build()
+    assert len(list((tmp_path / "cache").iterdir())) == 8
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RuntimeError, match="the cache folder that was asked for"):
+        TextConfig(folder, cache=str(tmp_path / "file")).build()
+
+
+@pytest.mark.usefixtures("no_type_checker")
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"vocabulary": "letters"}, ValueError, r"vocabulary must be one of 'words', 'bpe', got 'letters'"),
+        ({"sampling": "all"}, ValueError, r"sampling must be one of 'streams', 'windows', got 'all'"),
+        ({"batch_size": 0}, ValueError, r"batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": -1}, ValueError, r"eval_batch_size must be at least 1, got -1"),
+        ({"segment_length": 0}, ValueError, r"segment_length must be at least 1, got 0"),
+        ({"seed": -1}, ValueError, r"seed must be at least 0, got -1"),
+        ({"seed": 1.0}, TypeError, r"seed must be a whole number, got 1.0 \(float\)"),
+        ({"vocabulary": "bpe"}, ValueError, r"vocabulary 'bpe' needs a tokenizer .* or a bpe_vocab_size"),
+        ({"bpe_vocab_size": 300}, ValueError, r"bpe_vocab_size is for vocabulary 'bpe' without a tokenizer"),
+        (
+            {"vocabulary": "bpe", "bpe_vocab_size": 300, "tokenizer": "t.json"},
+            ValueError,
+            r"bpe_vocab_size is for .* got 300 with vocabulary 'bpe' and tokenizer 't.json'",
+        ),
+        ({"vocabulary": "bpe", "bpe_vocab_size": 255}, ValueError, r"bpe_vocab_size must be at least 256"),
+    ],
+)
+def test_bad_fields_are_named(fields, error, message):
+    with pytest.raises(error, match=rf"TextConfig\.{message}"):
+        TextConfig("nowhere", **fields)
+
+
+def test_a_config_comes_back_from_plain_values(folder):
+    config = TextConfig(folder, vocabulary="bpe", bpe_vocab_size=300)
+    assert TextConfig(**asdict(config)) == config
+
+
+def test_missing_things_are_named(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        TextConfig(str(tmp_path / "nowhere")).build()
+    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
+        TextConfig(folder, tokenizer=str(tmp_path / "absent.json")).build()
+    with pytest.raises(ValueError, match=r"the training text has 300 tokens, too few"):
+        TextConfig(folder, batch_size=300, segment_length=2).build().source("train")
+
+
+def test_the_data_is_that_of_the_corpus(folder):
+    corpus = TextCorpus.load(folder)
+    data = TextConfig(folder).build()
+    assert data.corpus.encoder.fingerprint == corpus.encoder.fingerprint
+    assert np.array_equal(data.tokens("test"), corpus.tokens("test"))

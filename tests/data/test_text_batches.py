@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.data import IGNORED_TARGET, BatchSource
+from recurra.data.text_batches import StreamSource, WindowSource
+
+
+def streams(n, training, **options):
+    """Streams over the text 0, 1, 2, ..., n-1, on every rank."""
+    tokens = np.arange(n).astype(np.uint16)
+    tokens.flags.writeable = False
+    world_size = options.get("world_size", 1)
+    return [
+        StreamSource(tokens, training=training, rank=rank, **{**options, "world_size": world_size})
+        for rank in range(world_size)
+    ]
+
+
+def rows_of_an_epoch(sources):
+    """The rows of every rank, (rows, steps in all), inputs and targets."""
+    inputs, targets = [], []
+    for source in sources:
+        batches = [source.batch(0, step) for step in range(len(source))]
+        inputs.append(torch.cat([batch.inputs for batch in batches], dim=1))
+        targets.append(torch.cat([batch.targets for batch in batches], dim=1))
+    return torch.cat(inputs), torch.cat(targets)
+
+
+@given(
+    n=st.integers(2, 200),
+    batch_size=st.integers(1, 9),
+    segment_length=st.integers(1, 30),
+    world_size=st.integers(1, 4),
+)
+def test_evaluation_predicts_every_token_once_in_order(n, batch_size, segment_length, world_size):
+    sources = streams(n, False, batch_size=batch_size, segment_length=segment_length, world_size=world_size)
+    inputs, targets = rows_of_an_epoch(sources)
+    counted = targets != IGNORED_TARGET
+    assert targets[counted].tolist() == list(range(1, n)), "rank after rank, row after row"
+    assert torch.equal(inputs[counted] + 1, targets[counted])
+    assert (inputs[~counted] == 0).all()
+    assert (counted.long().diff(dim=1) <= 0).all(), "what is ignored lies at the end of a row"
+    lengths = counted.sum(dim=1)[:batch_size]
+    assert lengths.max() - lengths.min() <= 1
+    assert {source.batch_size for source in sources} == {len(inputs) // world_size}
+
+
+def test_evaluation_with_one_row_has_no_padding():
+    (source,) = streams(12, False, batch_size=1, segment_length=4)
+    batches = [source.batch(0, step) for step in range(3)]
+    assert [batch.inputs.tolist() for batch in batches] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10]]]
+    assert [batch.targets.tolist() for batch in batches] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]], [[9, 10, 11]]]
+
+
+def test_evaluation_pads_the_shorter_rows():
+    (source,) = streams(9, False, batch_size=3, segment_length=2)
+    last = source.batch(0, 1)
+    assert last.inputs.tolist() == [[0], [4], [7]]
+    assert last.targets.tolist() == [[IGNORED_TARGET], [5], [8]]
+
+
+@given(
+    batch_size=st.integers(1, 6),
+    segment_length=st.integers(1, 20),
+    world_size=st.integers(1, 3),
+    extra=st.integers(0, 150),
+)
+def test_training_rows_are_contiguous_and_whole(batch_size, segment_length, world_size, extra):
+    batch_size *= world_size
+    n = batch_size * segment_length + 1 + extra
+    sources = streams(n, True, batch_size=batch_size, segment_length=segment_length, world_size=world_size)
+    inputs, targets = rows_of_an_epoch(sources)
+    assert torch.equal(inputs + 1, targets)
+    assert (inputs.diff(dim=1) == 1).all()
+    assert inputs.shape[0] == batch_size
+    assert inputs.shape[1] % segment_length == 0
+    assert 0 <= (n - 1) // batch_size - inputs.shape[1] < segment_length, "no whole segment is left out"
+    assert inputs.unique().numel() == inputs.numel(), "no token twice"
+
+
+def test_streams_by_hand_and_who_carries_state():
+    (source,) = streams(22, True, batch_size=2, segment_length=4)
+    assert isinstance(source, BatchSource)
+    assert len(source) == 2
+    first, second = source.batch(0, 0), source.batch(0, 1)
+    assert first.inputs.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert second.inputs.tolist() == [[4, 5, 6, 7], [14, 15, 16, 17]]
+    assert second.targets.tolist() == [[5, 6, 7, 8], [15, 16, 17, 18]]
+    assert first.inputs.dtype == first.targets.dtype == torch.int64
+    assert [first.continues, second.continues, source.batch(1, 0).continues] == [False, True, False]
+    assert torch.equal(source.batch(3, 1).inputs, second.inputs)
+
+
+def test_the_ranks_split_the_streams_of_one():
+    (whole,) = streams(101, True, batch_size=4, segment_length=5)
+    parts = streams(101, True, batch_size=4, segment_length=5, world_size=2)
+    for step in range(len(whole)):
+        together = torch.cat([part.batch(0, step).inputs for part in parts])
+        assert torch.equal(together, whole.batch(0, step).inputs)
+
+
+def test_texts_that_are_too_short_are_refused():
+    with pytest.raises(ValueError, match=r"has 12 tokens, too few for a step of batch_size 3 rows .* takes 13"):
+        streams(12, True, batch_size=3, segment_length=4)
+    assert len(streams(13, True, batch_size=3, segment_length=4)[0]) == 1
+    with pytest.raises(ValueError, match="the text has 1 tokens; 2 are needed"):
+        streams(1, False, batch_size=1, segment_length=4)
+    with pytest.raises(ValueError, match=r"has 4 tokens, too few for a window .* takes 5"):
+        windows(4)
+    assert windows(5).batch(0, 0).inputs.tolist() == [[0, 1, 2, 3]] * 6
+
+
+def windows(n, **options):
+    tokens = np.arange(n).astype(np.uint16)
+    tokens.flags.writeable = False
+    return WindowSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
+
+
+def test_windows_are_runs_of_the_text():
+    source = windows(1000)
+    assert isinstance(source, BatchSource)
+    assert len(source) == 999 // 24
+    for step in range(len(source)):
+        batch = source.batch(0, step)
+        assert batch.inputs.shape == (6, 4)
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert batch.inputs.is_contiguous()
+        assert (batch.inputs.diff(dim=1) == 1).all()
+        assert torch.equal(batch.targets, batch.inputs + 1)
+        assert not batch.continues
+
+
+def test_windows_start_anywhere_with_equal_chance():
+    source = windows(12, batch_size=80_000)
+    starts = np.bincount(source.batch(0, 0).inputs[:, 0], minlength=12)
+    assert starts[8:].sum() == 0
+    np.testing.assert_allclose(starts[:8], 10_000, atol=5 * np.sqrt(80_000 / 8))
+
+
+def test_a_window_batch_depends_on_seed_epoch_step_and_rank_alone():
+    source = windows(1000)
+    places = [(epoch, step) for epoch in range(3) for step in range(4)]
+    batches = [source.batch(*place).inputs for place in places]
+    assert len({tuple(batch.flatten().tolist()) for batch in batches}) == len(places)
+    for place, batch in reversed(list(zip(places, batches))):
+        assert torch.equal(windows(1000).batch(*place).inputs, batch)
+    assert not torch.equal(windows(1000, seed=1).batch(0, 0).inputs, batches[0])
+    for place, batch in zip(places, batches):
+        parts = [windows(1000, rank=rank, world_size=3) for rank in range(3)]
+        assert torch.equal(torch.cat([part.batch(*place).inputs for part in parts]), batch)
+        assert {(part.batch_size, len(part)) for part in parts} == {(2, len(source))}
+
+
+@pytest.mark.parametrize("source", [windows(100), *streams(100, True, batch_size=2, segment_length=4)])
+def test_steps_outside_the_epoch_are_refused(source):
+    for step in (-1, len(source)):
+        with pytest.raises(IndexError, match=rf"step must lie in 0\.\.{len(source) - 1}, got {step}"):
+            source.batch(0, step)
+    with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
+        source.batch(-1, 0)

@@ -1,0 +1,102 @@
+import pytest
+
+from recurra.data import text_files
+from recurra.data.text_files import TextFile, find_text_files, require_splits
+
+
+def read(path):
+    return "".join(text for text, _ in TextFile(path).blocks())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw"),
+        ("train.txt", "validation.txt", "test.txt"),
+        ("train.tokens", "valid.tokens", "test.tokens"),
+    ],
+)
+def test_known_names(tmp_path, names):
+    others = ["ptb.char.train.txt", "README", "train.txt.bak", "xtrain.txt", "test.csv"]
+    for name in (*names, *others):
+        (tmp_path / name).write_text(name)
+    found = find_text_files(tmp_path)
+    assert tuple(found[split].path.name for split in ("train", "valid", "test")) == names
+    require_splits(tmp_path, found)
+
+
+def test_two_files_for_one_split_are_refused(make_corpus):
+    folder = make_corpus()
+    (folder / "validation.tokens").write_text("x")
+    with pytest.raises(
+        ValueError, match=r"more than one file for the valid split: valid.txt, validation.tokens; keep one"
+    ):
+        find_text_files(folder)
+
+
+def test_missing_folders_and_files_are_named(tmp_path, make_corpus):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
+        find_text_files(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"holds no text files; expected ptb.SPLIT.txt"):
+        find_text_files(tmp_path)
+    folder = make_corpus(train=None, test=None)
+    with pytest.raises(NotADirectoryError, match=r"valid.txt is not a folder; give the folder"):
+        find_text_files(folder / "valid.txt")
+    with pytest.raises(FileNotFoundError, match=r"no train and no test file \(it holds valid.txt\)"):
+        require_splits(folder, find_text_files(folder))
+
+
+def test_a_folder_with_the_name_of_a_split_is_no_file(make_corpus):
+    folder = make_corpus(train=None)
+    (folder / "train.txt").mkdir()
+    assert set(find_text_files(folder)) == {"valid", "test"}
+
+
+def test_empty_files_are_refused(make_corpus):
+    with pytest.raises(ValueError, match=r"test.txt is empty"):
+        find_text_files(make_corpus(test=""))
+    path = make_corpus(test=" \n\t\n") / "test.txt"
+    with pytest.raises(ValueError, match=r"test.txt holds nothing but white space"):
+        read(path)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])
+def test_blocks_are_whole_lines_whatever_their_size(make_corpus, monkeypatch, block_bytes):
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
+    text = "\ufeffä one\r\n\n\n𝄞 two\u2028three\n four \n\n"
+    path = make_corpus(train=text) / "train.txt"
+    blocks = list(TextFile(path).blocks())
+    assert "".join(block for block, _ in blocks) == text[1:]
+    assert all(block.endswith("\n") for block, _ in blocks)
+    assert sum(n for _, n in blocks) == path.stat().st_size
+    assert len(blocks) > 1 or block_bytes == 1000
+
+
+def test_the_last_line_is_ended(make_corpus):
+    folder = make_corpus(train="one\ntwo", test="one\ntwo\n")
+    assert read(folder / "train.txt") == read(folder / "test.txt") == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("block_bytes", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"one\ntwo\nth\xffree\n", r"at byte 10 \(line 3, value 0xff\)"),
+        (b"\xe4h\n", r"at byte 0 \(line 1, value 0xe4\)"),
+        (b"one\ntwo\n\xe2\x82", r"at byte 8 \(line 3, value 0xe2\)"),
+    ],
+)
+def test_invalid_utf8_is_located(make_corpus, monkeypatch, block_bytes, content, place):
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
+    path = make_corpus(train=content) / "train.txt"
+    with pytest.raises(ValueError, match=rf"train.txt is not UTF-8: .* {place}; convert"):
+        read(path)
+
+
+def test_a_file_that_changes_under_way_is_noticed(make_corpus):
+    file = TextFile(make_corpus(train="one two\n") / "train.txt")
+    file.path.write_text("one six\n")
+    with pytest.raises(RuntimeError, match=r"train.txt changed while it was read"):
+        list(file.blocks())

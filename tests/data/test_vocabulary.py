@@ -1,0 +1,101 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.data import Vocabulary
+from recurra.data.corpus import TextEncoder
+
+WORDS = ["the", "cat", "<eos>", "<unk>", "sat"]
+
+
+def test_words_by_frequency_then_appearance():
+    vocabulary = Vocabulary.from_text(["b c a a\nc d\n", "d e\n"])
+    assert vocabulary.words == ("<eos>", "c", "a", "d", "b", "e", "<unk>")
+
+
+def test_unknown_words_of_the_text_are_counted_as_any():
+    assert Vocabulary.from_text(["<unk> a <unk>\n"]).words == ("<unk>", "a", "<eos>")
+
+
+def test_encoding_counts_every_line_and_knows_what_it_does_not_know():
+    vocabulary = Vocabulary(WORDS)
+    assert vocabulary.encode("the cat\n\n dog\tsat\r\n").tolist() == [0, 1, 2, 2, 3, 4, 2]
+    assert vocabulary.encode("the cat").tolist() == [0, 1]
+    assert vocabulary.encode("").tolist() == []
+    assert (vocabulary.eos, vocabulary.unk, len(vocabulary)) == (2, 3, 5)
+
+
+def test_decoding():
+    vocabulary = Vocabulary(WORDS)
+    assert vocabulary.decode([0, 1, 2, 2, 3, 4]) == "the cat\n\n<unk> sat"
+    for token in (5, -1):
+        with pytest.raises(ValueError, match=rf"tokens must lie in 0\.\.4, got {token}"):
+            vocabulary.decode([0, token])
+
+
+@given(st.lists(st.integers(0, 4)))
+def test_decoding_is_the_inverse(tokens):
+    vocabulary = Vocabulary(WORDS)
+    assert vocabulary.encode(vocabulary.decode(tokens)).tolist() == tokens
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_goes_in_and_its_words_come_out(text):
+    vocabulary = Vocabulary.from_text([text])
+    words = [line.split() for line in text.split("\n")]
+    assert [line.split() for line in vocabulary.decode(vocabulary.encode(text)).split("\n")] == words
+
+
+def test_saving_and_loading(tmp_path):
+    vocabulary = Vocabulary.from_text(['ä "quoted" \\ 𝄞\n'])
+    vocabulary.save(tmp_path / "new" / "vocabulary.json")
+    loaded = Vocabulary.load(tmp_path / "new" / "vocabulary.json")
+    assert loaded.words == vocabulary.words
+    assert loaded.fingerprint == vocabulary.fingerprint
+    assert isinstance(loaded, TextEncoder)
+
+
+def test_fingerprints_tell_words_and_order_apart():
+    other = [["<eos>", "<unk>", "a", "b"], ["<eos>", "<unk>", "b", "a"], ["<eos>", "<unk>", "ab"]]
+    assert len({Vocabulary(words).fingerprint for words in other}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "<unk>"], "words must hold '<eos>'"),
+        (["a", "<eos>"], "words must hold '<unk>'"),
+        ([*WORDS, "cat"], "words must be distinct, got 'cat' more than once"),
+        ([*WORDS, "a b"], "without white space, got 'a b'"),
+        ([*WORDS, ""], "non-empty strings without white space, got ''"),
+        ([*WORDS, 7], "non-empty strings without white space, got 7"),
+    ],
+)
+def test_impossible_words_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary(words)
+
+
+def test_files_that_are_no_vocabulary_are_refused(tmp_path):
+    path = tmp_path / "vocabulary.json"
+    with pytest.raises(FileNotFoundError, match=r"vocabulary\.json"):
+        Vocabulary.load(path)
+    Vocabulary(WORDS).save(path)
+    sound = json.loads(path.read_text())
+    damaged = {
+        "not a vocabulary: .*": [path.read_bytes()[:-9], b"\xff\xfe"],
+        "not a vocabulary written by": [b"[]", b"{}", json.dumps({**sound, "format": "other"}).encode()],
+        "damaged vocabulary": [
+            json.dumps({**sound, "words": sound["words"][::-1]}).encode(),
+            json.dumps({**sound, "words": 3}).encode(),
+            json.dumps({**sound, "words": ["a"]}).encode(),
+            json.dumps({"format": sound["format"]}).encode(),
+        ],
+    }
+    for message, contents in damaged.items():
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=rf"vocabulary\.json .* ?{message}"):
+                Vocabulary.load(path)
