@@ -28,7 +28,7 @@ bench: $(READY)           ## ratios on this machine, 2 threads
 
 bench-peers: $(READY)     ## the same beside gateloop-transformer and JAX, in an environment of its own
 	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/pip install -q -c constraints.txt -c benchmarks/constraints.txt -e . -r benchmarks/requirements.txt
+	$(VENV)-peers/bin/pip install -q -c constraints.txt -e . -r benchmarks/requirements.txt
 	$(VENV)-peers/bin/python -m benchmarks --peers
 
 $(READY): pyproject.toml constraints.txt

@@ -1,0 +1,1 @@
+"""Measurements: `make bench`. Ratios within one run, medians; nothing here is a test."""
