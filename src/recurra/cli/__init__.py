@@ -1,0 +1,49 @@
+"""The command line: `recurra COMMAND`, each command in a module of its own that is imported when it is
+called."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("recurra.cli.train", "train a recipe, or go on with a run"),
+    "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
+    "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
+    "demo": ("recurra.cli.demo", "train two small models and compare them"),
+    "info": ("recurra.cli.info", "versions, backends, mixers"),
+}
+DEBUG_VARIABLE = "RECURRA_DEBUG"
+FAILED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code: 0, or 2 after an error, which is printed in plain words.
+
+    With RECURRA_DEBUG=1 in the environment an error comes with its traceback.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else FAILED
+    if words[0] not in COMMANDS:
+        print(f"recurra: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
+        return FAILED
+    try:
+        return int(import_module(COMMANDS[words[0]][0]).run(words[1:]))
+    except KeyboardInterrupt:
+        print("recurra: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        # What the library raises for a wrong key, value, file or checkpoint, and for a run that diverged.
+        # All else is a mistake of ours, whose traceback is wanted.
+        if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
+            raise
+        print(f"recurra {words[0]}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def usage() -> str:
+    """The commands, one a line."""
+    lines = [f"  {name:<7}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: recurra COMMAND [ARGUMENTS]", "", *lines, "", "recurra COMMAND --help tells more."])

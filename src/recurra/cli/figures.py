@@ -1,0 +1,62 @@
+"""The papers' figures from trained runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from recurra.analysis import record_gates
+from recurra.analysis.plots import (
+    accuracy_over_span,
+    gate_magnitudes,
+    gate_phases,
+    magnitude_activations,
+    metric_curves,
+    save,
+)
+from recurra.cli.runs import Run
+from recurra.data import MemoryHorizon, memory_spans
+from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate_by_span
+from recurra.training import read_metrics
+
+SMOOTHING = 9
+"""Neighbouring spans whose positions are pooled for a point of Figure 7."""
+
+PANELS: Mapping[str, Sequence[str]] = {
+    "loss (nats per token)": ["train_loss", "valid_loss"],
+    "validation accuracy": ["valid_accuracy"],
+}
+
+
+def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
+    """The test scores of a Memory Horizon run, overall and by memory span."""
+    data = run.data
+    assert isinstance(data, MemoryHorizon)
+    return evaluate_by_span(
+        run.model, data.source("test"), lambda tokens: memory_spans(tokens, reset_token=data.reset_token)
+    )
+
+
+def draw_gates(run: Run) -> list[Path]:
+    """Figures 5 and 8: the gates over the first test sequence, where the model has gates."""
+    if not any(hasattr(module, "transition") for module in run.model.modules()):
+        return []
+    record = record_gates(run.model, run.data.source("test").batch(0, 0).inputs[:1])
+    reset_token = run.data.reset_token if isinstance(run.data, MemoryHorizon) else None
+    return [
+        *save(gate_magnitudes(record, reset_token=reset_token), run.folder.figures, "gate-magnitudes"),
+        *save(gate_phases(record), run.folder.figures, "gate-phases"),
+    ]
+
+
+def draw_comparison(
+    runs: Sequence[Run], scores: Mapping[str, SpanAccuracy], chance: float | None, folder: Path
+) -> list[Path]:
+    """What several runs share: Figure 4, the curves of losses and accuracy, and Figure 7 where there are
+    spans."""
+    metrics = {run.name: read_metrics(run.folder.metrics) for run in runs}
+    files = [
+        *save(magnitude_activations(), folder, "magnitude-activations"),
+        *save(metric_curves(metrics, PANELS), folder, "curves"),
+    ]
+    if scores:
+        files += save(accuracy_over_span(scores, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
+    return files

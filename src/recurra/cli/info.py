@@ -1,0 +1,56 @@
+"""`recurra info`: what is installed, what can run here, what there is to choose from."""
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from recurra import list_mixers
+from recurra.cli.arguments import command_parser
+from recurra.scan.linear import BACKENDS, choose_backend
+from recurra.training import EXPERIMENTS
+from recurra.training.checkpoint import versions
+from recurra.training.hardware import hardware
+
+LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a table."""
+    command_parser("info", "Show versions, backends and mixers.", overrides=False).parse_args(words)
+    table = Table(show_header=False)
+    for name, text in lines():
+        table.add_row(name, text)
+    Console().print(table)
+    return 0
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """What is to be said, by name."""
+    yield from versions().items()
+    for library in LIBRARIES:
+        yield library, _installed(library)
+    for name, value in hardware().items():
+        yield name, "none" if value is None else str(value)
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for backend in BACKENDS:
+            yield f"{backend} on {device}", _availability(backend, device)
+    yield "mixers", ", ".join(list_mixers())
+    yield "experiments", ", ".join(EXPERIMENTS)
+
+
+def _installed(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _availability(backend: str, device: str) -> str:
+    try:
+        chosen = choose_backend(backend, torch.device(device))
+    except RuntimeError as error:
+        return f"no: {error}"
+    return "available" if chosen == backend else f"uses {chosen}"

@@ -1,0 +1,49 @@
+"""A run as the commands read it: its experiment, its data, and its model with the weights of a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recurra.data import DataSet
+from recurra.models import LanguageModel
+from recurra.training import CheckpointFolder, Experiment, RunFolder, load_recipe, load_weights
+
+
+@dataclass
+class Run:
+    """A trained run."""
+
+    folder: RunFolder
+    experiment: Experiment
+    data: DataSet
+    model: LanguageModel
+    step: int
+    """The step of the checkpoint that the weights are from."""
+
+    @property
+    def name(self) -> str:
+        """What tables and legends call it."""
+        return self.folder.path.resolve().name
+
+
+def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> Run:
+    """Load a run.
+
+    Args:
+        path: the run's folder.
+        checkpoint: best, last, previous or a file.
+        overrides: values set over the run's config.yaml; for a corpus that has moved.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        CheckpointError: the checkpoint cannot be used.
+    """
+    folder = RunFolder(path)
+    folder.require_run()
+    experiment = load_recipe(folder.config, overrides)
+    file, saved = CheckpointFolder(folder.checkpoints).load(checkpoint)
+    data = experiment.build_data()
+    model = experiment.build_model(data)
+    load_weights(model, saved, file)
+    position: dict[str, Any] = saved["position"]
+    return Run(folder, experiment, data, model.eval(), position["step"])

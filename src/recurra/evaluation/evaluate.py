@@ -1,0 +1,125 @@
+"""A model over a whole split: losses and accuracy, with the state carried as the data says."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from recurra.data import IGNORED_TARGET, Batch, BatchSource
+from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
+from recurra.evaluation.perplexity import bits_per_token, perplexity
+
+
+class EvaluationResult(NamedTuple):
+    """What a split's evaluation found.
+
+    loss: mean negative log-likelihood in nats per target.
+    perplexity: exp(loss).
+    bits_per_token: loss / ln 2.
+    accuracy: the share of targets that were the likeliest prediction.
+    n_targets: the targets that counted.
+    seconds: how long it took.
+    tokens_per_second: input tokens read in a second.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_token: float
+    accuracy: float
+    n_targets: int
+    seconds: float
+    tokens_per_second: float
+
+
+Observer = Callable[[Batch, Tensor], None]
+"""Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
+
+
+def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None = None) -> EvaluationResult:
+    """Run a model over one epoch of a source, in float32 and without gradients.
+
+    The state is carried into a batch that continues the one before it. The model is in evaluation mode
+    meanwhile, and afterwards in whichever mode it was in.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
+        source: the batches; positions whose target is `IGNORED_TARGET` do not count.
+        observe: is shown every batch and what was predicted for it.
+
+    Raises:
+        ValueError: no target in the source counts.
+    """
+    device = next(model.parameters()).device
+    # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    n_correct = torch.zeros((), dtype=torch.int64, device=device)
+    n_targets = n_tokens = 0
+    state: Any = None
+    start = perf_counter()
+    with evaluation_mode(model), torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        for step in range(len(source)):
+            batch = source.batch(0, step)
+            targets = batch.targets.to(device)
+            logits, state = model(batch.inputs.to(device), state if batch.continues else None)
+            total += cross_entropy(
+                logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
+            )
+            predictions = logits.argmax(dim=-1)
+            n_correct += (predictions == targets).sum()
+            n_targets += int((batch.targets != IGNORED_TARGET).sum())
+            n_tokens += batch.inputs.numel()
+            if observe is not None:
+                observe(batch, predictions.cpu())
+    nats = float(total)  # waits for the device, so that the time below is the whole time
+    seconds = perf_counter() - start
+    return EvaluationResult(
+        loss=nats / max(1, n_targets),
+        perplexity=perplexity(nats, n_targets),
+        bits_per_token=bits_per_token(nats, n_targets),
+        accuracy=int(n_correct) / n_targets,
+        n_targets=n_targets,
+        seconds=seconds,
+        tokens_per_second=n_tokens / seconds,
+    )
+
+
+def evaluate_by_span(
+    model: nn.Module, source: BatchSource, spans: Callable[[Tensor], Tensor]
+) -> tuple[EvaluationResult, SpanAccuracy]:
+    """Evaluate, and count the right predictions by how far back each target reaches.
+
+    Args:
+        model: as for `evaluate`.
+        source: as for `evaluate`.
+        spans: from inputs (B, L) to the memory span of each position, (B, L) whole numbers, such as
+            `recurra.data.memory_spans`.
+
+    Raises:
+        ValueError: no target in the source counts.
+    """
+    correct: list[Tensor] = []
+    reach: list[Tensor] = []
+
+    def keep(batch: Batch, predictions: Tensor) -> None:
+        counted = batch.targets != IGNORED_TARGET
+        correct.append((predictions == batch.targets)[counted])
+        reach.append(spans(batch.inputs)[counted])
+
+    result = evaluate(model, source, observe=keep)
+    return result, accuracy_by_span(torch.cat(correct), torch.cat(reach))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and every module of it back into its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

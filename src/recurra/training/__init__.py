@@ -1,0 +1,43 @@
+"""From a recipe to a trained model."""
+
+from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights
+from recurra.training.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.training.experiment import (
+    EXPERIMENTS,
+    Experiment,
+    MemoryHorizonExperiment,
+    ModelConfig,
+    TextExperiment,
+)
+from recurra.training.loop import Trainer, TrainingDiverged
+from recurra.training.metrics import read_metrics
+from recurra.training.optimizer import build_optimizer, parameter_groups
+from recurra.training.recipe import RecipeError, load_recipe, recipe_help, to_yaml
+from recurra.training.run_folder import RunFolder
+from recurra.training.schedule import learning_rate_factor
+
+__all__ = [
+    "EXPERIMENTS",
+    "CheckpointError",
+    "CheckpointFolder",
+    "Experiment",
+    "MemoryHorizonExperiment",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RecipeError",
+    "RunFolder",
+    "ScheduleConfig",
+    "TextExperiment",
+    "Trainer",
+    "TrainingConfig",
+    "TrainingDiverged",
+    "build_optimizer",
+    "learning_rate_factor",
+    "load_checkpoint",
+    "load_recipe",
+    "load_weights",
+    "parameter_groups",
+    "read_metrics",
+    "recipe_help",
+    "to_yaml",
+]

@@ -1,0 +1,318 @@
+"""The training loop: one update at a time, from wherever the run stands to its end.
+
+Everything that the next update depends on is either in the checkpoint or a pure function of what is there:
+weights, optimiser, carried state and random states are saved; the learning rate and the data follow from
+the position. That is why a resumed run repeats the one that was not interrupted, bit for bit where the
+arithmetic itself is repeatable.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
+
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from recurra.data import IGNORED_TARGET, Batch, BatchSource
+from recurra.state import detach
+from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
+from recurra.training.experiment import Experiment, require_resumable, to_plain
+from recurra.training.hardware import hardware
+from recurra.training.metrics import CsvLog, MetricLog, TensorBoardLog, Window
+from recurra.training.optimizer import build_optimizer
+from recurra.training.packed_state import pack_state, unpack_state
+from recurra.training.process import set_up_process
+from recurra.training.progress import RunProgress, watch
+from recurra.training.random_state import random_state, set_random_state
+from recurra.training.run_folder import RunFolder
+from recurra.training.schedule import learning_rate_factor, scale_learning_rates
+from recurra.training.signals import StopSignal
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """What an evaluation says about a model."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per target."""
+        ...
+
+    @property
+    def accuracy(self) -> float:
+        """The share of targets that were predicted."""
+        ...
+
+
+Evaluate = Callable[[nn.Module, BatchSource], Scores]
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss or the weights are no longer finite numbers."""
+
+
+@dataclass
+class Position:
+    """How far a run has come: the next batch is number `batch` of epoch `epoch`."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """One run: model, optimiser and data of an experiment, and the position in it.
+
+    Args:
+        experiment: what to train, on what, and how.
+        folder: where everything is written, from `fit` on.
+        evaluate: scores a model on a split, in float32.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate) -> None:
+        self.experiment, self.folder, self.evaluate = experiment, folder, evaluate
+        self.config = experiment.training
+        self.fabric = set_up_process(self.config)
+        data = experiment.build_data()
+        self.source, self.validation = data.source("train"), data.source("valid")
+        self.model = experiment.build_model(data)
+        self.forward, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
+        self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
+        self.steps_per_epoch = math.ceil(len(self.source) / self.config.accumulate)
+        self.total_steps = self.config.epochs * self.steps_per_epoch
+        if self.config.max_steps is not None:
+            self.total_steps = min(self.total_steps, self.config.max_steps)
+        self.position = Position()
+        self.window = Window(self.fabric.device)
+        self.state: Any = None
+        self.scores: dict[str, dict[str, int | float]] = {}
+        self._clock = perf_counter()
+
+    # --- where a run stands ---
+
+    def snapshot(self) -> Payload:
+        """Everything that the next update depends on, and what the log has not shown yet, as plain data."""
+        return {
+            "config": to_plain(self.experiment),
+            "position": asdict(self.position),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "state": pack_state(self.state),
+            "window": self.window.state_dict(),
+            "scores": self.scores,
+            "random": random_state(),
+        }
+
+    def resume(self, which: str) -> None:
+        """Go back to a checkpoint: "last", "previous", "best" or a path. A run that has none yet starts anew.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+            ValueError: the experiment differs from the checkpoint's in more than how long to go on.
+        """
+        if which == "last" and not self.checkpoints.steps():
+            return
+        path, saved = self.checkpoints.load(which, self.fabric.device)
+        require_resumable(saved["config"], self.experiment)
+        load_weights(self.model, saved, path)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.position = Position(**saved["position"])
+        self.window.load_state_dict(saved["window"])
+        self.scores = saved["scores"]
+        self.state = unpack_state(saved["state"], self.model)
+        self.checkpoints.drop_after(self.position.step)
+        set_random_state(saved["random"])
+
+    # --- the loop ---
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.position.step >= self.total_steps
+
+    def fit(self, console: Console | None = None) -> StopSignal:
+        """Train to the end, or until SIGINT or SIGTERM; either way the last step is in a checkpoint then.
+
+        Returns:
+            the signals that were watched for; `received` is None where there was none.
+
+        Raises:
+            TrainingDiverged: the loss or the weights are not finite.
+        """
+        step = self.position.step
+        logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
+        if self.config.tensorboard:
+            logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
+        progress = watch(self.total_steps, step, console or Console())
+        if self.total_steps <= self.experiment.schedule.warmup_steps:
+            progress.note(
+                f"note: all {self.total_steps} steps of this run lie in its warm-up "
+                f"(schedule.warmup_steps {self.experiment.schedule.warmup_steps})"
+            )
+        try:
+            with StopSignal() as stop:
+                self._loop(stop, logs, progress)
+        finally:
+            progress.close()
+            for log in logs:
+                log.close()
+        self.folder.write_summary(self.summary())
+        return stop
+
+    def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
+        self._clock = perf_counter()
+        stopping = False
+        while not self.finished and not stopping:
+            gradient_norm = self._update()
+            progress.advance(self.position.step)
+            if row := self._report(gradient_norm):
+                for log in logs:
+                    log.write(row)
+                progress.report(row)
+            # Read once: a signal that came after the question whether to save would end the loop unsaved.
+            stopping = stop.received is not None
+            if self._due(self.config.save_every or self.steps_per_epoch) or stopping:
+                with self._off_the_clock():
+                    self.checkpoints.save(self.position.step, self._finite_snapshot())
+
+    def _update(self) -> Tensor | None:
+        """One update from up to `accumulate` batches; each target of them weighs the same."""
+        at, config = self.position, self.experiment
+        factor = learning_rate_factor(at.step, self.total_steps, config.schedule)
+        scale_learning_rates(self.optimizer, factor)
+        last = min(at.batch + self.config.accumulate, len(self.source))
+        batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
+        counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
+        for batch, n_targets in zip(batches, counts):
+            loss = self._loss(batch)
+            self.window.add(loss, n_targets, batch.inputs.numel())
+            self.fabric.backward(loss / max(1, sum(counts)))
+        norm = self._clip_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        at.step += 1
+        at.epoch, at.batch = (at.epoch, last) if last < len(self.source) else (at.epoch + 1, 0)
+        at.tokens += sum(batch.inputs.numel() for batch in batches)
+        return norm
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """The summed loss of a batch, and the state it leaves for the next one, its gradients cut here."""
+        inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
+        carried = self.state if self.config.carry_state and batch.continues else None
+        logits, state = self.forward(inputs, carried)
+        self.state = detach(state)
+        return cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
+        )
+
+    def _clip_gradients(self) -> Tensor | None:
+        limit = self.experiment.optimizer.gradient_clip
+        if limit is None:
+            return None
+        return self.fabric.clip_gradients(self.forward, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+
+    # --- what is said about it ---
+
+    def _report(self, gradient_norm: Tensor | None) -> dict[str, Any]:
+        """The row of the log that is due after this step; empty where none is."""
+        row: dict[str, Any] = {}
+        if self._due(self.config.log_every):
+            row |= self._training_row(gradient_norm)
+        if self._due(self.config.eval_every or self.steps_per_epoch):
+            with self._off_the_clock():
+                row |= self._validation_row()
+        if not row:
+            return row
+        at = self.position
+        return {
+            "step": at.step,
+            "epoch": math.ceil(at.step / self.steps_per_epoch),
+            "tokens": at.tokens,
+            "seconds": at.seconds,
+            **row,
+        }
+
+    def _training_row(self, gradient_norm: Tensor | None) -> dict[str, Any]:
+        loss = self.window.mean_loss()
+        if self.window.n_targets and not math.isfinite(loss):
+            raise self._diverged(f"the training loss is {loss}")
+        self._tick()
+        row = {
+            "train_loss": loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "tokens_per_second": self.window.n_tokens / self.window.seconds,
+        }
+        self.window = Window(self.fabric.device)
+        return row if gradient_norm is None else {**row, "gradient_norm": float(gradient_norm)}
+
+    def _validation_row(self) -> dict[str, float]:
+        scores = self.evaluate(self.model, self.validation)
+        if not math.isfinite(scores.loss):
+            raise self._diverged(f"the validation loss is {scores.loss}")
+        new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss, "accuracy": scores.accuracy}
+        self.scores["last"] = new
+        if self._is_best(new):
+            self.scores["best"] = new
+            self.checkpoints.save_best(self._finite_snapshot())
+        return {"valid_loss": scores.loss, "valid_accuracy": scores.accuracy}
+
+    def _is_best(self, new: dict[str, int | float]) -> bool:
+        best, monitor = self.scores.get("best"), self.config.monitor
+        if best is None:
+            return True
+        return new["loss"] < best["loss"] if monitor == "loss" else new["accuracy"] > best["accuracy"]
+
+    def _finite_snapshot(self) -> Payload:
+        """The snapshot, unless it is of no use: it must not push good checkpoints out."""
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise self._diverged(f"{name} holds values that are not finite")
+        return self.snapshot()
+
+    def _diverged(self, what: str) -> TrainingDiverged:
+        return TrainingDiverged(
+            f"step {self.position.step}: {what}. Lower optimizer.learning_rate, lengthen "
+            "schedule.warmup_steps or set optimizer.gradient_clip; the checkpoints in "
+            f"{self.folder.checkpoints} are of before"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The results so far, and what they were measured with."""
+        at = self.position
+        return {
+            "finished": self.finished,
+            "steps": at.step,
+            "epochs": at.step / self.steps_per_epoch,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "tokens": at.tokens,
+            "seconds": at.seconds,
+            "tokens_per_second": at.tokens / at.seconds if at.seconds else None,
+            "validation": self.scores,
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+
+    # --- time ---
+
+    def _due(self, every: int) -> bool:
+        return self.position.step % every == 0 or self.finished
+
+    def _tick(self) -> None:
+        """Count the time since the last tick as training time."""
+        now = perf_counter()
+        self.window.seconds += now - self._clock
+        self.position.seconds += now - self._clock
+        self._clock = now
+
+    @contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """Evaluating and saving are no training time."""
+        self._tick()
+        yield
+        self._clock = perf_counter()

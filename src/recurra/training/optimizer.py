@@ -1,0 +1,105 @@
+"""AdamW over parameter groups made by rule.
+
+Decided, where the papers are silent: only matrices (and larger) decay, embeddings among them; biases and
+norm scales do not. The parameters that make the state transition (every module with a
+`transition_parameters()` method names its own) may have a learning rate and a weight decay of their own, as
+in Table 4 of the GateLoop paper.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+
+from recurra.training.config import OptimizerConfig
+
+ParameterGroup = dict[str, Any]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
+    """AdamW over `parameter_groups`, in its fused form: one pass over each parameter, on the CPU as on a
+    GPU."""
+    return AdamW(
+        parameter_groups(model, config),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
+    """Sort the trainable parameters of `model` into groups of one learning rate and one weight decay.
+
+    Each group holds `name`, `params`, `lr`, `peak_lr` (what a schedule scales) and `weight_decay`. Tied
+    parameters count once, under their first name.
+
+    Raises:
+        ValueError: a module claims a transition parameter that the model does not have.
+    """
+    transition = transition_parameter_ids(model)
+    members: dict[tuple[str, float, float], list[nn.Parameter]] = defaultdict(list)
+    for _, parameter in _trainable(model):
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        name, rate = "base", config.learning_rate
+        if id(parameter) in transition:
+            name, rate = "transition", config.transition_learning_rate or rate
+            decay = decay if config.transition_weight_decay is None else config.transition_weight_decay
+        members[name, rate, decay].append(parameter)
+    groups = [
+        {
+            "name": f"{name}, weight decay {decay:g}",
+            "params": p,
+            "lr": rate,
+            "peak_lr": rate,
+            "weight_decay": decay,
+        }
+        for (name, rate, decay), p in members.items()
+    ]
+    check_groups(model, groups)
+    return groups
+
+
+def transition_parameter_ids(model: nn.Module) -> set[int]:
+    """The `id` of every parameter that a submodule names in `transition_parameters()`.
+
+    Raises:
+        ValueError: one of them is no parameter of `model`, so that no rule would ever reach it.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    found: set[int] = set()
+    for name, module in model.named_modules():
+        offers = getattr(module, "transition_parameters", None)
+        if offers is None:
+            continue
+        ids = {id(parameter) for parameter in offers()}
+        if not ids <= own:
+            raise ValueError(
+                f"{name or type(module).__name__}.transition_parameters() names {len(ids - own)} tensor(s) "
+                "that are no parameters of the model; return the module's own nn.Parameter objects"
+            )
+        found |= ids
+    return found
+
+
+def check_groups(model: nn.Module, groups: Iterable[ParameterGroup]) -> None:
+    """Raise a ValueError with the names, unless the groups hold every trainable parameter exactly once."""
+    counts: dict[int, int] = defaultdict(int)
+    for group in groups:
+        for parameter in group["params"]:
+            counts[id(parameter)] += 1
+    names = {id(parameter): name for name, parameter in _trainable(model)}
+    missing = [name for key, name in names.items() if counts[key] == 0]
+    repeated = [name for key, name in names.items() if counts[key] > 1]
+    foreign = sum(key not in names for key in counts)
+    if missing or repeated or foreign:
+        raise ValueError(
+            "the parameter groups must hold every trainable parameter exactly once; "
+            f"missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
+        )
+
+
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

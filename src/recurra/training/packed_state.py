@@ -1,0 +1,60 @@
+"""A recurrent state as plain data: what a checkpoint holds, and the way back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recurra.state import tensors
+
+
+def pack_state(state: Any) -> Any:
+    """Turn a state into nested lists of tensors, numbers and None: plain data, bound to no class of this
+    package."""
+    if isinstance(state, (tuple, list)):
+        return [pack_state(item) for item in state]
+    return state.detach() if isinstance(state, Tensor) else state
+
+
+def unpack_state(packed: Any, model: nn.Module) -> Any:
+    """Give packed data the structure of the states of `model`, its tensors on the model's device.
+
+    Args:
+        packed: what `pack_state` made of a state, None included.
+        model: called as `model(tokens, state)`; it reads one token to show what its states look like.
+
+    Raises:
+        ValueError: the data does not fit that structure.
+    """
+    if packed is None:
+        return None
+    rows = next(tensors(packed)).shape[0]
+    return _rebuild(packed, like=_example_state(model, rows))
+
+
+def _example_state(model: nn.Module, rows: int) -> Any:
+    token = torch.zeros(rows, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        _, state = model(token, None)
+    model.train(was_training)
+    return state
+
+
+def _rebuild(packed: Any, like: Any) -> Any:
+    if isinstance(like, (tuple, list)) and isinstance(packed, list) and len(like) == len(packed):
+        items = [_rebuild(part, like=example) for part, example in zip(packed, like)]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    if isinstance(like, Tensor) and isinstance(packed, Tensor):
+        if (packed.ndim, packed.shape[:1], packed.dtype) == (like.ndim, like.shape[:1], like.dtype):
+            return packed.to(like.device)
+    elif not isinstance(like, (Tensor, tuple, list)) and not isinstance(packed, (Tensor, list)):
+        return packed
+    raise ValueError(f"the saved recurrent state does not fit the model's: {_kind(packed)} against {_kind(like)}")
+
+
+def _kind(item: Any) -> str:
+    if isinstance(item, Tensor):
+        return f"{item.dtype} {tuple(item.shape)}"
+    return f"{len(item)} parts" if isinstance(item, (tuple, list)) else repr(item)

@@ -1,0 +1,124 @@
+"""Recipes: experiments as YAML files, and single values set over them.
+
+The experiment's dataclasses are the grammar: their fields are the keys, their types the values, their
+docstrings the help. What they do not know is refused.
+"""
+
+import difflib
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class RecipeError(ValueError):
+    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a recipe and set values over it.
+
+    Args:
+        path: a YAML file with the key `experiment` and any keys of that experiment.
+        overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
+            over the recipe, the last one over the others.
+
+    Raises:
+        RecipeError: the file cannot be read, or a key or a value is impossible.
+    """
+    kind, parser = _parser(Path(path), overrides)
+    try:
+        values = parser.instantiate(parser.parse_args(list(overrides)))
+        return kind(**{field.name: values[field.name] for field in fields(kind)})
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def recipe_help(path: Path | str) -> str:
+    """Every key of a recipe's experiment with its type, its value in the recipe and what it means.
+
+    Raises:
+        RecipeError: as `load_recipe`.
+    """
+    return _parser(Path(path), ())[1].format_help()
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """The complete experiment as a recipe."""
+    return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
+
+
+def _parser(path: Path, overrides: Sequence[str]) -> tuple[type[Experiment], ArgumentParser]:
+    """The experiment's class, and a parser of its keys whose defaults are the recipe's values."""
+    recipe = _read(path)
+    name = recipe.get("experiment")
+    if name not in EXPERIMENTS:
+        raise RecipeError(f"{path}: experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
+    kind = EXPERIMENTS[name]
+    known = set(_keys(kind))
+    for key, value in _leaves(recipe):
+        _require_known(path, key, known)
+        if value != {} and any(other.startswith(key + ".") for other in known):
+            raise RecipeError(f"{path}: {key} is a section and holds keys and values, got {value!r}")
+    for word in overrides:
+        if word.startswith("--"):
+            _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
+    # The recipe as the parser's defaults: command line words win over it in whatever order they come, and
+    # the help shows its values.
+    parser = ArgumentParser(
+        prog="recurra train RECIPE",
+        default_config_files=[glob.escape(str(path))],
+        default_env=False,
+        exit_on_error=False,
+        add_help=False,
+    )
+    parser.add_class_arguments(kind)
+    return kind, parser
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error}") from error
+    if not isinstance(recipe, dict):
+        raise RecipeError(f"{path}: a recipe holds keys and values, got {type(recipe).__name__}")
+    return recipe
+
+
+def _keys(kind: type, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all values of a dataclass."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        hint = hints[field.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from _keys(hint, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _require_known(path: Path, key: str, known: set[str]) -> None:
+    # A known key above it: an entry of a free dictionary such as model.mixer_options. Below it: a section.
+    if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in known):
+        return
+    section = key.partition(".")[0] + "."
+    beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
+    close = difflib.get_close_matches(key, known, n=1)
+    question = f" (did you mean {close[0]}?)" if close else ""
+    raise RecipeError(f"{path}: unknown key {key}{question}; there are: {', '.join(sorted(beside))}")

@@ -1,0 +1,150 @@
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from recurra.data import IGNORED_TARGET, Batch, memory_spans
+from recurra.evaluation import evaluate, evaluate_by_span
+
+
+class Sum(NamedTuple):
+    total: Tensor
+
+
+class Accumulator(nn.Module):
+    """Logits that depend on everything since the start of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 5)
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, tokens: Tensor, state: Sum | None = None) -> tuple[Tensor, Sum]:
+        assert torch.is_inference_mode_enabled()
+        total = self.dropout(self.embedding(tokens)).cumsum(1)
+        if state is not None:
+            total = total + state.total[:, None]
+        logits = self.head(total)
+        self.dtypes.append(logits.dtype)
+        return logits, Sum(total[:, -1])
+
+
+class Batches:
+    batch_size = 2
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        assert epoch == 0
+        return self.batches[step]
+
+
+@pytest.fixture
+def model() -> Accumulator:
+    torch.manual_seed(0)
+    return Accumulator()
+
+
+@pytest.fixture
+def stream() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    targets = torch.randint(5, (2, 12))
+    targets[0, 3] = targets[1, 7:10] = IGNORED_TARGET
+    return torch.randint(6, (2, 12)), targets
+
+
+def cut(stream: tuple[Tensor, Tensor], *lengths: int) -> Batches:
+    """The stream in pieces, each going on where the last one ended."""
+    pieces = zip(*(tensor.split(lengths, dim=1) for tensor in stream))
+    return Batches(*(Batch(*piece, continues=number > 0) for number, piece in enumerate(pieces)))
+
+
+@torch.inference_mode()
+def scores(model: Accumulator, stream: tuple[Tensor, Tensor]) -> tuple[float, float, int]:
+    """The same by hand, over the whole stream at once: loss, accuracy, number of targets."""
+    model.eval()
+    inputs, targets = stream
+    counted = targets != IGNORED_TARGET
+    logits = model(inputs)[0][counted].double()
+    chosen = log_softmax(logits, -1).gather(1, targets[counted][:, None])
+    right = (logits.argmax(-1) == targets[counted]).double().mean().item()
+    model.train()
+    return -chosen.mean().item(), right, int(counted.sum())
+
+
+@pytest.mark.parametrize("lengths", [(12,), (5, 7), (1,) * 12, (11, 1)])
+def test_the_state_is_carried_and_ignored_targets_do_not_count(model, stream, lengths):
+    result = evaluate(model, cut(stream, *lengths))
+    loss, accuracy, n_targets = scores(model, stream)
+    assert result.n_targets == n_targets == 20
+    assert result.loss == pytest.approx(loss, rel=1e-6)
+    assert result.accuracy == accuracy
+    assert result.perplexity == pytest.approx(math.exp(loss), rel=1e-6)
+    assert result.bits_per_token == pytest.approx(loss / math.log(2), rel=1e-6)
+    assert result.tokens_per_second == pytest.approx(24 / result.seconds)
+
+
+def test_a_batch_that_does_not_continue_starts_from_nothing(model, stream):
+    whole = cut(stream, 6, 6)
+    apart = Batches(*(batch._replace(continues=False) for batch in whole.batches))
+    assert evaluate(model, apart).loss != evaluate(model, whole).loss
+    swapped = Batches(*apart.batches[::-1])
+    assert evaluate(model, swapped).loss == pytest.approx(evaluate(model, apart).loss, rel=1e-12)
+
+
+def test_modes_come_back_and_dropout_is_off(model, stream):
+    model.head.eval()
+    first, second = (evaluate(model, cut(stream, 12)).loss for _ in range(2))
+    assert first == second
+    assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
+
+
+def test_modes_come_back_after_an_error(model):
+    with pytest.raises(IndexError):
+        evaluate(model, Batches(Batch(torch.tensor([[99]]), torch.tensor([[0]]), continues=False)))
+    assert model.training
+
+
+def test_autocast_around_it_does_not_reach_the_model(model, stream):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluate(model, cut(stream, 12))
+    assert model.dtypes == [torch.float32]
+
+
+def test_nothing_to_count_is_an_error(model):
+    targets = torch.full((2, 3), IGNORED_TARGET)
+    with pytest.raises(ValueError, match="n_tokens must be at least 1"):
+        evaluate(model, Batches(Batch(torch.zeros(2, 3, dtype=torch.int64), targets, continues=False)))
+
+
+def test_observers_see_each_batch_with_its_predictions(model, stream):
+    seen = []
+    source = cut(stream, 5, 7)
+    result = evaluate(model, source, observe=lambda *call: seen.append(call))
+    assert [batch for batch, _ in seen] == list(source.batches)
+    right = sum(int((predictions == batch.targets).sum()) for batch, predictions in seen)
+    assert right / result.n_targets == result.accuracy
+
+
+def test_accuracy_by_span_counts_each_target_under_its_span(model, stream):
+    source = cut(stream, 5, 7)
+    result, spans = evaluate_by_span(model, source, lambda tokens: memory_spans(tokens, reset_token=5))
+    assert int(spans.counts.sum()) == result.n_targets
+    assert spans.overall == pytest.approx(result.accuracy)
+    expected = torch.zeros(len(spans.counts), dtype=torch.int64)
+    for batch in source.batches:
+        for row, target_row in zip(batch.inputs.tolist(), batch.targets.tolist()):
+            span = 0
+            for token, target in zip(row, target_row):
+                span = 0 if token == 5 else span + 1
+                expected[span] += target != IGNORED_TARGET
+    assert torch.equal(spans.counts, expected)

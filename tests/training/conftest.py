@@ -1,0 +1,102 @@
+"""A model and a data set that train in a blink and have all that the loop must deal with.
+
+That is: a carried state, dropout, tied weights, transition parameters.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurra.data.text_batches import StreamSource
+from recurra.evaluation import evaluate
+from recurra.training import Experiment, OptimizerConfig, RunFolder, ScheduleConfig, Trainer, TrainingConfig
+
+VOCABULARY = 7
+
+
+class Memory(NamedTuple):
+    total: Tensor
+
+
+class ToyModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 6)
+        self.dropout = nn.Dropout(0.2)
+        self.decay = nn.Parameter(torch.full((6,), 0.5))
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, VOCABULARY)
+        self.head.weight = self.embedding.weight
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        return {self.decay}
+
+    def forward(self, tokens: Tensor, state: tuple[Memory] | None = None) -> tuple[Tensor, tuple[Memory]]:
+        total = torch.zeros(len(tokens), 6) if state is None else state[0].total
+        outputs = []
+        for step in self.dropout(self.embedding(tokens)).unbind(1):
+            total = self.decay.sigmoid() * total + step.float()
+            outputs.append(total)
+        return self.head(self.norm(torch.stack(outputs, 1))), (Memory(total),)
+
+
+@dataclass
+class ToyData:
+    batch_size: int = 3
+    segment_length: int = 5
+    n_tokens: int = 3 * 5 * 8 + 1
+
+    vocab_size = output_size = VOCABULARY
+
+    def build(self, *, rank: int = 0, world_size: int = 1) -> "ToyData":
+        return self
+
+    def source(self, split: str) -> StreamSource:
+        # A rule to learn, and noise: each token is the sum of the two before it, one in five is drawn.
+        random = np.random.default_rng(split == "train")
+        tokens = random.integers(0, VOCABULARY, self.n_tokens)
+        for i in range(2, len(tokens)):
+            if i % 5:
+                tokens[i] = (tokens[i - 1] + tokens[i - 2]) % VOCABULARY
+        return StreamSource(
+            tokens,
+            batch_size=self.batch_size,
+            segment_length=self.segment_length,
+            training=split == "train",
+        )
+
+
+@dataclass(kw_only=True)
+class ToyExperiment(Experiment):
+    experiment: str = "toy"
+    data: ToyData
+
+    def build_model(self, data: ToyData) -> ToyModel:
+        return ToyModel()
+
+
+@pytest.fixture
+def toy_model() -> ToyModel:
+    torch.manual_seed(0)
+    return ToyModel()
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path):
+    """make_trainer(folder_name, evaluate=..., optimizer={...}, schedule={...}, data={...}, **training)"""
+
+    def make(name: str = "run", *, scorer=evaluate, optimizer=None, schedule=None, data=None, **training) -> Trainer:
+        experiment = ToyExperiment(
+            data=ToyData(**(data or {})),
+            optimizer=OptimizerConfig(**{"learning_rate": 0.03, **(optimizer or {})}),
+            schedule=ScheduleConfig(**(schedule or {})),
+            training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
+        )
+        return Trainer(experiment, RunFolder(tmp_path / name), scorer)
+
+    return make

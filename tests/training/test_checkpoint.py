@@ -1,0 +1,165 @@
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from recurra.training import CheckpointError, CheckpointFolder, load_checkpoint, load_weights
+from recurra.training.checkpoint import save_checkpoint
+
+PAYLOAD = {
+    "model": {"weight": torch.arange(300.0).reshape(20, 15), "bias": torch.ones(3, dtype=torch.complex64)},
+    "state": [None, [torch.tensor([1, 2])], 3],
+    "position": {"step": 7, "seconds": 1 / 3},
+    "betas": (0.9, 0.98),
+}
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("checkpoint") / "a.pt"
+    save_checkpoint(path, PAYLOAD)
+    return path.read_bytes()
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    save_checkpoint(tmp_path / "a.pt", PAYLOAD)
+    loaded = load_checkpoint(tmp_path / "a.pt")
+    assert same({key: loaded[key] for key in PAYLOAD}, PAYLOAD)
+    assert loaded["versions"]["torch"] == torch.__version__
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, written):
+    path = tmp_path / "a.pt"
+    path.write_bytes(written)
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        save_checkpoint(path, {"model": lambda: None})
+    assert path.read_bytes() == written
+    assert [other.name for other in tmp_path.iterdir()] == ["a.pt"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_file_is_refused(tmp_path, written, share):
+    path = tmp_path / "a.pt"
+    path.write_bytes(written[: int(share * len(written))])
+    with pytest.raises(CheckpointError, match=r"a\.pt is truncated or damaged"):
+        load_checkpoint(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(data=st.data())
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path, written, data):
+    place = data.draw(st.integers(0, len(written) - 1))
+    damaged = bytearray(written)
+    damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "a.pt"
+    path.write_bytes(damaged)
+    try:
+        loaded = load_checkpoint(path)
+    except CheckpointError:
+        return
+    assert same({key: loaded[key] for key in PAYLOAD}, PAYLOAD)
+
+
+def test_damage_in_the_weights_is_always_refused(tmp_path, written):
+    weights = PAYLOAD["model"]["weight"].numpy().tobytes()
+    start = written.index(weights)
+    path = tmp_path / "a.pt"
+    for offset in range(0, len(weights), 97):
+        damaged = bytearray(written)
+        damaged[start + offset] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="wrong checksum"):
+            load_checkpoint(path)
+
+
+class Foreign:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: path.write_text("hello"), "no checkpoint at all"),
+        (lambda path: path.write_bytes(pickle.dumps({"model": 1})), "no checkpoint at all"),
+        (lambda path: torch.save(Foreign(), path), "no checkpoint at all"),
+        (lambda path: torch.save({"model": {}}, path), "was not written by recurra train"),
+        (lambda path: torch.save([1], path), "was not written by recurra train"),
+        (
+            lambda path: torch.save(
+                {"format": "recurra-checkpoint", "format_version": 99, "versions": {"recurra": "9.0"}}, path
+            ),
+            "checkpoint format 99, .* written by recurra 9.0",
+        ),
+        (lambda path: None, "there is no checkpoint"),
+    ],
+)
+def test_foreign_files_are_refused_by_name(tmp_path, write, reason):
+    path = tmp_path / "other.pt"
+    write(path)
+    with pytest.raises(CheckpointError, match=reason) as raised:
+        load_checkpoint(path)
+    assert str(path) in str(raised.value)
+
+
+def test_another_architecture_is_refused_with_the_names_that_differ():
+    saved = {"model": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()}
+    model = nn.Sequential(nn.Linear(3, 5))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(CheckpointError) as raised:
+        load_weights(model, saved, Path("a.pt"))
+    assert "a.pt is of another model" in str(raised.value)
+    assert "0.bias (4,), here (5,)" in str(raised.value)
+    assert "1.bias (2,), here missing and 1 more" in str(raised.value)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_the_newest_are_kept_and_the_best_stays(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
+    folder.save(1, PAYLOAD)
+    folder.save_best(PAYLOAD)
+    for step in (2, 9, 10):
+        folder.save(step, PAYLOAD)
+    assert [path.name for path in folder.steps()] == ["step-0000000009.pt", "step-0000000010.pt"]
+    assert folder.find("last").name == "step-0000000010.pt"
+    assert folder.find("previous").name == "step-0000000009.pt"
+    assert folder.find("best").name == "best.pt"
+    assert folder.find(str(folder.path / "step-0000000009.pt")).name == "step-0000000009.pt"
+    folder.drop_after(9)
+    assert [path.name for path in folder.steps()] == ["step-0000000009.pt"]
+    assert folder.best.is_file()
+
+
+@pytest.mark.parametrize("which", ["last", "previous", "best", "nowhere.pt"])
+def test_what_is_not_there_is_not_found(tmp_path, which):
+    with pytest.raises(CheckpointError, match=which):
+        CheckpointFolder(tmp_path).load(which)
+
+
+def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, written):
+    folder = CheckpointFolder(tmp_path)
+    previous, last = folder.save(1, PAYLOAD), folder.save(2, PAYLOAD)
+    last.write_bytes(written[:500])
+    with pytest.raises(CheckpointError) as raised:
+        folder.load("last")
+    assert str(last) in str(raised.value)
+    assert str(previous) in str(raised.value)
+    assert "--checkpoint previous" in str(raised.value)
+    path, loaded = folder.load("previous")
+    assert path == previous
+    assert same(loaded["model"], PAYLOAD["model"])

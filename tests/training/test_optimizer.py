@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+from recurra.training import OptimizerConfig, build_optimizer, parameter_groups
+from recurra.training.optimizer import check_groups
+
+
+def by_name(model: nn.Module, config: OptimizerConfig) -> dict[str, tuple[float, float]]:
+    """Parameter name -> (learning rate, weight decay)."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in parameter_groups(model, config)
+        for parameter in group["params"]
+    }
+
+
+def test_matrices_decay_and_vectors_do_not(toy_model):
+    rules = by_name(toy_model, OptimizerConfig(learning_rate=0.1, weight_decay=0.3))
+    assert rules == {
+        "embedding.weight": (0.1, 0.3),
+        "decay": (0.1, 0.0),
+        "norm.weight": (0.1, 0.0),
+        "norm.bias": (0.1, 0.0),
+        "head.bias": (0.1, 0.0),
+    }
+
+
+@pytest.mark.parametrize(("decay", "expected"), [(None, 0.0), (0.0, 0.0), (0.7, 0.7)])
+def test_the_transition_has_its_own_rates(toy_model, decay, expected):
+    config = OptimizerConfig(learning_rate=0.1, transition_learning_rate=0.02, transition_weight_decay=decay)
+    rules = by_name(toy_model, config)
+    assert rules["decay"] == (0.02, expected)
+    assert rules["norm.bias"] == (0.1, 0.0)
+
+
+def test_null_leaves_a_transition_matrix_to_the_rule_of_all_matrices():
+    class Gate(nn.Linear):
+        def transition_parameters(self):
+            return set(self.parameters())
+
+    model = nn.Sequential(Gate(2, 2))
+    assert by_name(model, OptimizerConfig(weight_decay=0.3))["0.weight"][1] == 0.3
+    assert by_name(model, OptimizerConfig(weight_decay=0.3, transition_weight_decay=0.0))["0.weight"][1] == 0.0
+
+
+def test_frozen_parameters_are_left_out(toy_model):
+    toy_model.norm.requires_grad_(False)
+    assert not {"norm.weight", "norm.bias"} & by_name(toy_model, OptimizerConfig()).keys()
+
+
+def test_a_transition_parameter_of_another_model_is_refused(toy_model):
+    toy_model.transition_parameters = lambda: {nn.Parameter(torch.zeros(3))}
+    with pytest.raises(ValueError, match=r"ToyModel\.transition_parameters\(\) names 1 tensor"):
+        parameter_groups(toy_model, OptimizerConfig())
+
+
+def test_groups_must_hold_every_parameter_exactly_once(toy_model):
+    groups = parameter_groups(toy_model, OptimizerConfig())
+    check_groups(toy_model, groups)
+    with pytest.raises(ValueError, match=r"missing: \['decay'\]"):
+        check_groups(toy_model, groups[1:])
+    with pytest.raises(ValueError, match=r"repeated: \['decay'\]"):
+        check_groups(toy_model, [*groups, groups[0]])
+    with pytest.raises(ValueError, match="not of this model: 1"):
+        check_groups(toy_model, [*groups, {"params": [nn.Parameter(torch.zeros(1))]}])
+
+
+def test_decay_pulls_matrices_alone(toy_model):
+    optimizer = build_optimizer(toy_model, OptimizerConfig(learning_rate=0.1, weight_decay=0.5))
+    before = {name: parameter.detach().clone() for name, parameter in toy_model.named_parameters()}
+    for parameter in toy_model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in toy_model.named_parameters():
+        factor = 0.95 if name == "embedding.weight" else 1.0
+        torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=1e-6, atol=0)

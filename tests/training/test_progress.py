@@ -1,0 +1,45 @@
+import io
+
+from rich.console import Console
+
+from recurra.training.progress import BarProgress, PlainProgress, watch
+
+ROW = {
+    "step": 50,
+    "epoch": 2,
+    "tokens": 5000,
+    "seconds": 10.0,
+    "train_loss": 1.23456,
+    "tokens_per_second": 12345.6,
+    "valid_loss": 2.5,
+    "valid_accuracy": 0.25,
+}
+
+
+def test_without_a_terminal_there_are_plain_lines():
+    out = io.StringIO()
+    progress = watch(200, 0, Console(file=out, width=40))
+    assert type(progress) is PlainProgress
+    progress.advance(50)
+    progress.report(ROW)
+    progress.report({key: ROW[key] for key in ("step", "epoch", "tokens", "seconds", "valid_loss", "valid_accuracy")})
+    progress.note("see [this]")
+    progress.close()
+    assert out.getvalue().splitlines() == [
+        "epoch 2  step 50/200  loss 1.2346  12,346 tokens/s  validation: loss 2.5000  accuracy 0.2500  0:00:30 left",
+        "epoch 2  step 50/200  validation: loss 2.5000  accuracy 0.2500  0:00:30 left",
+        "see [this]",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_evaluations_above_it():
+    out = io.StringIO()
+    progress = watch(200, 40, Console(file=out, force_terminal=True, width=120, color_system=None))
+    assert type(progress) is BarProgress
+    progress.advance(50)
+    progress.report(ROW)
+    progress.close()
+    text = out.getvalue()
+    assert "validation: loss 2.5000" in text
+    for part in ("epoch 2", "50/200", "loss 1.2346", "12,346 tokens/s"):
+        assert part in text

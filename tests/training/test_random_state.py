@@ -1,0 +1,27 @@
+import random
+
+import numpy as np
+import torch
+
+from recurra.training.checkpoint import load_checkpoint, save_checkpoint
+from recurra.training.random_state import random_state, set_random_state
+
+
+def draw() -> list[float]:
+    return [
+        *(random.random() for _ in range(3)),
+        random.gauss(0, 1),
+        *np.random.random(3),  # noqa: NPY002
+        np.random.standard_normal(),  # noqa: NPY002
+        *torch.rand(3).tolist(),
+        torch.randn(()).item(),
+    ]
+
+
+def test_the_same_numbers_come_again_after_a_trip_through_a_file(tmp_path):
+    draw()  # leaves half a pair of normal numbers waiting, in Python's and in NumPy's generator
+    save_checkpoint(tmp_path / "state.pt", {"random": random_state()})
+    expected = draw()
+    assert draw() != expected
+    set_random_state(load_checkpoint(tmp_path / "state.pt")["random"])
+    assert draw() == expected

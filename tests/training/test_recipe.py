@@ -1,0 +1,160 @@
+import textwrap
+
+import pytest
+import yaml
+
+from recurra.training import (
+    MemoryHorizonExperiment,
+    RecipeError,
+    TextExperiment,
+    load_recipe,
+    recipe_help,
+    to_yaml,
+)
+
+RECIPE = """
+experiment: memory-horizon
+data:
+  n_samples: 50
+model:
+  mixer_options: {n_heads: 64, transition: fixed}
+optimizer:
+  learning_rate: 0.0025
+  betas: [0.8, 0.9]
+training:
+  epochs: 3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(text: str = RECIPE):
+        path = tmp_path / "recipe [1].yaml"  # brackets mean something to glob
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def test_a_recipe_sets_what_it_names_and_leaves_the_rest(recipe):
+    experiment = load_recipe(recipe())
+    assert type(experiment) is MemoryHorizonExperiment
+    assert (experiment.data.n_samples, experiment.data.sequence_length) == (50, 1024)
+    assert experiment.optimizer.betas == (0.8, 0.9)
+    assert (experiment.training.epochs, experiment.training.seed) == (3, 0)
+    assert experiment.model.mixer_options == {"n_heads": 64, "transition": "fixed"}
+
+
+def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
+    words = ["--training.epochs", "7", "--optimizer.betas=[0.1, 0.2]", "--training.epochs=9"]
+    words += [
+        "--model.mixer_options.transition",
+        "data",
+        "--training.max_steps",
+        "4",
+        "--model.mixer",
+        "[a, b]",
+    ]
+    experiment = load_recipe(recipe(), words)
+    assert experiment.training.epochs == 9
+    assert experiment.optimizer.betas == (0.1, 0.2)
+    assert experiment.model.mixer_options == {"n_heads": 64, "transition": "data"}
+    assert experiment.model.mixer == ["a", "b"]
+    assert load_recipe(recipe(), ["--training.max_steps", "null"]).training.max_steps is None
+
+
+def test_the_environment_has_no_say(recipe, monkeypatch):
+    monkeypatch.setenv("RECURRA_TRAINING__EPOCHS", "99")
+    monkeypatch.setenv("JSONARGPARSE_DEFAULT_ENV", "true")
+    assert load_recipe(recipe()).training.epochs == 3
+
+
+def test_a_text_recipe_needs_a_path(recipe):
+    path = recipe("experiment: text\n")
+    with pytest.raises(RecipeError, match=r"data\.path"):
+        load_recipe(path)
+    experiment = load_recipe(path, ["--data.path", "/somewhere"])
+    assert type(experiment) is TextExperiment
+    assert experiment.data.path == "/somewhere"
+
+
+def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
+    experiment = load_recipe(recipe(), ["--optimizer.gradient_clip", "1e-3"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(experiment))
+    assert load_recipe(path) == experiment
+    assert list(yaml.safe_load(path.read_text())) == [
+        "experiment",
+        "data",
+        "model",
+        "optimizer",
+        "schedule",
+        "training",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("training: {epoch: 3}", "training.epoch", "training.epochs"),
+        ("training: {epochs: {x: 3}}", "training.epochs", ""),
+        ("optimiser: {learning_rate: 3}", "optimiser.learning_rate", "optimizer.learning_rate"),
+        ("nonsense: 3", "nonsense", "data, experiment, model"),
+        ("data: {path: here}", "data.path", "data.batch_size"),
+        ("training: {epochs: many}", "training.epochs", "int"),
+        ("training: {epochs: 0}", "training.epochs", "1 or more"),
+        ("training: {precision: half}", "training.precision", "'32-true', 'bf16-mixed'"),
+        ("data: {n_samples: -1}", "n_samples", "at least"),
+        ("data: {n_samples: 1.5}", "n_samples", "int"),
+        ("model: {dropout: 2}", "model.dropout", r"in [0, 1)"),
+        ("optimizer: {betas: [0.1]}", "optimizer.betas", ""),
+        ("schedule: 3", "schedule", "is a section"),
+        ("data: null", "data", "is a section"),
+    ],
+)
+def test_unknown_keys_and_impossible_values_are_refused_by_name(recipe, text, key, hint):
+    path = recipe(f"experiment: memory-horizon\n{text}\n")
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(path)
+    message = str(raised.value)
+    assert message.startswith(str(path))
+    assert key in message
+    assert hint in message
+
+
+def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
+    with pytest.raises(
+        RecipeError,
+        match=r"unknown key data\.n_sample \(did you mean data\.n_samples\?\); there are: .*data\.seed",
+    ):
+        load_recipe(recipe(), ["--data.n_sample", "3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("data: {}", "experiment must be one of memory-horizon, text, got None"),
+        ("experiment: vision", "experiment must be one of memory-horizon, text, got 'vision'"),
+        ("- a\n- b", "holds keys and values, got list"),
+        ("", "holds keys and values, got NoneType"),
+        ("a: [", "cannot read the recipe"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(recipe, text, reason):
+    with pytest.raises(RecipeError, match=reason):
+        load_recipe(recipe(text))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*nowhere\.yaml"):
+        load_recipe(tmp_path / "nowhere.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="cannot read the recipe"):
+        load_recipe(tmp_path / "binary.yaml")
+
+
+def test_the_help_shows_each_field_with_its_docstring_and_the_recipes_value(recipe):
+    text = " ".join(recipe_help(recipe()).split())
+    assert "--training.epochs EPOCHS Passes over the training data. (type: int, default: 3)" in text
+    assert "--data.n_samples N_SAMPLES Sequences in all;" in text
+    assert "--training.monitor {loss,accuracy} Which validation score" in text

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from recurra.training import OptimizerConfig, ScheduleConfig, build_optimizer, learning_rate_factor
+from recurra.training.schedule import scale_learning_rates
+
+
+def test_the_warm_up_is_a_line_from_its_first_step_to_the_peak():
+    config = ScheduleConfig(warmup_steps=4)
+    assert [learning_rate_factor(step, 100, config) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_the_cosine_ends_at_the_floor():
+    config = ScheduleConfig(warmup_steps=10, final_fraction=0.1)
+    assert learning_rate_factor(10, 110, config) == 1.0
+    assert learning_rate_factor(60, 110, config) == pytest.approx(0.55, abs=1e-12)
+    assert learning_rate_factor(35, 110, config) == pytest.approx(
+        0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)), abs=1e-12
+    )
+    assert learning_rate_factor(110, 110, config) == pytest.approx(0.1, abs=1e-12)
+    assert learning_rate_factor(500, 110, config) == pytest.approx(0.1, abs=1e-12)
+
+
+@given(warmup=st.integers(0, 50), total=st.integers(1, 200), final=st.floats(0, 1))
+def test_it_rises_then_falls_and_stays_between_floor_and_peak(warmup, total, final):
+    config = ScheduleConfig(warmup_steps=warmup, final_fraction=final)
+    factors = [learning_rate_factor(step, total, config) for step in range(total)]
+    rising, falling = factors[:warmup], factors[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    assert all(0 < factor <= 1 for factor in rising)
+    assert all(final - 1e-12 <= factor <= 1 for factor in falling)
+
+
+def test_each_group_is_scaled_from_its_own_peak(toy_model: nn.Module):
+    config = OptimizerConfig(learning_rate=0.1, transition_learning_rate=0.02)
+    optimizer = build_optimizer(toy_model, config)
+    for factor in (0.5, 0.25):
+        scale_learning_rates(optimizer, factor)
+        rates = {group["lr"] for group in optimizer.param_groups}
+        assert rates == {0.1 * factor, 0.02 * factor}
