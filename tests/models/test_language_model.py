@@ -1,0 +1,79 @@
+"""The language model: its shape, its options, its errors."""
+
+import pytest
+import torch
+
+from recurra.models import LanguageModel, LanguageModelConfig
+
+
+def small(**options) -> LanguageModelConfig:
+    return LanguageModelConfig(**{"vocab_size": 7, "n_layer": 2, "d_model": 8, "d_channel_mixing": 16, **options})
+
+
+def test_shapes():
+    logits, state = LanguageModel(small(output_size=5))(torch.randint(7, (3, 4)))
+    assert logits.shape == (3, 4, 5)
+    assert len(state.layers) == 2
+
+
+def test_table_3_has_the_parameters_that_it_must_have():
+    model = LanguageModel(LanguageModelConfig(6, 51, 4, 64, 128))
+    d, ffn = 64, 128
+    block = (3 * d * d + 3 * d) + (2 * d * d + 2 * d) + (d * d + d) + (2 * d * ffn + d + ffn) + 4 * d
+    assert sum(p.numel() for p in model.parameters()) == 6 * d + 4 * block + 2 * d + (51 * d + 51)
+
+
+def test_tied_embeddings_are_one_matrix():
+    model = LanguageModel(small(tie_embeddings=True))
+    assert model.head.weight is model.embedding.weight
+    assert "head.bias" not in model.state_dict()
+
+
+def test_dropout_acts_in_training_alone():
+    model = LanguageModel(small(dropout=0.5))
+    tokens = torch.randint(7, (2, 5))
+    assert not torch.equal(model(tokens)[0], model(tokens)[0])
+    model.eval()
+    assert torch.equal(model(tokens)[0], model(tokens)[0])
+
+
+def test_one_mixer_per_layer():
+    assert small(mixer=["gateloop", "gateloop"]).mixers == ["gateloop", "gateloop"]
+    assert small().mixers == ["gateloop", "gateloop"]
+    assert len(LanguageModel(small(mixer=["gateloop", "gateloop"])).blocks) == 2
+
+
+def test_initial_scale():
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(1000, None, 1, 64, 256))
+    assert model.embedding.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert model.blocks[0].feed_forward[3].weight.std().item() == pytest.approx(256**-0.5, rel=0.05)
+    assert model.blocks[0].mixer.qkv.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0; expected at least 1"),
+        ({"n_layer": 0}, "n_layer is 0; expected at least 1"),
+        ({"d_model": -8}, "d_model is -8"),
+        ({"d_channel_mixing": 0}, "d_channel_mixing is 0"),
+        ({"output_size": 0}, "output_size is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0; expected a probability"),
+        ({"mixer": ["gateloop"]}, "mixer names 1 layers and n_layer is 2"),
+        ({"tie_embeddings": True, "output_size": 5}, "tie_embeddings asks for .* output_size is 5 and vocab_size 7"),
+    ],
+)
+def test_impossible_shapes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+def test_unknown_mixer_is_refused():
+    with pytest.raises(ValueError, match=r"unknown mixer 'lstm'; there are: .*gateloop"):
+        LanguageModel(small(mixer="lstm"))
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    with pytest.raises(IndexError):
+        LanguageModel(small())(torch.tensor([[7]]))
