@@ -117,6 +117,24 @@ def test_foreign_files_are_refused_by_name(tmp_path, write, reason):
     assert str(path) in str(raised.value)
 
 
+class Intruder:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.write_text, (self.path, "was here")
+
+
+def test_loading_runs_no_code(tmp_path):
+    path, trace = tmp_path / "a.pt", tmp_path / "trace"
+    torch.save({"format": "recurra-checkpoint", "format_version": 1, "model": Intruder(trace)}, path)
+    with pytest.raises(CheckpointError, match="no checkpoint at all"):
+        load_checkpoint(path)
+    assert not trace.exists()
+
+
 def test_another_architecture_is_refused_with_the_names_that_differ():
     saved = {"model": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).state_dict()}
     model = nn.Sequential(nn.Linear(3, 5))

@@ -204,6 +204,25 @@ def test_the_best_checkpoint_is_chosen_by_the_score_that_is_monitored(make_train
     assert summary["validation"]["last"]["step"] == 4
 
 
+def test_the_best_score_is_remembered_over_a_resume(make_trainer):
+    scores = iter([Scores(1.0, 0.5), Scores(2.0, 0.4)])
+    settings = {"eval_every": 1, "save_every": 1, "scorer": lambda model, source: next(scores)}
+    make_trainer(max_steps=1, **settings).fit(quiet())
+    later = make_trainer(max_steps=2, **settings)
+    later.resume("last")
+    later.fit(quiet())
+    assert later.scores["best"]["step"] == 1
+    assert later.checkpoints.load("best")[1]["position"]["step"] == 1
+
+
+def test_each_epoch_asks_for_its_own_batches_in_order(make_trainer):
+    trainer = make_trainer(epochs=2, accumulate=3)
+    asked, batch = [], trainer.source.batch
+    trainer.source.batch = lambda epoch, step: (asked.append((epoch, step)), batch(epoch, step))[1]
+    trainer.fit(quiet())
+    assert asked == [(epoch, step) for epoch in range(2) for step in range(8)]
+
+
 def test_evaluation_changes_nothing(make_trainer):
     often = make_trainer("often", epochs=2, eval_every=1)
     often.fit(quiet())

@@ -64,8 +64,7 @@ def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
 
 
 def test_the_environment_has_no_say(recipe, monkeypatch):
-    monkeypatch.setenv("RECURRA_TRAINING__EPOCHS", "99")
-    monkeypatch.setenv("JSONARGPARSE_DEFAULT_ENV", "true")
+    monkeypatch.setenv("RECURRA TRAIN RECIPE_TRAINING__EPOCHS", "99")
     assert load_recipe(recipe()).training.epochs == 3
 
 

@@ -23,18 +23,17 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/")
     parser.add_argument("--run", metavar="FOLDER", help="where to write (default: runs/ and the recipe's name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
-    parser.add_argument(
-        "--checkpoint",
-        default="last",
-        metavar="WHICH",
-        help="with --resume: last (default), previous, best or a file",
-    )
+    parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: last (default), previous, best or a file")
     arguments = parser.parse_args(own)
     if arguments.help:
         print(parser.format_help(), recipe_help(arguments.recipe) if arguments.recipe else "", sep="\n")
         return 0
     if (arguments.recipe is None) == (arguments.resume is None):
         parser.error("give either a RECIPE, or --resume RUN")
+    if arguments.resume and arguments.run:
+        parser.error("--resume RUN goes on in the run's own folder: leave --run away")
+    if arguments.checkpoint and not arguments.resume:
+        parser.error("--checkpoint chooses what to --resume: give --resume RUN")
     keep_large_blocks()
     trainer = _resumed(arguments, overrides) if arguments.resume else _new(arguments, overrides)
     folder = trainer.folder.path
@@ -47,6 +46,11 @@ def run(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 128 + stop.received
+    best = trainer.scores["best"]
+    print(
+        f"finished at step {trainer.position.step}; best validation, at step {best['step']}: loss {best['loss']:.4f}, "
+        f"accuracy {best['accuracy']:.4f}; score it on the test split with:\n  recurra eval {folder}"
+    )
     return 0
 
 
@@ -71,6 +75,6 @@ def _resumed(arguments: Namespace, overrides: Sequence[str]) -> Trainer:
     folder.require_run()
     experiment = load_recipe(folder.config, overrides)
     trainer = Trainer(experiment, folder, evaluate)
-    trainer.resume(arguments.checkpoint)
+    trainer.resume(arguments.checkpoint or "last")
     folder.write_config(to_yaml(experiment))
     return trainer
