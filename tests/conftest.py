@@ -10,6 +10,7 @@ import pytest
 _CHECKED = [
     "recurra.analysis",
     "recurra.cli",
+    "recurra.convert",
     "recurra.data",
     "recurra.evaluation",
     "recurra.gate_loop.modes",

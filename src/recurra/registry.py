@@ -1,4 +1,4 @@
-"""Names to classes. A module registers itself where it is defined; the models, the recipes and the tests find it here."""
+"""Names to classes. A module registers itself where it is defined; models, recipes and tests find it here."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar

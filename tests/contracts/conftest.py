@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import recurra
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
 
 D_MODEL = 12
 VOCABULARY = 11
@@ -45,6 +52,27 @@ def _language_model(mixer: str, **options) -> nn.Module:
     )
 
 
+def _transformer_xl(**options) -> nn.Module:
+    shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
+    return TransformerXL(TransformerXLConfig(VOCABULARY, segment_length=4, **{"mem_len": 6, **shape, **options}))
+
+
+def _crt(memory: str, position: str) -> nn.Module:
+    shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
+    config = CompactRecurrentTransformerConfig(VOCABULARY, segment_length=4, memory=memory, position=position, **shape)
+    return CompactRecurrentTransformer(config)
+
+
+SEGMENT_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "transformer-xl": _transformer_xl,
+    "transformer-xl-adaptive": lambda: _transformer_xl(cutoffs=[4, 7], div_val=2),
+    "transformer-xl-pre-norm": lambda: _transformer_xl(norm="pre", share_biases=False),
+    "crt-gru": lambda: _crt("gru", "rnn-gru"),
+    "crt-ncgru": lambda: _crt("ncgru", "rnn-ncgru"),
+    "crt-gru-relative": lambda: _crt("gru", "relative"),
+}
+
+
 def _cases() -> list[Case]:
     cases = []
     for name in recurra.list_mixers():
@@ -53,6 +81,8 @@ def _cases() -> list[Case]:
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case(f"{name}-{variant}", build, _channels))
         cases.append(Case(f"language-model-{name}", lambda name=name: _language_model(name), _tokens))
+    for name, build in SEGMENT_MODELS.items():
+        cases.append(Case(name, build, _tokens))
     tied = lambda: _language_model(recurra.list_mixers()[0], tie_embeddings=True)  # noqa: E731
     return [*cases, Case("language-model-tied", tied, _tokens)]
 

@@ -25,7 +25,10 @@ def entering_state(case, module):
 
 
 def results(module, x, pieces, state):
-    """Outputs, last state and all gradients (parameters, input, entering state) of a loss over both."""
+    """Outputs, last state and all gradients (parameters, input, entering state) of a loss over both.
+
+    What no later step sees of an entering state has a gradient of zeros.
+    """
     module.zero_grad()
     leaves = list(states.tensors(state))
     if x.is_floating_point():
@@ -36,7 +39,7 @@ def results(module, x, pieces, state):
     weights = torch.Generator().manual_seed(3)
     loss = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum().real.abs() for t in flat)
     leaves += list(module.parameters())
-    return [t.detach() for t in flat], torch.autograd.grad(loss, leaves)
+    return [t.detach() for t in flat], torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
 
 def assert_all_close(actual, expected):

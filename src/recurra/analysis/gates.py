@@ -111,9 +111,7 @@ def _mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
     except AttributeError as error:
         name = type(model).__name__
         raise TypeError(f"model must have blocks, each with a mixer; {name}: {error}") from error
-    chosen = {
-        layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))
-    }
+    chosen = {layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))}
     if not chosen:
         names = sorted({type(mixer).__name__ for mixer in mixers})
         raise ValueError(

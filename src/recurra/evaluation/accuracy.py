@@ -79,9 +79,7 @@ def _check(correct: Tensor, spans: Tensor) -> None:
     if spans.dtype == torch.bool or spans.is_floating_point() or spans.is_complex():
         raise TypeError(f"spans must be a tensor of whole numbers, got {spans.dtype}")
     if correct.shape != spans.shape:
-        raise ValueError(
-            f"correct and spans must have one shape, got {tuple(correct.shape)} and {tuple(spans.shape)}"
-        )
+        raise ValueError(f"correct and spans must have one shape, got {tuple(correct.shape)} and {tuple(spans.shape)}")
 
 
 def _borders(edges: Sequence[int]) -> Int[Tensor, " edges"]:

@@ -40,7 +40,5 @@ def bits_per_token(total_negative_log_likelihood: float, n_tokens: int) -> float
 def _nats_per_token(total: float, n_tokens: int) -> float:
     count = operator.index(n_tokens)
     if count < 1:
-        raise ValueError(
-            f"n_tokens must be at least 1, got {count}: was the data empty, or every target ignored?"
-        )
+        raise ValueError(f"n_tokens must be at least 1, got {count}: was the data empty, or every target ignored?")
     return float(total) / count

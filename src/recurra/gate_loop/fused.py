@@ -1,8 +1,8 @@
 """The max-headed GateLoop (d_h = 1) for real q, k, v: its kernel pair as a torch operator, and the reference beside it.
 
-Complex gates and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane is None where
-the recurrence is real. The operator gives the real part of y, which is what the layer keeps (GateLoop App. C), and the
-states, from which the imaginary part follows.
+Complex gates and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane is None
+where the recurrence is real. The operator gives the real part of y, which is what the layer keeps (GateLoop App. C),
+and the states, from which the imaginary part follows.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from recurra.scan.operators import describe, span_of_job, with_neighbouring_channels
+from recurra.scan.operators import (
+    describe,
+    refuse_derivatives,
+    span_of_job,
+    with_known_signature,
+    with_neighbouring_channels,
+)
 from recurra.scan.reference import linear_scan_reference
 
 _library = torch.library.Library("recurra", "FRAGMENT")
@@ -42,7 +48,7 @@ class FusedResult(NamedTuple):
 
 def fused_reference(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -> FusedResult:
     """Compute GateLoop eq. (7)-(8) for d_h = 1 in plain torch: h_t = a_t h_{t-1} + k_t v_t, y_t = q_t Re h_t."""
-    drive = (k * v).to(a.re.dtype)
+    drive = k.to(a.re.dtype) * v.to(a.re.dtype)
     if a.im is None or state.im is None:
         h = linear_scan_reference(a.re, drive, state.re, reverse=False)
         return FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1], None))
@@ -178,6 +184,10 @@ def _fused_backward_fake(  # type: ignore[no-untyped-def]
     return [x.new_empty(x.shape) for x in gradients]
 
 
+refuse_derivatives("gate_loop_fused")
+refuse_derivatives("gate_loop_fused_backward")
+
+
 @register_flop_formula(torch.ops.recurra.gate_loop_fused)
 def _fused_flops(q_shape, k_shape, v_shape, a_re_shape, a_im_shape, *_, **__) -> int:  # type: ignore[no-untyped-def]
     return torch.Size(q_shape).numel() * (9 if a_im_shape is not None else 4)
@@ -188,6 +198,7 @@ def _fused_backward_flops(dy, dh_re, dh_im, dl_re, dl_im, q_shape, k, v, a_re, a
     return torch.Size(q_shape).numel() * (19 if a_im is not None else 8)
 
 
+@with_known_signature
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(q, k, v, a_re, a_im, x0_re, x0_im, keep):  # type: ignore[no-untyped-def]
@@ -207,11 +218,10 @@ class _Fused(torch.autograd.Function):
         if not is_complex:
             dh_im = dlast_im = None
         if torch.is_grad_enabled():
-            gradients = _differentiable_backward(inputs, (dy, dh_re, dh_im, dlast_re, dlast_im))
-        else:
-            gradients = torch.ops.recurra.gate_loop_fused_backward(
-                dy, dh_re, dh_im, dlast_re, dlast_im, *inputs, h_re, h_im
-            )
+            return *_differentiable_backward(inputs, (dy, dh_re, dh_im, dlast_re, dlast_im)), None
+        gradients = torch.ops.recurra.gate_loop_fused_backward(
+            dy, dh_re, dh_im, dlast_re, dlast_im, *inputs, h_re, h_im
+        )
         if is_complex:
             return *gradients, None
         dq, dk, dv, da, dx0 = gradients
@@ -220,15 +230,17 @@ class _Fused(torch.autograd.Function):
 
 def _differentiable_backward(inputs: list[Tensor | None], gradients: tuple[Tensor | None, ...]) -> tuple:
     """The gradients through the reference, for those who differentiate them once more."""
-    q, k, v, a_re, a_im, x0_re, x0_im = inputs
     with torch.enable_grad():
-        given = [x for x in inputs if x is not None]
-        fresh = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
-        it = iter(fresh)
-        q, k, v, a_re, a_im, x0_re, x0_im = (None if x is None else next(it) for x in inputs)
+        # Aliases, for one input may be another or come from it, and each is to get its own share alone.
+        aliases = [None if x is None else x.view_as(x) for x in inputs]
+        q, k, v, a_re, a_im, x0_re, x0_im = aliases
         result = fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))  # type: ignore[arg-type]
         outputs = result.y, result.states.re, result.states.im, result.last.re, result.last.im
-        pairs = [(x, dx) for x, dx in zip(outputs, gradients) if x is not None and dx is not None]
-        return torch.autograd.grad(
-            [x for x, _ in pairs], fresh, [dx for _, dx in pairs], create_graph=True, materialize_grads=True
+        pairs = [(x, dx) for x, dx in zip(outputs, gradients) if x is not None and dx is not None and x.requires_grad]
+        wanted = [x for x in aliases if x is not None and x.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [x for x, _ in pairs], wanted, [dx for _, dx in pairs], create_graph=True, materialize_grads=True
+            )
         )
+        return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)

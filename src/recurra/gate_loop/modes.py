@@ -43,7 +43,7 @@ def attention(
     up to n. Products, unlike differences of log-magnitudes, are exact for gates of 0, in value and in gradient.
     """
     length = q.shape[1]
-    q, k, v, a = (_into_blocks(x.to(a.dtype), value) for x, value in ((q, 0), (k, 0), (v, 0), (a, 1)))
+    q, k, v, a = (_into_blocks(x.to(a.dtype), value) for x, value in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0)))
     up_to = a.cumprod(-2)  # within a block: from its start to n, n included
     after = torch.cat([a[..., 1:, :], torch.ones_like(a[..., :1, :])], -2).flip(-2).cumprod(-2).flip(-2)
     whole = up_to[..., -1, :]  # (B, H, blocks, d_a)

@@ -2,7 +2,8 @@
 
     forward   h_t = a_t h_{t-1} + k_t v_t;  y_t = q_t Re h_t
     backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the later step;
-              dq_t = dy_t Re h_t;  dk_t = v_t Re g_t;  dv_t = k_t Re g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
+              dq_t = dy_t Re h_t;  dk_t = v_t Re g_t;  dv_t = k_t Re g_t;  da_t = g_t conj(h_{t-1})
+              dh_0 = conj(a_1) g_1
 
 Complex numbers are kept as two planes (real, imaginary); a real recurrence has no imaginary plane and kernels of its
 own. q, k, v, y and their gradients may be bfloat16; gates and states are not.

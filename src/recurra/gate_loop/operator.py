@@ -62,8 +62,9 @@ def gate_loop(
         state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
     state = state.to(compute)
     if 0 in (q.numel(), v.numel()):
-        return (q * k * a).sum(-1, keepdim=True) * v, state
-    y, last = _MODES[chosen](q, k, v, a, state, backend)
+        y, last = (q * k * a).sum(-1, keepdim=True) * v, state
+    else:
+        y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in _HALF and not y.is_complex() else y), last
 
 

@@ -22,7 +22,7 @@ class GateLoopState(NamedTuple):
 
 @register_mixer("gateloop")
 class GateLoop(nn.Module):
-    """y_n = W_o Re(q_n h_n), h_n = h_{n-1} a_n + k_n^T v_n, with q, k, v and a_n from x_n (GateLoop eq. (7)-(8), (24)-(25)).
+    """y_n = W_o Re(q_n h_n), h_n = h_{n-1} a_n + k_n^T v_n, with q, k, v, a_n from x_n (GateLoop (7)-(8), (24)-(25)).
 
     Args:
         d_model: channels of x and y.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from recurra.layers import create_mixer
 from recurra.models.block import Block
+from recurra.models.likelihood import PlainLikelihood
 
 
 @dataclass
@@ -61,7 +62,7 @@ class LanguageModelState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(PlainLikelihood):
     """Embedding without positional encoding, blocks, a final norm and a linear head.
 
     Weights are drawn from N(0, 1 / fan-in) and biases start at 0 (our choice; the paper does not say).

@@ -30,9 +30,10 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
     channels = tuple(b.shape[2:])
     if a.dim() > len(channels) or any(n not in (1, m) for n, m in zip(a.shape[::-1], channels[::-1])):
         raise ValueError(f"a is of shape {tuple(a.shape)}; expected one that broadcasts to b's channels {channels}")
-    length = b.shape[1]
+    length, dtype = b.shape[1], torch.promote_types(a.dtype, b.dtype)
     if b.numel() == 0:
-        return (a * b).to(torch.promote_types(a.dtype, b.dtype))
+        return (a * b).to(dtype)
+    a, b = (x.to(dtype if x.is_complex() else dtype.to_real()) for x in (a, b))  # one precision for both transforms
     kernel = _powers(a.expand(channels), length)  # (L, *channels): a^0, a^1, ...
     padded = 2 * length
     if kernel.is_complex() or b.is_complex():

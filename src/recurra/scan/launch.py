@@ -1,6 +1,5 @@
 """How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel where that is safe)."""
 
-import os
 import threading
 from collections.abc import Callable
 from types import FunctionType
@@ -9,18 +8,10 @@ from typing import Any
 import numba
 import torch
 
+from recurra.scan.fork import is_forked_child
+
 _parallel_kernels = threading.Lock()
-_in_forked_child = False
 _WORK_FOR_THREADS = 16_384  # numbers to compute below which starting threads costs more than it saves
-
-
-def _note_fork() -> None:
-    global _in_forked_child
-    _in_forked_child = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
 
 
 def compile_function(function: Callable, **options: Any) -> Callable:
@@ -70,7 +61,7 @@ class Kernel:
             work: how many numbers are computed in all.
         """
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or _in_forked_child:
+        if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child():
             self._serial(*arguments)
         elif _parallel_kernels.acquire(blocking=False):
             try:

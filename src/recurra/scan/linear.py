@@ -16,6 +16,7 @@ _COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.co
 
 _has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
 NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
+_has_warned = False
 
 
 def linear_scan(
@@ -58,13 +59,14 @@ def linear_scan(
     chosen = choose_backend(backend, b.device)
     computed = torch.float32 if dtype in _COMPUTED_IN_FLOAT32 else dtype
     batch, length = b.shape[:2]
-    if b.numel() == 0:
-        return (a * b).to(dtype)  # nothing to scan; the graph stays connected
+    if out is not None:
+        _check_out(out, a, b, h0, dtype, chosen)
     a, b, h0 = a.to(computed), b.to(computed), h0.to(computed)
+    if b.numel() == 0:  # nothing to scan; the graph stays connected
+        return (a * b + h0.unsqueeze(1)).to(dtype) if out is None else out
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
     flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
     if out is not None:
-        _check_out(out, flat_a, b, flat_h0, dtype, chosen)
         scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
         return out
     scan = differentiable_scan if chosen == "numba" else linear_scan_reference
@@ -91,12 +93,19 @@ def choose_backend(backend: str, device: torch.device) -> str:
     if backend == "auto" and device.type == "cpu" and not NUMBA_IS_MISSING:
         return "numba"
     if backend == "auto" and device.type == "cpu":
+        _warn_that_numba_is_missing()
+    return "reference"
+
+
+def _warn_that_numba_is_missing() -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
         warnings.warn(
             f"{NUMBA_IS_MISSING}: recurra runs its plain torch reference on this CPU, far slower than its kernels",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return "reference"
 
 
 def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
@@ -104,6 +113,7 @@ def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    for name, tensor in named.items():
         if tensor.dtype not in _COMPUTED_IN_FLOAT32 + _COMPUTED_AS_THEY_ARE:
             raise TypeError(
                 f"{name} is of type {tensor.dtype}; expected float16, bfloat16, float32, float64, complex64 or "
@@ -112,8 +122,7 @@ def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
         if tensor.device != b.device:
             raise ValueError(f"{name} is on {tensor.device} and b on {b.device}; move them to one device")
     dtype = torch.promote_types(a.dtype, b.dtype)
-    dtype = dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
-    return torch.complex64 if dtype == torch.complex32 else dtype  # bfloat16 or float16 beside complex numbers
+    return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
 
 
 def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
@@ -135,8 +144,9 @@ def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor, dtype: torch.dtype
         raise RuntimeError("out is not differentiable; leave it away, or call under torch.no_grad()")
     if backend != "numba":
         raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
-    if out.shape != b.shape or out.dtype != b.dtype or b.dtype != dtype or not out.is_contiguous():
+    fits = out.shape == b.shape and out.dtype == dtype and out.device == b.device
+    if not fits or dtype in _COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj():
         raise ValueError(
-            f"out is {tuple(out.shape)} {out.dtype}; expected a contiguous tensor of shape {tuple(b.shape)} and type "
-            f"{dtype} (float16 and bfloat16 cannot be written in place)"
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; expected a contiguous tensor of shape "
+            f"{tuple(b.shape)} and type {dtype} on {b.device} (float16 and bfloat16 cannot be written in place)"
         )

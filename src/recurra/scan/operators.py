@@ -7,11 +7,15 @@
 `torch.library.custom_op`: with the latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
 """
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
+
+from recurra.scan.fork import is_forked_child
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse) -> Tensor")
@@ -34,7 +38,8 @@ def describe(tensor: Tensor) -> tuple[int, int, int]:
 
 def span_of_job(row: int, batch: int) -> int:
     """Split rows of `row` floats so that every thread has a job: whole rows where there are enough sequences."""
-    parts = -(-torch.get_num_threads() // batch)
+    threads = 1 if is_forked_child() else torch.get_num_threads()
+    parts = -(-threads // batch)
     span = -(-row // parts)
     return min(row, -(-span // 64) * 64)  # borders on cache lines
 
@@ -109,6 +114,34 @@ def _linear_scan_backward_fake(
     return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
 
+def refuse_derivatives(name: str) -> None:
+    """Let the bare operator `name` raise where a derivative of it is asked for, instead of giving zeros without a word.
+
+    That happens where a tracer looks past the functions that carry the derivatives: a compiled jvp, or a gradient of a
+    gradient inside of a compiled function.
+    """
+    operator = getattr(torch.ops.recurra, name).default
+
+    def refuse(*arguments: Any) -> Any:
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled():
+            asked = asked or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+        if asked:
+            raise NotImplementedError(
+                f"recurra::{name} has no derivative of this kind here: take it outside of torch.compile, or use "
+                f'backend="reference"'
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    _library.impl(name, refuse, "Autograd")
+
+
+refuse_derivatives("linear_scan")
+refuse_derivatives("linear_scan_backward")
+
+
 @register_flop_formula(torch.ops.recurra.linear_scan)
 def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
     return 2 * torch.Size(b_shape).numel()
@@ -125,6 +158,13 @@ def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
     return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
 
 
+def with_known_signature(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """Keep the signature of a Function's forward: `apply` would otherwise work it out anew at every call (0.1 ms)."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
+
+
+@with_known_signature
 class TraceableLinearScan(torch.autograd.Function):
     """h = scan(a, b, h0) on (B, L, D) tensors with first and higher gradients: a scan in the other direction."""
 
@@ -151,11 +191,14 @@ class LinearScan(TraceableLinearScan):
 
     @staticmethod
     def jvp(ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, _: None) -> Tensor:
-        a, h0, h = ctx.saved_tensors
-        drive = torch.zeros_like(h) if b_tangent is None else b_tangent
-        if a_tangent is not None:
-            drive = drive + a_tangent * previous_states(h, h0, ctx.reverse)
-        return LinearScan.apply(a, drive, torch.zeros_like(h0) if h0_tangent is None else h0_tangent, ctx.reverse)
+        a, h0, h = (forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+        # Inside of a rule torch switches forward derivatives off, those of a jvp around this one too: its share of the
+        # second derivative would be zeros without a word.
+        with forward_ad._set_fwd_grad_enabled(True):
+            drive = torch.zeros_like(h) if b_tangent is None else b_tangent
+            if a_tangent is not None:
+                drive = drive + a_tangent * previous_states(h, h0, ctx.reverse)
+            return LinearScan.apply(a, drive, torch.zeros_like(h0) if h0_tangent is None else h0_tangent, ctx.reverse)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, int]:

@@ -11,10 +11,7 @@ def lines():
     """Positions and values by label, for each of the two panels."""
     figure = magnitude_activations()
     return [
-        {
-            line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
-            for line in axes.lines
-        }
+        {line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for line in axes.lines}
         for axes in figure.axes
     ]
 

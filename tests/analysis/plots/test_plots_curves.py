@@ -69,9 +69,7 @@ def test_another_horizontal_axis():
 
 
 def test_numbers_that_are_numbers_already_are_welcome():
-    (axes,) = metric_curves(
-        {"a": [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]}, {"L": ["loss"]}
-    ).axes
+    (axes,) = metric_curves({"a": [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]}, {"L": ["loss"]}).axes
     assert drawn(axes) == [[[1, 2.5]]]
 
 
@@ -85,9 +83,7 @@ def test_smoothing_keeps_the_measured_points_behind():
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 500), st.floats(-1e3, 1e3)), min_size=1, unique_by=lambda pair: pair[0]
-    ),
+    st.lists(st.tuples(st.integers(0, 500), st.floats(-1e3, 1e3)), min_size=1, unique_by=lambda pair: pair[0]),
     st.floats(0, 100),
 )
 def test_smooth_against_a_loop(pairs, width):
@@ -100,9 +96,7 @@ def test_smooth_against_a_loop(pairs, width):
 
 
 def test_points_further_apart_than_the_window_stay_to_the_last_bit():
-    points = torch.stack(
-        [torch.arange(100.0, dtype=torch.float64) * 10, torch.rand(100, dtype=torch.float64)]
-    )
+    points = torch.stack([torch.arange(100.0, dtype=torch.float64) * 10, torch.rand(100, dtype=torch.float64)])
     assert torch.equal(smooth(points, 9.0), points)
 
 

@@ -53,9 +53,7 @@ def test_an_unknown_row_is_an_error(make_record):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("n_steps", "channels"), [(1, (1,)), (5, (1, 3)), (128, (64,) * 4), (60, (90,) * 12)]
-)
+@pytest.mark.parametrize(("n_steps", "channels"), [(1, (1,)), (5, (1, 3)), (128, (64,) * 4), (60, (90,) * 12)])
 def test_any_size_is_laid_out_without_a_warning(make_record, tmp_path, n_steps, channels):
     for token in (RESET, None):
         save(gate_magnitudes(make_record(n_steps, channels), reset_token=token), tmp_path, "gates")

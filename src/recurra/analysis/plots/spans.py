@@ -13,9 +13,7 @@ from recurra.evaluation.accuracy import SpanAccuracy
 
 
 @house_style()
-def accuracy_over_span(
-    runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, chance: float | None = None
-) -> Figure:
+def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, chance: float | None = None) -> Figure:
     """Draw the accuracy of any number of runs over the memory span, and how many positions it rests on.
 
     Args:

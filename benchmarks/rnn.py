@@ -1,0 +1,44 @@
+"""The RNN layer over its cells beside torch.nn.GRU, whose reset gate acts after the product."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.table import Row
+from benchmarks.timing import interleaved, median_ratio
+from recurra.cells import GRUCell, NCGRUCell, Neumann
+from recurra.layers import RNN
+
+BATCH, LENGTH, CHANNELS = 60, 70, 380  # the memory RNN over a PTB segment (CRT Table 2)
+TARGET = 3.0
+
+
+def _forward_backward(rnn: nn.Module, x: Tensor) -> Callable[[], None]:
+    x, gradient = x.clone().requires_grad_(), torch.randn(BATCH, LENGTH, CHANNELS)
+    leaves = [x, *rnn.parameters()]
+    triangles = [p.data for name, p in rnn.named_parameters() if name.endswith("original")]
+
+    def run() -> None:
+        torch.autograd.grad(rnn(x)[0], leaves, gradient)
+        for triangle in triangles:  # as a training step would, or the Neumann series had nothing to do
+            triangle.add_(torch.randn_like(triangle), alpha=1e-4)
+
+    return run
+
+
+def measure(rounds: int, peers: bool) -> Iterator[Row]:
+    """Yield one row per cell: its forward + backward time over torch.nn.GRU's; other libraries have no such cells."""
+    x = torch.randn(BATCH, LENGTH, CHANNELS)
+    modules = {
+        "torch.nn.GRU": nn.GRU(CHANNELS, CHANNELS, batch_first=True),
+        "RNN(GRUCell)": RNN(GRUCell(CHANNELS, CHANNELS)),
+        "RNN(NCGRUCell), exact": RNN(NCGRUCell(CHANNELS, CHANNELS)),
+        "RNN(NCGRUCell), Neumann": RNN(NCGRUCell(CHANNELS, CHANNELS, neumann=Neumann())),
+    }
+    functions = {name: _forward_backward(module, x) for name, module in modules.items()}
+    seconds = interleaved(functions, rounds=max(5, rounds // 4))  # calls long enough for few rounds
+    for name, times in seconds.items():
+        target = None if name == "torch.nn.GRU" else TARGET
+        what = f"{(BATCH, LENGTH, CHANNELS)} float32"
+        yield Row(what, name, times, median_ratio(times, seconds["torch.nn.GRU"]), target, "at most")

@@ -1,0 +1,17 @@
+"""Cells: one step of a non-linear recurrence, `h = cell(x, h)`; `recurra.layers.RNN` runs one over a sequence."""
+
+from recurra.cells.cayley import Cayley
+from recurra.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights
+from recurra.cells.ncgru import NCGRUCell
+from recurra.cells.neumann import Neumann, NeumannCayley
+
+__all__ = [
+    "Cayley",
+    "GRUCell",
+    "GateWeights",
+    "Gates",
+    "NCGRUCell",
+    "Neumann",
+    "NeumannCayley",
+    "RecurrentWeights",
+]

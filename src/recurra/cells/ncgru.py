@@ -1,0 +1,64 @@
+"""The GRU with an orthogonal candidate matrix: NC-GRU, in the form that the CRT paper uses."""
+
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from recurra.cells.cayley import Cayley, draw_skew_symmetric, lower_entries
+from recurra.cells.gru import GRUCell
+from recurra.cells.neumann import Neumann, NeumannCayley
+
+
+class NCGRUCell(GRUCell):
+    """GRUCell with U_c = (I + A)^-1 (I - A) D orthogonal (CRT section 3; Mucllari et al., arXiv:2208.06496).
+
+    With ||U_c|| = 1 and gates near 0 or 1 the bound on ||dh_t / dh_{t-1}||, alpha + beta ||U_c||, is about 1 (CRT
+    eq. (5) and (11)).
+
+    The candidate's Phi is tanh. CRT's eq. (4) leaves Phi open for both cells and names tanh alone (Lemma 2): its states
+    stay within +-1, which (10) and (11) need. NC-GRU's own code (github.com/emucllari1/NC-GRU) takes modReLU,
+    with which they may grow.
+
+    The learned parameter is the strict lower triangle of A, H (H - 1) / 2 numbers, named
+    `parametrizations.candidate_weight.original`; it starts as `recurra.cells.cayley.draw_skew_symmetric` says, and
+    `cell.candidate_weight = U` sets it from an orthogonal matrix. D is a buffer. U_c is made once per call of the layer
+    or cell; `torch.nn.utils.parametrize.cached()` keeps it over several.
+
+    Args:
+        input_size: channels D of x.
+        hidden_size: channels H of h.
+        rho: how many signs in D are -1; `hidden_size // 20` when None, the share (50 of 1,000) in the language
+            modelling run of NC-GRU's authors. The CRT paper does not say.
+        neumann: approximate the inverse by a Neumann series; None for the exact one.
+
+    Raises:
+        ValueError: a size is below 1, or rho is negative or above `hidden_size`.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, rho: int | None = None, neumann: Neumann | None = None
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        rho = hidden_size // 20 if rho is None else rho
+        cayley = Cayley(hidden_size, rho) if neumann is None else NeumannCayley(hidden_size, rho, neumann)
+        with torch.no_grad():
+            start = Cayley.forward(cayley, lower_entries(draw_skew_symmetric(hidden_size)))
+        self.candidate_weight = nn.Parameter(start)
+        # unsafe: the parameter is a vector, the weight a matrix
+        parametrize.register_parametrization(self, "candidate_weight", cayley, unsafe=True)
+
+    @torch.no_grad()
+    def orthogonality_error(self) -> Float[Tensor, ""]:
+        """Measure ||U_c^T U_c - I|| (Frobenius, in float64)."""
+        u = self.candidate_weight.double()
+        return torch.linalg.matrix_norm(u.t() @ u - torch.eye(self.hidden_size, dtype=u.dtype, device=u.device))
+
+    def cayley_error(self) -> Float[Tensor, ""]:
+        """Measure ||U_c - U_exact|| (Frobenius, in float64): what the Neumann series leaves out, and the rounding."""
+        parametrizations = cast(
+            parametrize.ParametrizationList, self.get_submodule("parametrizations.candidate_weight")
+        )
+        return cast(Cayley, parametrizations[0]).error(parametrizations.original)

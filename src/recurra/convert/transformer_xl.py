@@ -1,0 +1,232 @@
+"""Transformer-XL weights as published: of the original PyTorch code, and of Hugging Face's transfo-xl-wt103.
+
+Both use the same names; Hugging Face puts `transformer.` in front of all but the softmax's (`crit.`). They differ in
+two points. The original PyTorch code (github.com/kimiyoung/transformer-xl, proj_adaptive_softmax.py) reads the columns
+of the clusters in the adaptive softmax from the last to the first. Hugging Face's weights come from the TensorFlow
+code, where cluster i has column i, and its port reads them so (transformers 4.35, modeling_transfo_xl_utilities.py).
+And that port starts a stream with a memory of mem_len zeros, the original, as here, with none.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+
+_CLUSTER_ORDERS = ("reversed", "natural")
+
+_RENAMED_OPTIONS = {
+    "n_token": "vocab_size",
+    "n_head": "n_heads",
+    "d_inner": "d_channel_mixing",
+    "d_embed": "d_embedding",
+    "tgt_len": "segment_length",
+    "dropatt": "attention_dropout",
+    "tie_weight": "tie_embeddings",
+    "tie_projs": "tie_projections",
+    "pre_lnorm": "norm",
+    "untie_r": "share_biases",
+}
+_TRANSLATED_VALUES: dict[str, Callable[[Any], Any]] = {
+    "pre_lnorm": lambda value: "pre" if value else "post",
+    "untie_r": lambda value: not value,
+    "clamp_len": lambda value: value if value is not None and value > 0 else None,
+}
+
+_NAMES = {
+    r"embedding\.tables\.(\d+)": r"word_emb.emb_layers.\1.weight",
+    r"embedding\.projections\.(\d+)": r"word_emb.emb_projs.\1",
+    r"blocks\.(\d+)\.attention\.content_bias": r"layers.\1.dec_attn.r_w_bias",
+    r"blocks\.(\d+)\.attention\.position_bias": r"layers.\1.dec_attn.r_r_bias",
+    r"blocks\.(\d+)\.attention\.(?:queries|keys_values)\.weight": r"layers.\1.dec_attn.qkv_net.weight",
+    r"blocks\.(\d+)\.attention\.position_keys\.weight": r"layers.\1.dec_attn.r_net.weight",
+    r"blocks\.(\d+)\.attention\.output_projection\.weight": r"layers.\1.dec_attn.o_net.weight",
+    r"blocks\.(\d+)\.norm_attention\.(\w+)": r"layers.\1.dec_attn.layer_norm.\2",
+    r"blocks\.(\d+)\.feed_forward\.(\d)\.(\w+)": r"layers.\1.pos_ff.CoreNet.\2.\3",
+    r"blocks\.(\d+)\.norm_feed_forward\.(\w+)": r"layers.\1.pos_ff.layer_norm.\2",
+    r"head\.tables\.(\d+)": r"crit.out_layers.\1.weight",
+    r"head\.biases\.(\d+)": r"crit.out_layers.\1.bias",
+    r"head\.projections\.(\d+)": r"crit.out_projs.\1",
+    r"head\.(cluster_weight|cluster_bias)": r"crit.\1",
+}
+"""The names here to the original's."""
+_FREQUENCIES = "pos_emb.inv_freq"
+
+
+def transformer_xl_from_original(
+    state_dict: Mapping[str, Tensor], *, cluster_order: str | None = None, **config: Any
+) -> TransformerXL:
+    """Make a `TransformerXL` from published weights: it gives the original's logits, memories and likelihoods.
+
+    Args:
+        state_dict: the weights by the original's names (`word_emb.emb_layers.0.weight`, ...), with or without
+            `transformer.` in front. Of tied tensors one is enough.
+        cluster_order: how the clusters' columns stand in the adaptive softmax: "reversed" as the original PyTorch code
+            reads them, or "natural" as Hugging Face's does. None decides by the names: natural where they begin with
+            `transformer.` except for `crit.`, as Hugging Face's do.
+        config: what the weights do not tell, by the names of `TransformerXLConfig` or of the original's options:
+            `cutoffs` with a div_val of 1, `segment_length` (`tgt_len`), `mem_len`, `same_length`, `clamp_len`, `norm`
+            (`pre_lnorm`), ties and dropouts. Sizes are read from the weights and need not be given.
+
+    Returns:
+        The model in evaluation mode, in the type of the weights.
+
+    Raises:
+        ValueError: names are missing or unknown; or shapes, tied weights and options contradict each other. The
+            message says which.
+        TypeError: an option does not exist.
+    """
+    if cluster_order is None:
+        cluster_order = "natural" if _is_port(state_dict) else "reversed"
+    if cluster_order not in _CLUSTER_ORDERS:
+        raise ValueError(f"cluster_order is {cluster_order!r}; expected one of {', '.join(_CLUSTER_ORDERS)}")
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
+    if len(weights) < len(state_dict):
+        raise ValueError(
+            "state_dict has the same names with and without transformer. in front; give one set of weights"
+        )
+    options = _own_options(config)
+    sizes = _sizes(weights, options)
+    for name in sizes.keys() & options.keys():
+        if options[name] is not None and options[name] != sizes[name]:
+            raise ValueError(f"{name} is given as {options[name]}; in the weights it is {sizes[name]}")
+    model = TransformerXL(TransformerXLConfig(**{**options, **sizes}))
+    model.to(weights["word_emb.emb_layers.0.weight"].dtype)
+    _copy(weights, model, reverse_clusters=cluster_order == "reversed")
+    return model.eval()
+
+
+def _is_port(state_dict: Mapping[str, Tensor]) -> bool:
+    """Whether the names are Hugging Face's."""
+    prefixed = [name.removeprefix("transformer.") for name in state_dict if name.startswith("transformer.")]
+    return bool(prefixed) and not any(name.startswith("crit.") for name in prefixed)
+
+
+def _own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by the names of `TransformerXLConfig`."""
+    known = {field.name for field in fields(TransformerXLConfig)}
+    own: dict[str, Any] = {}
+    for name, value in options.items():
+        own_name = _RENAMED_OPTIONS.get(name, name)
+        if own_name not in known:
+            raise TypeError(f"there is no option {name}; there are: {', '.join(sorted({*known, *_RENAMED_OPTIONS}))}")
+        if own_name in own:
+            raise TypeError(f"{own_name} is given twice, once as {name}")
+        own[own_name] = _TRANSLATED_VALUES[name](value) if name in _TRANSLATED_VALUES else value
+    return own
+
+
+def _sizes(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the weights tell of the configuration."""
+
+    def shape(name: str) -> torch.Size:
+        if name not in weights:
+            raise ValueError(f"state_dict is no Transformer-XL, or not a whole one; missing: {name}")
+        return weights[name].shape
+
+    n_tables = _count(weights, r"(?:word_emb\.emb_layers|crit\.out_layers)\.(\d+)\.")
+    tables = [shape(f"word_emb.emb_layers.{table}.weight") for table in range(max(1, n_tables))]
+    share_biases = "r_w_bias" in weights
+    n_heads, d_head = shape("r_w_bias" if share_biases else "layers.0.dec_attn.r_w_bias")
+    sizes: dict[str, Any] = {
+        "vocab_size": sum(n_tokens for n_tokens, _ in tables),
+        "d_embedding": tables[0][1],
+        "d_model": shape("layers.0.dec_attn.layer_norm.weight")[0],
+        "d_channel_mixing": shape("layers.0.pos_ff.CoreNet.0.bias")[0],
+        "n_heads": n_heads,
+        "d_head": d_head,
+        "share_biases": share_biases,
+    }
+    if "n_layer" not in options:
+        sizes["n_layer"] = _count(weights, r"layers\.(\d+)\.")
+    if len(tables) > 1:
+        sizes["div_val"] = tables[0][1] // tables[1][1]
+        sizes["cutoffs"] = list(itertools.accumulate(n_tokens for n_tokens, _ in tables[:-1]))
+    return sizes
+
+
+def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
+    """One more than the largest number in the names that begin with a pattern; 0 where there are none."""
+    matches = (re.match(pattern, name) for name in weights)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
+
+
+def _copy(weights: Mapping[str, Tensor], model: TransformerXL, *, reverse_clusters: bool) -> None:
+    """Fill the model, and refuse weights that are not exactly its own."""
+    places = list(_places(model))
+    known = {name for names, _, _ in places for name in names} | {_FREQUENCIES}
+    missing = dict.fromkeys(names[0] for names, _, _ in places if not any(name in weights for name in names))
+    unknown = [name for name in weights if name not in known]
+    if missing or unknown:
+        parts = (f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names)
+        raise ValueError(f"state_dict does not fit this Transformer-XL ({_shape_of(model.config)}); {'; '.join(parts)}")
+    for names, own_name, parameter in places:
+        first, *copies = (name for name in names if name in weights)
+        for copy in copies:
+            if not torch.equal(weights[copy], weights[first]):
+                raise ValueError(
+                    f"{first} and {copy} differ, and the model ties them; see the options tie_embeddings, "
+                    "tie_projections and share_biases"
+                )
+        _fill(parameter, _part(weights[first], own_name, reverse_clusters=reverse_clusters), first)
+    _check_frequencies(weights, model.config.d_model)
+
+
+def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter]]:
+    """Every parameter with the original's names for it, and one of its names here. A tied one has several."""
+    own_names: dict[nn.Parameter, list[str]] = {}
+    for own_name, parameter in model.named_parameters(remove_duplicate=False):
+        own_names.setdefault(parameter, []).append(own_name)
+    for parameter, group in own_names.items():
+        names = [_original_name(own_name) for own_name in group]
+        if model.config.share_biases and names[0].endswith(("r_w_bias", "r_r_bias")):
+            names.insert(0, names[0].rsplit(".", 1)[1])
+        yield names, group[0], parameter
+
+
+def _original_name(own_name: str) -> str:
+    for pattern, name in _NAMES.items():
+        if match := re.fullmatch(pattern, own_name):
+            return match.expand(name)
+    raise AssertionError(f"{own_name} has no name in the original code")
+
+
+def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:
+    """What of an original tensor goes to a place here."""
+    if own_name.endswith("queries.weight"):
+        return tensor[: len(tensor) // 3]
+    if own_name.endswith("keys_values.weight"):
+        return tensor[len(tensor) // 3 :]
+    return tensor.flip(0) if reverse_clusters and own_name.startswith("head.cluster_") else tensor
+
+
+def _fill(parameter: nn.Parameter, values: Tensor, name: str) -> None:
+    if values.shape != parameter.shape:
+        raise ValueError(
+            f"{name} does not fit: {tuple(values.shape)} of its numbers where the model has {tuple(parameter.shape)}"
+        )
+    with torch.no_grad():
+        parameter.copy_(values)
+
+
+def _check_frequencies(weights: Mapping[str, Tensor], d_model: int) -> None:
+    """The original keeps the sinusoids' frequencies with the weights; here they are always the published ones."""
+    expected = 1.0 / 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    found = weights.get(_FREQUENCIES)
+    if found is None:
+        return
+    rounding = max(1e-5, 2.0 * torch.finfo(found.dtype).eps)
+    if found.shape != expected.shape or not torch.allclose(
+        found.cpu().double(), expected, rtol=rounding, atol=rounding
+    ):
+        raise ValueError(f"{_FREQUENCIES} holds other frequencies than 10000^(-2i / {d_model})")
+
+
+def _shape_of(config: TransformerXLConfig) -> str:
+    names = ("n_layer", "cutoffs", "div_val", "tie_embeddings", "tied_projections", "share_biases")
+    return ", ".join(f"{name} {getattr(config, name)}" for name in names)

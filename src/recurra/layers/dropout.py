@@ -1,0 +1,74 @@
+"""Dropout for sequences beside torch's own: masks that are locked over time, and words that are dropped whole."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class LockedDropout(nn.Module):
+    """Variational dropout: one mask for all steps of a call (Gal and Ghahramani, arXiv 1512.05287, section 4).
+
+    Args:
+        p: probability of dropping a channel of a row.
+
+    Raises:
+        ValueError: p is not a probability below 1.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = _probability(p)
+
+    def extra_repr(self) -> str:
+        """Show p."""
+        return f"p={self.p}"
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Drop channels in training; in evaluation, or with p = 0, give x itself."""
+        if not self.training or self.p == 0.0:
+            return x
+        return x * _mask((x.shape[0], 1, x.shape[2]), self.p, x)
+
+
+class WordDropout(nn.Module):
+    """Embedding dropout: a word is dropped wherever it stands in a call (AWD-LSTM, arXiv 1708.02182, section 4.3).
+
+    Args:
+        vocab_size: words.
+        p: probability of dropping a word.
+
+    Raises:
+        ValueError: p is not a probability below 1.
+    """
+
+    def __init__(self, vocab_size: int, p: float) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.p = _probability(p)
+
+    def extra_repr(self) -> str:
+        """Show the sizes."""
+        return f"vocab_size={self.vocab_size}, p={self.p}"
+
+    def forward(self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        """Drop words from x, the embedding of `tokens`, in training; in evaluation, or with p = 0, give x itself."""
+        if not self.training or self.p == 0.0:
+            return x
+        return x * _mask((self.vocab_size, 1), self.p, x)[tokens]
+
+
+DROPOUTS: dict[str, Callable[[float], nn.Module]] = {"independent": nn.Dropout, "locked": LockedDropout}
+"""How the mask of one step relates to that of the next."""
+
+
+def _mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
+    """0 with probability p, 1 / (1 - p) otherwise, so that the mean stays 1."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1.0 - p).div_(1.0 - p)
+
+
+def _probability(p: float) -> float:
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"p is {p}; expected a probability from 0 up to, not including, 1")
+    return p

@@ -1,0 +1,215 @@
+"""The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.layers.adaptive_embedding import AdaptiveEmbedding
+from recurra.layers.adaptive_softmax import AdaptiveSoftmax
+from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.dropout import DROPOUTS, WordDropout
+from recurra.layers.relative_attention import RelativeAttention
+from recurra.layers.segment_attention import SegmentAttention
+from recurra.layers.vocabulary import Clusters
+from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
+from recurra.models.transformer_xl import _initialise
+from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
+
+
+@dataclass
+class CompactRecurrentTransformerConfig:
+    """The shape of a CRT; the defaults are the 16-layer PTB model's (Transformer-XL's published sizes)."""
+
+    vocab_size: int
+    """Tokens, read and predicted."""
+    n_layer: int = 16
+    """Blocks."""
+    d_model: int = 380
+    """Channels of the residual stream and of the memory."""
+    n_heads: int = 10
+    """Heads of the attention."""
+    d_head: int | None = None
+    """Channels of a head; d_model / n_heads when None."""
+    d_channel_mixing: int = 900
+    """Hidden channels of the feed-forward networks."""
+    norm: str = "post"
+    """Where the blocks have their norms: "post", or "pre"."""
+    segment_length: int = 70
+    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
+    memory: str = "gru"
+    """What is carried between segments: "none", or a vector kept by a "gru" or an "ncgru"."""
+    position: str = "rnn-gru"
+    """What gives the tokens their order: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
+    position_start: str = "memory"
+    """Where the position RNN starts a segment: from the "memory" (zeros where there is none), or from "zero"."""
+    cutoffs: list[int] = field(default_factory=list)
+    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
+    tie_embeddings: bool = True
+    """Use the embedding's tables as the output's."""
+    dropout: float = 0.1
+    """Probability of dropping an activation: of the embedding, the blocks and the output."""
+    dropout_over_time: str = "independent"
+    """How those masks go over the steps of a call: "independent", or "locked", one mask for all (variational)."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight."""
+    embedding_dropout: float = 0.0
+    """Probability of dropping a word wherever it stands in a call."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name in ("dropout", "attention_dropout", "embedding_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
+                )
+        choices: dict[str, Collection[str]] = {
+            "norm": TRANSFORMER_XL_BLOCKS,
+            "dropout_over_time": DROPOUTS,
+            "memory": MEMORIES,
+            "position": POSITIONS,
+            "position_start": POSITION_STARTS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
+        AttentionWindow(self.segment_length, mem_len=0)
+        Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
+
+
+class CompactRecurrentTransformerState(NamedTuple):
+    """What a stream leaves for its next step; never more than one segment.
+
+    position: tokens of the open segment so far.
+    memory: m, with which the open segment began, (B, d_model), or (B, 0) where there is none.
+    reading: the memory RNN's state after the outputs of the open segment.
+    placing: the position RNN's state after the tokens of the open segment.
+    layers: the attention's keys and values of the open segment, one state per block.
+    """
+
+    position: int
+    memory: Float[Tensor, "B m"]
+    reading: Float[Tensor, "B m"]
+    placing: Float[Tensor, "B p"]
+    layers: tuple[Any, ...]
+
+
+class CompactRecurrentTransformer(nn.Module):
+    """Segments of n tokens through a Transformer, one persistent memory vector m between them (CRT section 3).
+
+    For every segment: X = embeddings; E = position RNN over X; [m; E] enters the blocks, every one of which attends
+    causally over memory and segment; the outputs y_1..y_n give the logits, and the memory RNN reads them, starting at
+    m: its last state is the next m. The chain is never reset inside a stream, and gradients flow along it until the
+    caller detaches the state.
+
+    With `memory="none", position="relative"` it is the Transformer baseline; the other combinations are the ablations
+    of the paper's Table 8.
+
+    Args:
+        config: the model's shape.
+    """
+
+    def __init__(self, config: CompactRecurrentTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = AdaptiveEmbedding(config.vocab_size, config.d_model, cutoffs=config.cutoffs)
+        self.word_dropout = WordDropout(config.vocab_size, config.embedding_dropout)
+        self.dropout = DROPOUTS[config.dropout_over_time](config.dropout)
+        self.memory = make_memory(config.memory, config.d_model)
+        self.position = make_position(config.position, config.position_start, config.d_model)
+        self.blocks = nn.ModuleList(self._make_block() for _ in range(config.n_layer))
+        self.head = AdaptiveSoftmax(config.vocab_size, config.d_model, cutoffs=config.cutoffs)
+        self.blocks.apply(_initialise)
+        if config.tie_embeddings:
+            self.head.tie_tables(self.embedding)
+        self._window = AttentionWindow(config.segment_length, mem_len=0)
+
+    def _make_block(self) -> nn.Module:
+        config = self.config
+        kind = RelativeAttention if config.position == "relative" else SegmentAttention
+        options: dict[str, Any] = {"mem_len": 0} if config.position == "relative" else {}
+        attention = kind(
+            config.d_model,
+            n_heads=config.n_heads,
+            d_head=config.d_head,
+            segment_length=config.segment_length + self.memory.n_tokens,
+            dropout=config.attention_dropout,
+            **options,
+        )
+        dropout = DROPOUTS[config.dropout_over_time]
+        return TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: dropout(config.dropout))
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], state: CompactRecurrentTransformerState | None = None
+    ) -> tuple[Float[Tensor, "B L vocabulary"], CompactRecurrentTransformerState]:
+        """Give the logits after every token, going on from `state`; None is the start of a stream.
+
+        With cutoffs they are log-probabilities, in float32 also under autocast; without, the softmax's plain logits.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+        """
+        hidden, state = self.hidden(tokens, state)
+        return self.head(hidden), state
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        state: CompactRecurrentTransformerState | None = None,
+    ) -> tuple[Float[Tensor, "B L"], CompactRecurrentTransformerState]:
+        """Give the negative log-likelihood of every target in nats, without the logits of the whole vocabulary.
+
+        Args:
+            tokens: what the model reads.
+            targets: what should come after each; `IGNORED_TARGET` gives 0.
+            state: what the steps before left; None is the start of a stream.
+
+        Raises:
+            IndexError: a token or a target is not in the vocabulary.
+        """
+        hidden, state = self.hidden(tokens, state)
+        return self.head.loss(hidden.flatten(0, 1), targets.flatten()).view_as(targets), state
+
+    def hidden(
+        self, tokens: Int[Tensor, "B L"], state: CompactRecurrentTransformerState | None = None
+    ) -> tuple[Float[Tensor, "B L d_model"], CompactRecurrentTransformerState]:
+        """Give the last block's output after every token, which the softmax reads; arguments as `forward`."""
+        x = self.dropout(self.word_dropout(self.embedding(tokens), tokens))
+        state = self._start(x) if state is None else state
+        if not x.shape[1]:
+            return x, state
+        outputs = []
+        for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
+            y, state = self._within_segment(piece, state)
+            outputs.append(y)
+        return self.dropout(torch.cat(outputs, 1)), state
+
+    def _start(self, x: Tensor) -> CompactRecurrentTransformerState:
+        memory = self.memory.start(x)
+        layers = (None,) * len(self.blocks)
+        return CompactRecurrentTransformerState(0, memory, memory, self.position.start(memory), layers)
+
+    def _within_segment(
+        self, x: Tensor, state: CompactRecurrentTransformerState
+    ) -> tuple[Tensor, CompactRecurrentTransformerState]:
+        """Run tokens of one segment; the memory stands in front of the segment's first."""
+        placed, placing = self.position(x, state.placing)
+        inputs = placed if state.position else torch.cat([self.memory.tokens(state.memory, placed), placed], 1)
+        layers = []
+        for block, layer in zip(self.blocks, state.layers):
+            inputs, layer = block(inputs, layer)
+            layers.append(layer)
+        y = inputs[:, inputs.shape[1] - x.shape[1] :]
+        reading = self.memory.read(y, state.reading)
+        position = state.position + x.shape[1]
+        if position == self.config.segment_length:
+            after = CompactRecurrentTransformerState(0, reading, reading, self.position.start(reading), tuple(layers))
+        else:
+            after = CompactRecurrentTransformerState(position, state.memory, reading, placing, tuple(layers))
+        return y, after

@@ -1,0 +1,231 @@
+"""Transformer-XL (Dai et al., arXiv 1901.02860); without memory, the Transformer over single segments."""
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.layers.adaptive_embedding import AdaptiveEmbedding
+from recurra.layers.adaptive_softmax import AdaptiveSoftmax
+from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.dropout import DROPOUTS, WordDropout
+from recurra.layers.relative_attention import RelativeAttention, RelativeAttentionState
+from recurra.layers.vocabulary import Clusters
+from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
+
+_LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
+
+
+@dataclass
+class TransformerXLConfig:
+    """The shape of a Transformer-XL; the defaults are the published 151M parameter model's, less its cutoffs."""
+
+    vocab_size: int
+    """Tokens, read and predicted."""
+    n_layer: int = 16
+    """Blocks."""
+    d_model: int = 410
+    """Channels of the residual stream, an even number."""
+    n_heads: int = 10
+    """Heads of the attention."""
+    d_head: int | None = None
+    """Channels of a head; d_model / n_heads when None."""
+    d_channel_mixing: int = 2100
+    """Hidden channels of the feed-forward networks."""
+    norm: str = "post"
+    """Where the blocks have their norms: "post" as published, or "pre"."""
+    segment_length: int = 150
+    """Steps of a segment. Segments begin at the multiples of it, however a stream is cut."""
+    mem_len: int = 150
+    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments."""
+    same_length: bool = False
+    """Every step sees the last mem_len steps, itself included, not the whole memory and its segment."""
+    clamp_len: int | None = None
+    """Larger distances are encoded as this one; None for no limit."""
+    share_biases: bool = True
+    """One pair of attention biases u and v for all layers, as published, not one per layer."""
+    cutoffs: list[int] = field(default_factory=list)
+    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
+    d_embedding: int | None = None
+    """Channels of the embedding's first cluster; d_model when None."""
+    div_val: int = 1
+    """What the channels of the embedding are divided by from cluster to cluster."""
+    tie_embeddings: bool = True
+    """Use the embedding's tables as the output's."""
+    tie_projections: list[bool] | None = None
+    """For every cluster: use the embedding's projection as the output's; all but the first, as published, when None.
+    It matters where there are projections: with a d_embedding of its own, or a div_val above 1."""
+    dropout: float = 0.1
+    """Probability of dropping an activation: of the embedding, the position encoding, the blocks and the output."""
+    dropout_over_time: str = "independent"
+    """How those masks go over the steps of a call: "independent", or "locked", one mask for all (variational)."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight."""
+    embedding_dropout: float = 0.0
+    """Probability of dropping a word wherever it stands in a call."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name in ("dropout", "attention_dropout", "embedding_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
+                )
+        for name, choices in (("norm", TRANSFORMER_XL_BLOCKS), ("dropout_over_time", DROPOUTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}")
+        if self.tie_projections is not None and len(self.tie_projections) != 1 + len(self.cutoffs):
+            raise ValueError(
+                f"tie_projections has {len(self.tie_projections)} entries; expected one for each of the "
+                f"{1 + len(self.cutoffs)} clusters"
+            )
+        self.window  # noqa: B018 - checks the lengths
+        Clusters(self.vocab_size, self.d_embedding or self.d_model, tuple(self.cutoffs), self.div_val)
+
+    @property
+    def window(self) -> AttentionWindow:
+        """What a step sees."""
+        return AttentionWindow(*(getattr(self, name) for name in _LENGTHS))
+
+    @property
+    def tied_projections(self) -> list[bool]:
+        """Which projections are tied, for every cluster."""
+        return self.tie_projections or [False] + [True] * len(self.cutoffs)
+
+
+class TransformerXLState(NamedTuple):
+    """One state per block, in the blocks' order."""
+
+    layers: tuple[RelativeAttentionState, ...]
+
+
+class TransformerXL(nn.Module):
+    """Adaptive embedding, blocks of relative attention with a memory of hidden states, adaptive softmax.
+
+    The segment, which training feeds at once in the published code, is a matter of the position in the stream here: it
+    begins at the multiples of `segment_length`. Within a segment gradients flow from call to call as the caller wants;
+    into the memory none flow (section 3.2). Fed whole segments, the model computes what the published code does.
+
+    Args:
+        config: the model's shape.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.config = config
+        vocabulary: dict[str, Any] = {
+            "cutoffs": config.cutoffs,
+            "d_embedding": config.d_embedding,
+            "div_val": config.div_val,
+        }
+        self.embedding = AdaptiveEmbedding(config.vocab_size, config.d_model, **vocabulary)
+        self.word_dropout = WordDropout(config.vocab_size, config.embedding_dropout)
+        self.dropout = _make_dropout(config)
+        self.blocks = nn.ModuleList(_make_block(config) for _ in range(config.n_layer))
+        self.head = AdaptiveSoftmax(config.vocab_size, config.d_model, **vocabulary)
+        self.apply(_initialise)
+        if config.share_biases:
+            first, *others = self.attentions
+            for attention in others:
+                attention.content_bias, attention.position_bias = first.content_bias, first.position_bias
+        if config.tie_embeddings:
+            self.head.tie_tables(self.embedding)
+        self.head.tie_projections(self.embedding, config.tied_projections)
+
+    @property
+    def attentions(self) -> list[RelativeAttention]:
+        """The attention of every block."""
+        return [cast(RelativeAttention, block.attention) for block in self.blocks]
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], state: TransformerXLState | None = None
+    ) -> tuple[Float[Tensor, "B L vocabulary"], TransformerXLState]:
+        """Give the logits after every token, going on from `state`; None is the start of a stream.
+
+        With cutoffs they are log-probabilities, in float32 also under autocast; without, the softmax's plain logits.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+        """
+        hidden, state = self.hidden(tokens, state)
+        return self.head(hidden), state
+
+    def loss(
+        self, tokens: Int[Tensor, "B L"], targets: Int[Tensor, "B L"], state: TransformerXLState | None = None
+    ) -> tuple[Float[Tensor, "B L"], TransformerXLState]:
+        """Give the negative log-likelihood of every target in nats, without the logits of the whole vocabulary.
+
+        Args:
+            tokens: what the model reads.
+            targets: what should come after each; `IGNORED_TARGET` gives 0.
+            state: what the steps before left; None is the start of a stream.
+
+        Raises:
+            IndexError: a token or a target is not in the vocabulary.
+        """
+        hidden, state = self.hidden(tokens, state)
+        return self.head.loss(hidden.flatten(0, 1), targets.flatten()).view_as(targets), state
+
+    def hidden(
+        self, tokens: Int[Tensor, "B L"], state: TransformerXLState | None = None
+    ) -> tuple[Float[Tensor, "B L d_model"], TransformerXLState]:
+        """Give the last block's output after every token, which the softmax reads; arguments as `forward`."""
+        layers = [None] * len(self.blocks) if state is None else state.layers
+        x = self.dropout(self.word_dropout(self.embedding(tokens), tokens))
+        encoding = self.dropout(self.attentions[0].encode(x, layers[0])[None])[0]
+        next_layers = []
+        for block, layer_state in zip(self.blocks, layers):
+            x, layer_state = block(x, layer_state, encoding)
+            next_layers.append(layer_state)
+        return self.dropout(x), TransformerXLState(tuple(next_layers))
+
+    def with_lengths(self, **lengths: Any) -> "TransformerXL":
+        """Give the same model, its weights shared, with other lengths: evaluation often wants a longer memory.
+
+        Its states are its own: start streams anew.
+
+        Args:
+            lengths: any of `segment_length`, `mem_len`, `same_length`, `clamp_len`; the others stay.
+
+        Raises:
+            TypeError: another name.
+            ValueError: a length is out of range.
+        """
+        if unknown := [name for name in lengths if name not in _LENGTHS]:
+            raise TypeError(f"{', '.join(unknown)} cannot be changed; the lengths are {', '.join(_LENGTHS)}")
+        config = replace(self.config, **lengths)
+        twin = copy.deepcopy(self, {id(tensor): tensor for tensor in self.parameters()})
+        twin.config = config
+        for attention in twin.attentions:
+            attention.window = config.window
+        return twin
+
+
+def _make_dropout(config: TransformerXLConfig) -> nn.Module:
+    return DROPOUTS[config.dropout_over_time](config.dropout)
+
+
+def _make_block(config: TransformerXLConfig) -> nn.Module:
+    attention = RelativeAttention(
+        config.d_model,
+        n_heads=config.n_heads,
+        d_head=config.d_head,
+        dropout=config.attention_dropout,
+        **{name: getattr(config, name) for name in _LENGTHS},
+    )
+    return TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: _make_dropout(config))
+
+
+def _initialise(module: nn.Module) -> None:
+    """Draw as the published code does; embedding, softmax and attention biases are drawn where they are made."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, mean=1.0, std=0.02)
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,23 @@
+"""Whether this process is a forked child, in which the threads of its parent do not exist.
+
+GNU OpenMP hangs or kills a child that enters a parallel region after its parent did, be it in one of torch's operators.
+So forks are noted from the import of recurra on, not from the first kernel on.
+"""
+
+import os
+
+_is_forked_child = False
+
+
+def _note_fork() -> None:
+    global _is_forked_child
+    _is_forked_child = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def is_forked_child() -> bool:
+    """Tell whether this process was forked after recurra was imported."""
+    return _is_forked_child

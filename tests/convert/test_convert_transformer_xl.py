@@ -1,0 +1,353 @@
+"""Published Transformer-XL weights against the published equations, read straight from the weights by their own names.
+
+The oracle goes word by word and pair by pair and shares nothing with the package: no tensors over time, no shift, no
+state, no batch.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from recurra.convert import transformer_xl_from_original
+
+VOCABULARY, D_MODEL, HEADS, D_HEAD, D_INNER, LAYERS = 13, 8, 2, 3, 10, 2
+CUTOFFS = [4, 7, 10]
+SEGMENT, MEMORY = 4, 6
+CASES = {
+    "ptb": {},
+    "wt103-base": {"cutoffs": CUTOFFS},
+    "wt103-large": {"cutoffs": CUTOFFS, "div_val": 2},
+    "narrow-embedding": {"cutoffs": CUTOFFS, "d_embed": 6},
+    "untied": {"cutoffs": CUTOFFS, "div_val": 2, "tie_weight": False, "tie_projs": [False] * 4},
+    "own-biases": {"untie_r": True},
+    "pre-norm": {"pre_lnorm": True},
+    "same-length": {"same_length": True, "clamp_len": 3},
+    "short-memory": {"mem_len": 2, "same_length": True},
+}
+
+
+def published_weights(cutoffs=(), div_val=1, d_embed=D_MODEL, **options) -> dict[str, torch.Tensor]:
+    """Random weights in float64, named and shaped as the original code saves them."""
+
+    def draw(*shape, mean=0.0):
+        return mean + 0.4 * torch.randn(*shape, dtype=torch.float64)
+
+    channels, edges = HEADS * D_HEAD, [0, *cutoffs, VOCABULARY]
+    tables = [VOCABULARY] if div_val == 1 else [high - low for low, high in itertools.pairwise(edges)]
+    widths = [d_embed // div_val**i for i in range(len(edges) - 1)]
+    weights = {"pos_emb.inv_freq": (1 / 10000 ** (torch.arange(0.0, D_MODEL, 2.0) / D_MODEL)).double()}
+    for i, rows in enumerate(tables):
+        weights[f"word_emb.emb_layers.{i}.weight"] = draw(rows, widths[i])
+        weights[f"crit.out_layers.{i}.weight"] = draw(rows, widths[i])
+        weights[f"crit.out_layers.{i}.bias"] = draw(rows)
+        if options.get("tie_weight", True):
+            weights[f"crit.out_layers.{i}.weight"] = weights[f"word_emb.emb_layers.{i}.weight"]
+    if div_val > 1 or d_embed != D_MODEL:
+        for i in range(len(tables)):
+            weights[f"word_emb.emb_projs.{i}"] = draw(D_MODEL, widths[i])
+        tied = options.get("tie_projs", [False] + [True] * len(cutoffs))
+        for i in range(len(edges) - 1):
+            weights[f"crit.out_projs.{i}"] = draw(D_MODEL, widths[i])
+            if tied[i]:
+                weights[f"crit.out_projs.{i}"] = weights[f"word_emb.emb_projs.{i if div_val > 1 else 0}"]
+    if cutoffs:
+        weights |= {"crit.cluster_weight": draw(len(cutoffs), d_embed), "crit.cluster_bias": draw(len(cutoffs))}
+    for layer in range(LAYERS):
+        attention, feed_forward = f"layers.{layer}.dec_attn", f"layers.{layer}.pos_ff"
+        weights[f"{attention}.qkv_net.weight"] = draw(3 * channels, D_MODEL)
+        weights[f"{attention}.o_net.weight"] = draw(D_MODEL, channels)
+        weights[f"{attention}.r_net.weight"] = draw(channels, D_MODEL)
+        weights[f"{feed_forward}.CoreNet.0.weight"] = draw(D_INNER, D_MODEL)
+        weights[f"{feed_forward}.CoreNet.0.bias"] = draw(D_INNER)
+        weights[f"{feed_forward}.CoreNet.3.weight"] = draw(D_MODEL, D_INNER)
+        weights[f"{feed_forward}.CoreNet.3.bias"] = draw(D_MODEL)
+        for part in (attention, feed_forward):
+            weights |= {f"{part}.layer_norm.weight": draw(D_MODEL, mean=1.0), f"{part}.layer_norm.bias": draw(D_MODEL)}
+        if options.get("untie_r"):
+            weights |= {f"{attention}.r_w_bias": draw(HEADS, D_HEAD), f"{attention}.r_r_bias": draw(HEADS, D_HEAD)}
+    if not options.get("untie_r"):
+        weights |= {"r_w_bias": draw(HEADS, D_HEAD), "r_r_bias": draw(HEADS, D_HEAD)}
+    return weights
+
+
+class Original:
+    """What the original code computes for one stream, word by word."""
+
+    def __init__(self, weights, cutoffs=(), div_val=1, pre_lnorm=False, mem_len=MEMORY, **options):
+        self.w, self.cutoffs, self.divided = weights, list(cutoffs), div_val > 1
+        self.pre, self.mem_len = pre_lnorm, mem_len
+        self.same_length, self.clamp_len = options.get("same_length", False), options.get("clamp_len", -1)
+        self.natural_order = options.get("natural_order", False)
+        self.edges = [0, *self.cutoffs, VOCABULARY]
+
+    def run(self, stream):
+        """Log-probabilities after every word, and the memories after every segment: one list of vectors per layer."""
+        memories, log_probabilities, history = [[] for _ in range(LAYERS)], [], []
+        for start in range(0, len(stream), SEGMENT):
+            x = [self.embed(word) for word in stream[start : start + SEGMENT]]
+            for layer in range(LAYERS):
+                entered, memory = x, memories[layer]
+                x = self.layer(layer, memory, entered)
+                kept = (memory + entered)[max(0, len(memory) + len(entered) - self.mem_len) :]
+                memories[layer] = kept
+            history.append([list(memory) for memory in memories])
+            log_probabilities += [self.log_probabilities(h) for h in x]
+        return torch.stack(log_probabilities), history
+
+    def embed(self, word):
+        cluster = sum(word >= cutoff for cutoff in self.cutoffs) if self.divided else 0
+        vector = self.w[f"word_emb.emb_layers.{cluster}.weight"][word - (self.edges[cluster] if self.divided else 0)]
+        if f"word_emb.emb_projs.{cluster}" in self.w:
+            vector = self.w[f"word_emb.emb_projs.{cluster}"] @ vector
+        return vector * math.sqrt(D_MODEL)
+
+    def norm(self, part, x):
+        mean = sum(x.tolist()) / D_MODEL
+        variance = sum((value - mean) ** 2 for value in x.tolist()) / D_MODEL
+        scaled = (x - mean) / math.sqrt(variance + 1e-5)
+        return scaled * self.w[f"{part}.layer_norm.weight"] + self.w[f"{part}.layer_norm.bias"]
+
+    def layer(self, layer, memory, x):
+        part, network = f"layers.{layer}.dec_attn", f"layers.{layer}.pos_ff"
+        seen = [self.norm(part, h) for h in memory + x] if self.pre else memory + x
+        outputs = []
+        for i, own in enumerate(x):
+            h = own + self.attend(part, seen, i, len(x))
+            h = h if self.pre else self.norm(part, h)
+            inner = self.norm(network, h) if self.pre else h
+            inner = self.w[f"{network}.CoreNet.0.weight"] @ inner + self.w[f"{network}.CoreNet.0.bias"]
+            inner = torch.where(inner > 0, inner, torch.zeros_like(inner))
+            h = h + self.w[f"{network}.CoreNet.3.weight"] @ inner + self.w[f"{network}.CoreNet.3.bias"]
+            outputs.append(h if self.pre else self.norm(network, h))
+        return outputs
+
+    def attend(self, part, seen, i, n_queries):
+        w, query_at = self.w, len(seen) - n_queries + i
+        biases = [w.get(f"{part}.{name}", w.get(name)) for name in ("r_w_bias", "r_r_bias")]
+        heads = []
+        for head in range(HEADS):
+            q, k, v = (
+                w[f"{part}.qkv_net.weight"][(kind * HEADS + head) * D_HEAD : (kind * HEADS + head + 1) * D_HEAD]
+                for kind in range(3)
+            )
+            r = w[f"{part}.r_net.weight"][head * D_HEAD : (head + 1) * D_HEAD]
+            query = q @ seen[query_at]
+            scores = {}
+            for j in range(query_at + 1):
+                if self.same_length and j <= i - self.mask_shift(n_queries, len(seen)):
+                    continue
+                score = (query + biases[0][head]) @ (k @ seen[j])
+                score = score + (query + biases[1][head]) @ (r @ self.position(query_at - j))
+                scores[j] = math.exp(score.item() / math.sqrt(D_HEAD))
+            heads.append(sum(share * (v @ seen[j]) for j, share in scores.items()) / sum(scores.values()))
+        return w[f"{part}.o_net.weight"] @ torch.cat(heads)
+
+    def mask_shift(self, n_queries, n_keys):
+        """Row i may not see the columns up to i less this, in the original's own terms."""
+        too_many = n_keys - self.mem_len
+        return n_queries - too_many if too_many > 0 else n_queries
+
+    def position(self, distance):
+        if self.clamp_len > 0:
+            distance = min(distance, self.clamp_len)
+        angles = [distance * rate for rate in self.w["pos_emb.inv_freq"].tolist()]
+        waves = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+        return torch.tensor(waves, dtype=torch.float64)
+
+    def log_probabilities(self, h):
+        def scores(cluster):
+            table = cluster if self.divided else 0
+            rows = range(self.edges[cluster], self.edges[cluster + 1])
+            shift = self.edges[cluster] if self.divided else 0
+            p = self.project(cluster, h)
+            weight, bias = self.w[f"crit.out_layers.{table}.weight"], self.w[f"crit.out_layers.{table}.bias"]
+            return [(weight[word - shift] @ p + bias[word - shift]).item() for word in rows]
+
+        head = scores(0)
+        if self.cutoffs:
+            p = self.project(0, h)
+            head += (self.w["crit.cluster_weight"] @ p + self.w["crit.cluster_bias"]).tolist()
+        total = math.log(sum(map(math.exp, head)))
+        found = [score - total for score in head[: self.edges[1]]]
+        for cluster in range(1, len(self.edges) - 1):
+            column = self.edges[1] + cluster - 1 if self.natural_order else -cluster
+            tail = scores(cluster)
+            within = math.log(sum(map(math.exp, tail)))
+            found += [head[column] - total + score - within for score in tail]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def project(self, cluster, h):
+        projection = self.w.get(f"crit.out_projs.{cluster}")
+        return h if projection is None else projection.T @ h
+
+
+def convert(weights, **options):
+    return transformer_xl_from_original(weights, **{"tgt_len": SEGMENT, "mem_len": MEMORY, **options})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_memories_and_likelihoods_are_the_original_s(case):
+    weights = published_weights(**CASES[case])
+    model = convert(weights, **CASES[case])
+    tokens, targets = torch.randint(VOCABULARY, (2, 3 * SEGMENT)), torch.randint(VOCABULARY, (2, 3 * SEGMENT))
+    expected = [Original(weights, **CASES[case]).run(row.tolist()) for row in tokens]
+    log_probabilities = torch.stack([found for found, _ in expected])
+    state = None
+    for number, segment in enumerate(tokens.split(SEGMENT, 1)):
+        at = slice(number * SEGMENT, (number + 1) * SEGMENT)
+        losses, _ = model.loss(segment, targets[:, at], state)
+        logits, state = model(segment, state)
+        close = {"rtol": 1e-9, "atol": 1e-9}
+        torch.testing.assert_close(logits.log_softmax(-1), log_probabilities[:, at], **close)
+        chosen = log_probabilities[:, at].gather(-1, targets[:, at, None])[..., 0]
+        torch.testing.assert_close(losses, -chosen, **close)
+        if not CASES[case].get("pre_lnorm"):
+            for layer, layer_state in enumerate(state.layers):
+                memory = torch.stack([torch.stack(history[number][layer]) for _, history in expected])
+                torch.testing.assert_close(layer_state.memory, memory, **close)
+
+
+def test_without_cutoffs_the_logits_are_the_linear_ones():
+    weights = published_weights()
+    model, tokens = convert(weights), torch.randint(VOCABULARY, (1, 3))
+    hidden, _ = model.hidden(tokens)
+    expected = hidden @ weights["word_emb.emb_layers.0.weight"].T + weights["crit.out_layers.0.bias"]
+    torch.testing.assert_close(model(tokens)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def hugging_face(weights):
+    return {name if name.startswith("crit.") else f"transformer.{name}": value for name, value in weights.items()}
+
+
+def test_hugging_face_s_names_and_its_order_of_clusters():
+    options = {"cutoffs": CUTOFFS, "div_val": 2, "untie_r": True}
+    weights, stream = published_weights(**options), torch.randint(VOCABULARY, (1, 9))
+    found = convert(hugging_face(weights), **options)(stream)[0][0]
+    expected, _ = Original(weights, **options, natural_order=True).run(stream[0].tolist())
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_order_of_clusters_can_be_said():
+    weights, stream = published_weights(cutoffs=CUTOFFS), torch.randint(VOCABULARY, (1, 5))
+    natural = convert(weights, cutoffs=CUTOFFS, cluster_order="natural")(stream)[0]
+    default = convert(weights, cutoffs=CUTOFFS)(stream)[0]
+    said = convert(hugging_face(weights), cutoffs=CUTOFFS, cluster_order="reversed")(stream)[0]
+    assert torch.equal(said, default)
+    assert not torch.allclose(natural, default)
+    with pytest.raises(ValueError, match="cluster_order is 'backwards'; expected one of reversed, natural"):
+        convert(weights, cutoffs=CUTOFFS, cluster_order="backwards")
+
+
+def test_sizes_are_read_from_the_weights():
+    config = convert(published_weights(cutoffs=CUTOFFS, div_val=2), mem_len=5, clamp_len=-1, dropatt=0.25).config
+    assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (VOCABULARY, D_MODEL, HEADS, D_HEAD)
+    assert (config.n_layer, config.d_channel_mixing, config.div_val) == (LAYERS, D_INNER, 2)
+    assert (config.cutoffs, config.d_embedding, config.share_biases) == (CUTOFFS, D_MODEL, True)
+    assert (config.segment_length, config.mem_len, config.clamp_len) == (SEGMENT, 5, None)
+    assert config.attention_dropout == 0.25
+
+
+def test_the_model_is_ready_to_run_and_of_the_weights_type():
+    weights = {name: tensor.float() for name, tensor in published_weights().items()}
+    model = convert(weights)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        model.embedding.tables[0].zero_()
+    assert weights["word_emb.emb_layers.0.weight"].any()  # a copy
+
+
+def test_of_tied_weights_one_copy_is_enough():
+    options = {"cutoffs": CUTOFFS, "div_val": 2}
+    weights, stream = published_weights(**options), torch.randint(VOCABULARY, (1, 5))
+    fewer = {
+        name: tensor
+        for name, tensor in weights.items()
+        if name not in ("crit.out_layers.1.weight", "crit.out_projs.2", "pos_emb.inv_freq")
+    }
+    assert torch.equal(convert(fewer, **options)(stream)[0], convert(weights, **options)(stream)[0])
+
+
+def test_shared_biases_may_stand_in_the_layers_too():
+    weights, stream = published_weights(), torch.randint(VOCABULARY, (1, 5))
+    copies = {f"layers.{layer}.dec_attn.{name}": weights[name] for layer in (0, 1) for name in ("r_w_bias", "r_r_bias")}
+    assert torch.equal(convert({**weights, **copies})(stream)[0], convert(weights)(stream)[0])
+    copies["layers.1.dec_attn.r_r_bias"] = copies["layers.1.dec_attn.r_r_bias"] + 1.0
+    with pytest.raises(ValueError, match=r"r_r_bias and layers\.1\.dec_attn\.r_r_bias differ"):
+        convert({**weights, **copies})
+
+
+@pytest.mark.parametrize("name", sorted({*published_weights(**CASES["untied"])} - {"pos_emb.inv_freq"}))
+def test_a_missing_name_is_named(name):
+    weights = published_weights(**CASES["untied"])
+    del weights[name]
+    with pytest.raises(ValueError, match=f"missing: .*{name}"):
+        convert(weights, **CASES["untied"])
+
+
+def test_unknown_names_are_named():
+    weights = {**published_weights(), "layers.0.dec_attn.gate": torch.zeros(1), "r_emb": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"unknown: layers\.0\.dec_attn\.gate, r_emb"):
+        convert(weights)
+
+
+def test_a_checkpoint_of_another_architecture_is_refused():
+    with pytest.raises(ValueError, match=r"no Transformer-XL.*missing: word_emb\.emb_layers\.0\.weight"):
+        convert({"embedding.weight": torch.zeros(3, 4)})
+
+
+def test_a_missing_layer_is_named():
+    with pytest.raises(ValueError, match=r"missing: .*layers\.2\.dec_attn\.qkv_net\.weight"):
+        convert(published_weights(), n_layer=3)
+    with pytest.raises(ValueError, match=r"unknown: layers\.1\.dec_attn\.qkv_net\.weight"):
+        convert(published_weights(), n_layer=1)
+
+
+def test_cutoffs_that_the_weights_cannot_tell_are_asked_for():
+    with pytest.raises(ValueError, match=r"cutoffs \[\].*unknown: crit\.cluster_weight, crit\.cluster_bias"):
+        convert(published_weights(cutoffs=CUTOFFS))
+    with pytest.raises(ValueError, match=r"crit\.cluster_weight does not fit: \(3, 8\).*\(2, 8\)"):
+        convert(published_weights(cutoffs=CUTOFFS), cutoffs=[4, 7])
+
+
+def test_shapes_that_do_not_fit_are_named():
+    weights = published_weights()
+    weights["layers.1.pos_ff.CoreNet.3.weight"] = torch.zeros(D_MODEL, D_INNER + 1)
+    with pytest.raises(ValueError, match=r"layers\.1\.pos_ff\.CoreNet\.3\.weight does not fit: \(8, 11\).*\(8, 10\)"):
+        convert(weights)
+
+
+def test_weights_that_are_not_tied_are_not_taken_for_tied():
+    with pytest.raises(ValueError, match=r"word_emb\.emb_layers\.0\.weight and crit\.out_layers\.0\.weight differ"):
+        convert(published_weights(tie_weight=False))
+
+
+def test_other_frequencies_are_refused():
+    weights = published_weights()
+    weights["pos_emb.inv_freq"] = weights["pos_emb.inv_freq"] * 1.01
+    with pytest.raises(ValueError, match=r"pos_emb\.inv_freq holds other frequencies"):
+        convert(weights)
+
+
+def test_the_same_name_twice_is_refused():
+    weights = published_weights()
+    with pytest.raises(ValueError, match="with and without transformer"):
+        convert({**weights, "transformer.r_w_bias": weights["r_w_bias"]})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"d_modle": 8}, TypeError, "no option d_modle; there are: .*d_model"),
+        ({"n_head": 2, "n_heads": 2}, TypeError, "n_heads is given twice"),
+        ({"n_head": 3}, ValueError, "n_heads is given as 3; in the weights it is 2"),
+        ({"d_model": 10}, ValueError, "d_model is given as 10; in the weights it is 8"),
+        ({"untie_r": True}, ValueError, "share_biases is given as False; in the weights it is True"),
+        ({"mem_len": -1}, ValueError, "mem_len is -1"),
+    ],
+)
+def test_options_are_checked(options, error, message):
+    with pytest.raises(error, match=message):
+        convert(published_weights(), **options)

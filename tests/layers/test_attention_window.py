@@ -1,0 +1,43 @@
+"""How a stream falls into segments, and who sees whom."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurra.layers.attention_window import AttentionWindow
+
+
+@given(n_steps=st.integers(1, 60), segment_length=st.integers(1, 13), data=st.data())
+def test_pieces_end_at_the_borders_of_segments(n_steps, segment_length, data):
+    position = data.draw(st.integers(0, segment_length - 1))
+    pieces = AttentionWindow(segment_length, 3).pieces(n_steps, position)
+    assert sum(pieces) == n_steps
+    segments = [(position + step) // segment_length for step in range(n_steps)]
+    assert pieces == [segments.count(segment) for segment in dict.fromkeys(segments)]
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(1, 1), (1, 6), (3, 3), (4, 9)])
+def test_a_query_sees_the_past_and_itself(same_length, n_queries, n_keys):
+    masked = AttentionWindow(4, 5, same_length).masked(n_queries, n_keys, torch.device("cpu"))
+    for query in range(n_queries):
+        for key in range(n_keys):
+            distance = (n_keys - n_queries + query) - key
+            assert bool(masked[query, key]) == (distance < 0 or (same_length and distance >= 5))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"segment_length": 0}, "segment_length is 0; expected at least 1"),
+        ({"segment_length": -3}, "segment_length is -3"),
+        ({"mem_len": -1}, "mem_len is -1; expected at least 0"),
+        ({"mem_len": 0, "same_length": True}, "same_length .* mem_len is 0"),
+        ({"clamp_len": 0}, "clamp_len is 0; expected at least 1, or None"),
+        ({"clamp_len": -1}, "clamp_len is -1"),
+    ],
+)
+def test_lengths_out_of_range_are_refused(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionWindow(**{"segment_length": 4, "mem_len": 5, **lengths})

@@ -1,0 +1,164 @@
+"""The Compact Recurrent Transformer: its equations, its segments, its ablations, its errors."""
+
+import pytest
+import torch
+
+from recurra import state as states
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+
+ABLATIONS = [("gru", "rnn-gru"), ("ncgru", "rnn-ncgru"), ("gru", "relative"), ("none", "rnn-gru"), ("none", "relative")]
+
+
+def small(**options) -> CompactRecurrentTransformerConfig:
+    defaults = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.0}
+    return CompactRecurrentTransformerConfig(**{**defaults, "segment_length": 5, **options})
+
+
+def make(memory="gru", position="rnn-gru", **options) -> CompactRecurrentTransformer:
+    return CompactRecurrentTransformer(small(memory=memory, position=position, **options)).double()
+
+
+def by_the_equations(model: CompactRecurrentTransformer, tokens: torch.Tensor) -> torch.Tensor:
+    """Spec of CRT section 3 for one layer of plain attention, segment by segment and token by token."""
+    n, (block,) = model.config.segment_length, model.blocks
+    attention = block.attention
+    m = torch.zeros(len(tokens), model.config.d_model, dtype=torch.float64)
+    logits = []
+    for segment in tokens.split(n, 1):
+        h, rows = m, [m]
+        for x in model.embedding(segment).unbind(1):
+            h = model.position.rnn.cell(x, h)
+            rows.append(h)
+        outputs = []
+        for i in range(1, len(rows)):  # the last layer gives no output for the memory
+            q = attention.queries(rows[i]).unflatten(-1, (attention.n_heads, -1))
+            pairs = [attention.keys_values(row).chunk(2, -1) for row in rows[: i + 1]]
+            k = torch.stack([p[0].unflatten(-1, (attention.n_heads, -1)) for p in pairs], 1)
+            v = torch.stack([p[1].unflatten(-1, (attention.n_heads, -1)) for p in pairs], 1)
+            weights = (torch.einsum("bhd,bjhd->bhj", q, k) / attention.d_head**0.5).softmax(-1)
+            mixed = attention.output_projection(torch.einsum("bhj,bjhd->bhd", weights, v).flatten(1))
+            x = block.norm_attention(rows[i] + mixed)
+            outputs.append(block.norm_feed_forward(x + block.feed_forward(x)))
+        for y in outputs:
+            m = model.memory.rnn.cell(y, m)
+        logits += [model.head(y[:, None]) for y in outputs]
+    return torch.cat(logits, 1)
+
+
+def test_one_layer_computes_the_equations():
+    model, tokens = make(n_layer=1), torch.randint(13, (2, 13))
+    torch.testing.assert_close(model(tokens)[0], by_the_equations(model, tokens), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("memory", "position"), ABLATIONS)
+@pytest.mark.parametrize("pieces", [[1] * 17, [5, 5, 5, 2], [3, 7, 1, 6], [17]], ids=str)
+def test_any_cut_gives_the_whole(memory, position, pieces):
+    model, tokens = make(memory, position), torch.randint(13, (2, 17))
+    whole, last = model(tokens)
+    state, outputs = None, []
+    for piece in tokens.split(pieces, 1):
+        y, state = model(piece, state)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=1e-10, atol=1e-10)
+    assert state.position == last.position == 2
+    for one, other in zip(states.tensors(state), states.tensors(last)):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_reach_the_first_segment_through_the_memory_alone():
+    """The loss of the third segment trains on the first one, as much as one pass over all three says."""
+    model, tokens = make(), torch.randint(13, (2, 15))
+    targets = torch.randint(13, (2, 5))
+    first, second, third = tokens.split(5, 1)
+
+    def gradient(detach: bool) -> torch.Tensor:
+        model.zero_grad()
+        embedded = []
+        hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+        state = None
+        for segment in (first, second):
+            _, state = model(segment, state)
+            state = states.detach(state) if detach else state
+        losses, _ = model.loss(third, targets, state)
+        hook.remove()
+        return torch.autograd.grad(losses.sum(), embedded[0], allow_unused=True)[0]
+
+    through = gradient(detach=False)
+    assert through.abs().sum() > 0
+    assert gradient(detach=True) is None
+
+    embedded = []
+    hook = model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    ignored = torch.full((2, 10), -100)
+    losses, _ = model.loss(tokens, torch.cat([ignored, targets], 1))
+    hook.remove()
+    (at_once,) = torch.autograd.grad(losses.sum(), embedded[0])
+    torch.testing.assert_close(through, at_once[:, : first.shape[1]], rtol=1e-9, atol=1e-12)
+
+
+def test_without_memory_and_with_relative_attention_it_is_the_transformer():
+    model = make("none", "relative")
+    shape = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.0}
+    baseline = TransformerXL(TransformerXLConfig(**shape, segment_length=5, mem_len=0, share_biases=False)).double()
+    baseline.load_state_dict(model.state_dict())
+    tokens = torch.randint(13, (2, 12))
+    torch.testing.assert_close(model(tokens)[0], baseline(tokens)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_position_start_is_where_the_position_rnn_starts():
+    model, zero = make(), make(position_start="zero")
+    zero.load_state_dict(model.state_dict())
+    tokens = torch.randint(13, (1, 10))
+    torch.testing.assert_close(model(tokens)[0][:, :5], zero(tokens)[0][:, :5])  # the memory is zeros at first
+    assert not torch.allclose(model(tokens)[0][:, 5:], zero(tokens)[0][:, 5:])
+
+
+@pytest.mark.parametrize(("memory", "position"), ABLATIONS)
+def test_the_state_never_exceeds_one_segment(memory, position):
+    model = make(memory, position)
+    sizes = [states.n_bytes(model(torch.randint(13, (1, length)))[1]) for length in (4, 9, 104, 1004)]
+    assert len(set(sizes)) == 1
+    assert states.n_bytes(model(torch.randint(13, (1, 5)))[1]) < sizes[0]
+
+
+def test_loss_is_the_logits_likelihood():
+    model, tokens, targets = make(), torch.randint(13, (2, 12)), torch.randint(13, (2, 12))
+    logits, _ = model(tokens)
+    losses, _ = model.loss(tokens, targets)
+    torch.testing.assert_close(losses, -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0])
+
+
+def test_states_stay_float32_under_autocast():
+    model, tokens = make().float(), torch.randint(13, (2, 7))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = model(tokens)
+    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_length": 0}, "segment_length is 0"),
+        ({"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
+        ({"position": "sinusoid"}, "position is 'sinusoid'; expected one of relative, rnn-gru, rnn-ncgru"),
+        ({"position_start": "one"}, "position_start is 'one'"),
+        ({"norm": "none"}, "norm is 'none'"),
+        ({"dropout": 1.5}, "dropout is 1.5"),
+        ({"cutoffs": [5, 3]}, "cutoffs"),
+        ({"cutoffs": [20]}, "cutoffs"),
+        ({"n_layer": 0}, "n_layer is 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    with pytest.raises(IndexError, match="13"):
+        make()(torch.tensor([[13]]))

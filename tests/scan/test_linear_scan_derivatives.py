@@ -1,0 +1,248 @@
+"""Derivatives of the linear recurrence: against the chain rule written as a loop, and against differences."""
+
+import itertools
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from recurra import linear_scan
+
+BACKENDS = ("reference", "numba")
+FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+SHAPES = ((1, 1, 1), (2, 2, 3), (3, 5, 15), (1, 17, 17), (2, 3, 33), (2, 7, 65), (3, 2, 100))
+THROUGH = {"all states": lambda h: h, "the last state": lambda h: h[:, -1], "one step": lambda h: h[:, h.shape[1] // 2]}
+
+
+def plain_gradients(a, b, h0, dh, reverse):
+    """The chain rule on full-size double precision tensors: g_t = dh_t + conj(a_{t+1}) g_{t+1}, one step at a time."""
+    steps = list(range(b.shape[1]))[:: -1 if reverse else 1]
+    states, h = {}, h0
+    for t in steps:
+        states[t] = h  # the state that enters step t
+        h = a[:, t] * h + b[:, t]
+    da, db, g = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(h0)
+    for t in steps[::-1]:
+        db[:, t] = g + dh[:, t]
+        da[:, t] = db[:, t] * states[t].conj()
+        g = a[:, t].conj() * db[:, t]
+    return da, db, g
+
+
+def distance(actual, expected):
+    """The largest difference, relative to the largest number."""
+    return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_at_odd_sizes(backend, dtype, reverse, gates):
+    tolerance = 1e-10 if dtype in (torch.float64, torch.complex128) else 1e-5
+    wide = torch.promote_types(dtype, torch.float64)
+    for shape, (name, through) in itertools.product(SHAPES, THROUGH.items()):
+        a = gates(*shape, dtype=dtype, requires_grad=True)
+        b = torch.randn(shape, dtype=dtype, requires_grad=True)
+        h0 = torch.randn(shape[0], shape[2], dtype=dtype, requires_grad=True)
+        part = through(linear_scan(a, b, h0, reverse=reverse, backend=backend))
+        d_part = torch.randn(part.shape, dtype=dtype)
+        actual = torch.autograd.grad(part, (a, b, h0), d_part)
+
+        all_states = torch.zeros(shape, dtype=wide, requires_grad=True)
+        (dh,) = torch.autograd.grad(through(all_states), all_states, d_part.to(wide))
+        expected = plain_gradients(*(x.detach().to(wide) for x in (a, b, h0)), dh, reverse)
+        for which, mine, right in zip(("a", "b", "h0"), actual, expected):
+            assert distance(mine, right) < tolerance, f"d{which} of {shape} through {name}"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_real_gradients_equal_those_of_the_reference_bit_for_bit(dtype, reverse):
+    for shape in SHAPES:
+        inputs = [torch.randn(s, dtype=dtype, requires_grad=True) for s in (shape, shape, (shape[0], shape[2]))]
+        dh = torch.randn(shape, dtype=dtype)
+        numba, reference = (
+            torch.autograd.grad(linear_scan(*inputs, reverse=reverse, backend=name), inputs, dh)
+            for name in BACKENDS[::-1]
+        )
+        for which, mine, right in zip(("a", "b", "h0"), numba, reference):
+            assert torch.equal(mine, right), f"d{which} of {shape}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("b_type", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("a_type", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("a_shape", [(), (2,), (3, 2), (2, 1, 2), (2, 3, 1), (1, 1, 1), (2, 3, 2)], ids=str)
+def test_first_derivatives_by_differences(a_shape, a_type, b_type, backend, gates):
+    """Any shape of `a`, any mix of real and complex; the gradient of a real input must come out real."""
+    a, b = gates(*a_shape, dtype=a_type, requires_grad=True), torch.randn(2, 3, 2, dtype=b_type, requires_grad=True)
+    h0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    for reverse in (False, True):
+        assert gradcheck(
+            lambda a, b, h0, reverse=reverse: linear_scan(a, b, h0, reverse=reverse, backend=backend),
+            (a, b, h0),
+            check_forward_ad=True,
+            check_batched_grad=True,
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 2), (1, 3, 1, 2)], ids=str)
+def test_second_derivatives_by_differences(shape, dtype, backend, gates):
+    a, b = gates(*shape, dtype=dtype, requires_grad=True), torch.randn(shape, dtype=dtype, requires_grad=True)
+    h0 = torch.randn(shape[:1] + shape[2:], dtype=dtype, requires_grad=True)
+    for reverse in (False, True):
+        scan = lambda a, b, h0, reverse=reverse: linear_scan(a, b, h0, reverse=reverse, backend=backend)  # noqa: E731
+        assert gradcheck(scan, (a, b, h0))
+        assert gradgradcheck(scan, (a, b, h0), check_fwd_over_rev=True)
+
+
+def test_third_derivatives_agree(gates):
+    for dtype, reverse in itertools.product((torch.float64, torch.complex128), (False, True)):
+        inputs = [
+            gates(2, 5, 3, dtype=dtype, requires_grad=True),
+            torch.randn(2, 5, 3, dtype=dtype, requires_grad=True),
+            torch.randn(2, 3, dtype=dtype, requires_grad=True),
+        ]
+
+        def third(backend, inputs=inputs, reverse=reverse):
+            value = linear_scan(*inputs, reverse=reverse, backend=backend).abs().pow(3).sum()
+            for _ in range(3):
+                gradients = torch.autograd.grad(value, inputs, create_graph=True)
+                value = sum(g.abs().square().sum() for g in gradients)
+            return gradients
+
+        for mine, right in zip(third("numba"), third("reference")):
+            assert distance(mine, right) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_half_types_are_computed_in_float32(dtype, backend, gates):
+    a, b, h0 = gates(2, 9, 5, dtype=dtype), torch.randn(2, 9, 5, dtype=dtype), torch.randn(2, 5, dtype=dtype)
+    dh = torch.randn(2, 9, 5, dtype=dtype)
+
+    def gradients(*inputs):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        h = linear_scan(*inputs, backend=backend)
+        return torch.autograd.grad(h, inputs, dh.to(h.dtype))
+
+    wide = gradients(a.float(), b.float(), h0.float())
+    for half, full in zip(gradients(a, b, h0), wide):
+        assert half.dtype == dtype
+        assert torch.equal(half, full.to(dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_what_asks_for_a_gradient_gets_one(backend, gates):
+    shapes = ((2, 5, 3), (2, 5, 3), (2, 3))
+    for asked in itertools.product((False, True), repeat=3):
+        inputs = [gates(*shape, requires_grad=needs) for shape, needs in zip(shapes, asked)]
+        h = linear_scan(*inputs, backend=backend)
+        assert h.requires_grad == any(asked)
+        if any(asked):
+            everything = [x.detach().requires_grad_() for x in inputs]
+            expected = torch.autograd.grad(linear_scan(*everything, backend="reference").square().sum(), everything)
+            h.square().sum().backward()
+            for x, needs, right in zip(inputs, asked, expected):
+                assert (x.grad is not None) == needs
+                if needs:
+                    torch.testing.assert_close(x.grad, right)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gate", [0.0, 1.0, 1e-30, -1.5])
+def test_gradients_at_particular_gates(gate, backend):
+    """A gate of 0 lets no gradient past and gets one itself; no gate, however small, makes NaN."""
+    a = torch.full((2, 6, 17), gate, dtype=torch.float64, requires_grad=True)
+    b, h0 = torch.randn(2, 6, 17, dtype=torch.float64, requires_grad=True), torch.ones(2, 17, requires_grad=True)
+    dh = torch.randn(2, 6, 17, dtype=torch.float64)
+    actual = torch.autograd.grad(linear_scan(a, b, h0, backend=backend), (a, b, h0), dh)
+    expected = plain_gradients(a.detach(), b.detach(), h0.detach().double(), dh, False)
+    for mine, right in zip(actual, expected):
+        torch.testing.assert_close(
+            mine, right.to(mine.dtype), rtol=1e-6 if mine.dtype == torch.float32 else 1e-12, atol=0
+        )
+    if gate == 0:
+        assert actual[0].abs().min() > 0
+        assert torch.equal(actual[1], dh)
+        assert actual[2].count_nonzero() == 0
+
+
+def test_nan_and_infinity_in_gradients_are_those_of_the_reference():
+    special = torch.tensor([0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan, 1e-30, -1e30])
+    draw = lambda *shape: special[torch.randint(len(special), shape)].requires_grad_()  # noqa: E731
+    for reverse in (False, True):
+        inputs, dh = (draw(3, 4, 37), draw(3, 4, 37), draw(3, 37)), draw(3, 4, 37).detach()
+        numba, reference = (
+            torch.autograd.grad(linear_scan(*inputs, reverse=reverse, backend=name), inputs, dh)
+            for name in BACKENDS[::-1]
+        )
+        for mine, right in zip(numba, reference):
+            assert right.isnan().any()
+            assert not right.isnan().all()
+            torch.testing.assert_close(mine, right, rtol=0, atol=0, equal_nan=True)
+
+
+def _layouts(tensor):
+    """The numbers of a (B, L, D) tensor in other memory layouts."""
+    batch, length, channels = tensor.shape
+    every_other = torch.zeros(batch, length, 2 * channels, dtype=tensor.dtype)
+    every_other[..., ::2] = tensor
+    yield tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    yield tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    yield every_other[..., ::2]
+    if tensor.is_complex():
+        yield tensor.conj().clone().conj()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_memory_layouts_of_inputs_and_incoming_gradients(dtype, gates):
+    a, b, dh = gates(2, 5, 19, dtype=dtype), *torch.randn(2, 2, 5, 19, dtype=dtype)
+    h0 = torch.randn(2, 19, dtype=dtype)
+    for reverse in (False, True):
+        expected = plain_gradients(a, b, h0, dh, reverse)
+        for a_, b_, dh_ in itertools.product(*map(_layouts, (a, b, dh))):
+            inputs = [x.detach().requires_grad_() for x in (a_, b_, h0)]
+            h = linear_scan(*inputs, reverse=reverse, backend="numba")
+            for mine, right in zip(torch.autograd.grad(h, inputs, dh_), expected):
+                assert distance(mine, right) < 1e-13
+
+
+def test_incoming_gradients_that_are_expanded(gates):
+    """h.sum() hands back one number with strides of zero, and a sum over some dimensions rows with some of them."""
+    inputs = [gates(2, 5, 19, requires_grad=True), *(gates(*s, requires_grad=True) for s in ((2, 5, 19), (2, 19)))]
+    for reduce in (
+        lambda h: h.sum(),
+        lambda h: h.sum(0).square().sum(),
+        lambda h: h.sum(1).square().sum(),
+        lambda h: h.sum(2).square().sum(),
+    ):
+        mine, right = (
+            torch.autograd.grad(reduce(linear_scan(*inputs, backend=name)), inputs) for name in ("numba", "reference")
+        )
+        for one, other in zip(mine, right):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
+def test_every_element_of_every_gradient_is_written(dtype, gates):
+    for shape, reverse in itertools.product(SHAPES, (False, True)):
+        a, b = gates(*shape, dtype=dtype, requires_grad=True), torch.randn(shape, dtype=dtype, requires_grad=True)
+        h0 = torch.randn(shape[0], shape[2], dtype=dtype, requires_grad=True)
+        h = linear_scan(a, b, h0, reverse=reverse, backend="numba")
+        for gradient in torch.autograd.grad(h.abs().sum(), (a, b, h0)):
+            assert gradient.isfinite().all()
+
+
+def test_a_long_recurrence_passes_its_gradient_back_to_the_start(gates):
+    """The gradient of the last state with respect to h0 is the product of all gates."""
+    a = (1 - 1e-3 * torch.rand(1, 3000, 5, dtype=torch.float64)).requires_grad_()
+    h0 = torch.ones(1, 5, dtype=torch.float64, requires_grad=True)
+    h = linear_scan(a, torch.zeros(1, 3000, 5, dtype=torch.float64), h0, backend="numba")
+    da, dh0 = torch.autograd.grad(h[:, -1].sum(), (a, h0))
+    product = a.detach().prod(1)
+    torch.testing.assert_close(dh0, product, rtol=1e-12, atol=0)
+    torch.testing.assert_close(da, product[:, None] / a.detach(), rtol=1e-12, atol=0)

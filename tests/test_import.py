@@ -1,0 +1,65 @@
+"""What `import recurra` loads, and what it needs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+HEAVY = (
+    "numba",
+    "llvmlite",
+    "triton",
+    "transformers",
+    "av",
+    "matplotlib",
+    "lightning",
+    "lightning_fabric",
+    "tokenizers",
+    "tensorboard",
+    "datasets",
+    "rich",
+    "jsonargparse",
+)
+
+
+def run(program, **environment):
+    variables = {**os.environ, "PYTHONPATH": str(SOURCE), **environment}
+    result = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+def test_the_import_loads_nothing_heavy_and_the_first_kernel_loads_numba():
+    program = f"""
+import sys, torch, recurra
+b = torch.ones(1, 2, 1)
+for backend in ("reference", "auto"):
+    print(*[m for m in {HEAVY} if m in sys.modules], backend)
+    recurra.linear_scan(b, b, backend=backend)
+print(*[m for m in {HEAVY} if m in sys.modules])
+"""
+    assert run(program) == ["reference", "auto", "numba", "llvmlite"]
+
+
+def test_the_import_needs_nothing_heavy():
+    """None of it installed, no compiler, no folder to write into: the import and a first step still work."""
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({HEAVY}))
+import torch, recurra
+y, state = recurra.create_mixer("gateloop", 4)(torch.ones(1, 2, 4))
+print(*y.shape, *recurra.list_mixers())
+"""
+    printed = run(program, PATH="", HOME="/nonexistent", PYTHONDONTWRITEBYTECODE="1")
+    assert printed[:3] == ["1", "2", "4"]
+    assert "gateloop" in printed
+
+
+def test_the_public_names():
+    import recurra
+
+    assert set(recurra.__all__) <= set(dir(recurra))
+    assert {"linear_scan", "gate_loop", "list_mixers", "create_mixer"} <= set(recurra.__all__)
+    assert all(callable(getattr(recurra, name)) for name in recurra.__all__)
+    assert recurra.__version__.count(".") == 2
