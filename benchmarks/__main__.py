@@ -5,11 +5,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import scan, training_step
+from benchmarks import rnn, scan, training_step
 from benchmarks.table import save, show
 from recurra.training.allocator import keep_large_blocks
 
-SECTIONS = {"linear scan, time over torch.add's": scan.measure, "training step, tokens/s over": training_step.measure}
+SECTIONS = {
+    "linear scan, time over torch.add's": scan.measure,
+    "training step, tokens/s over": training_step.measure,
+    "recurrent cells, time over torch.nn.GRU's": rnn.measure,
+}
 
 
 def main() -> None:
@@ -17,7 +21,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads for torch and the kernels (default: 2)")
     parser.add_argument("--rounds", type=int, default=31, help="timed calls of each function (default: 31)")
     parser.add_argument("--peers", action="store_true", help="beside gateloop-transformer and JAX (make bench-peers)")
-    parser.add_argument("--only", choices=["scan", "training_step"], help="one section")
+    parser.add_argument("--only", choices=["scan", "training_step", "rnn"], help="one section")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)

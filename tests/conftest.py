@@ -9,6 +9,7 @@ import pytest
 # carry the shapes.
 _CHECKED = [
     "recurra.analysis",
+    "recurra.cells",
     "recurra.cli",
     "recurra.convert",
     "recurra.data",

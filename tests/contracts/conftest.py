@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import recurra
+from recurra.cells import GRUCell, NCGRUCell
+from recurra.layers import RNN
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -81,6 +83,8 @@ def _cases() -> list[Case]:
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case(f"{name}-{variant}", build, _channels))
         cases.append(Case(f"language-model-{name}", lambda name=name: _language_model(name), _tokens))
+    cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
+    cases.append(Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels))
     for name, build in SEGMENT_MODELS.items():
         cases.append(Case(name, build, _tokens))
     tied = lambda: _language_model(recurra.list_mixers()[0], tie_embeddings=True)  # noqa: E731
