@@ -240,7 +240,7 @@ def test_conjugated_input(case):
 
 
 def test_linear_attention_is_a_gate_of_one():
-    """Y_n = q_n sum_{m<=n} k_m^T v_m: spec's special case, by masked matrix products."""
+    """Y_n = q_n sum_{m<=n} k_m^T v_m: linear attention, by masked matrix products."""
     q, k, v = torch.randn(3, 2, 20, 2, 4, dtype=torch.float64)
     scores = torch.einsum("bnhd,bmhd->bhnm", q, k).tril()
     expected = torch.einsum("bhnm,bmhv->bnhv", scores, v)

@@ -24,7 +24,7 @@ def make(memory="gru", position="rnn-gru", **options) -> CompactRecurrentTransfo
 
 
 def by_the_equations(model: CompactRecurrentTransformer, tokens: torch.Tensor) -> torch.Tensor:
-    """Spec of CRT section 3 for one layer of plain attention, segment by segment and token by token."""
+    """CRT section 3 for one layer of plain attention, segment by segment and token by token."""
     n, (block,) = model.config.segment_length, model.blocks
     attention = block.attention
     m = torch.zeros(len(tokens), model.config.d_model, dtype=torch.float64)
