@@ -50,18 +50,24 @@ def _tokens(batch: int, length: int) -> Tensor:
 
 def _language_model(mixer: str, **options) -> nn.Module:
     return LanguageModel(
-        LanguageModelConfig(VOCABULARY, n_layer=2, d_model=D_MODEL, d_channel_mixing=16, mixer=mixer, **options)
+        LanguageModelConfig(
+            vocab_size=VOCABULARY, n_layer=2, d_model=D_MODEL, d_channel_mixing=16, mixer=mixer, **options
+        )
     )
 
 
 def _transformer_xl(**options) -> nn.Module:
     shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
-    return TransformerXL(TransformerXLConfig(VOCABULARY, segment_length=4, **{"mem_len": 6, **shape, **options}))
+    return TransformerXL(
+        TransformerXLConfig(vocab_size=VOCABULARY, segment_length=4, **{"mem_len": 6, **shape, **options})
+    )
 
 
 def _crt(memory: str, position: str) -> nn.Module:
     shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
-    config = CompactRecurrentTransformerConfig(VOCABULARY, segment_length=4, memory=memory, position=position, **shape)
+    config = CompactRecurrentTransformerConfig(
+        vocab_size=VOCABULARY, segment_length=4, memory=memory, position=position, **shape
+    )
     return CompactRecurrentTransformer(config)
 
 

@@ -24,7 +24,7 @@ VARIANTS = {
 
 
 def build(**options) -> TransformerXL:
-    model = TransformerXL(TransformerXLConfig(VOCABULARY, **{**SMALL, "dropout": 0.0, **options})).double()
+    model = TransformerXL(TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, "dropout": 0.0, **options})).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)  # wake the biases, and make everything matter
@@ -155,7 +155,7 @@ def test_ties():
 def test_the_published_number_of_parameters():
     """WikiText-103, 16 layers: 151M (Transformer-XL, table 1)."""
     with torch.device("meta"):
-        model = TransformerXL(TransformerXLConfig(267_735, cutoffs=[20_000, 40_000, 200_000]))
+        model = TransformerXL(TransformerXLConfig(vocab_size=267_735, cutoffs=[20_000, 40_000, 200_000]))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 151
 
 
@@ -230,7 +230,7 @@ def test_ids_outside_the_vocabulary_are_refused(model, wrong):
 )
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        TransformerXLConfig(VOCABULARY, **{**SMALL, **options})
+        TransformerXLConfig(vocab_size=VOCABULARY, **{**SMALL, **options})
 
 
 def test_impossible_heads_are_refused():

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from recurra.data import DataSet
-from recurra.models import LanguageModel
-from recurra.training import CheckpointFolder, Experiment, RunFolder, load_recipe, load_weights
+from recurra.training import CheckpointFolder, Experiment, RunFolder, load_recipe, load_weights, scored_weights
 
 
 @dataclass
@@ -16,7 +17,7 @@ class Run:
     folder: RunFolder
     experiment: Experiment
     data: DataSet
-    model: LanguageModel
+    model: nn.Module
     step: int
     """The step of the checkpoint that the weights are from."""
 
@@ -44,6 +45,6 @@ def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = 
     file, saved = CheckpointFolder(folder.checkpoints).load(checkpoint)
     data = experiment.build_data()
     model = experiment.build_model(data)
-    load_weights(model, saved, file)
+    load_weights(model, scored_weights(saved), file)
     position: dict[str, Any] = saved["position"]
     return Run(folder, experiment, data, model.eval(), position["step"])

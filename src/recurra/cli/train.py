@@ -47,9 +47,10 @@ def run(words: Sequence[str]) -> int:
         )
         return 128 + stop.received
     best = trainer.scores["best"]
+    accuracy = f", accuracy {best['accuracy']:.4f}" if "accuracy" in best else ""
     print(
-        f"finished at step {trainer.position.step}; best validation, at step {best['step']}: loss {best['loss']:.4f}, "
-        f"accuracy {best['accuracy']:.4f}; score it on the test split with:\n  recurra eval {folder}"
+        f"finished at step {trainer.position.step}; best validation, at step {best['step']}: loss {best['loss']:.4f}"
+        f"{accuracy}; score it on the test split with:\n  recurra eval {folder}"
     )
     return 0
 

@@ -38,7 +38,10 @@ class TextConfig:
     """Rows of an evaluation step, over all ranks together. Every token is predicted once whatever it is, but
     the first tokens of each row have no text before them: 1 gives the exact perplexity of the whole text."""
     segment_length: int = 256
-    """Tokens of a row in a step."""
+    """Tokens of a segment; a row of an evaluation step is one segment."""
+    bptt_segments: int = 1
+    """Segments of a row in a training step. Gradients flow through all of them; the state that a step leaves for
+    the next one has none."""
     sampling: Literal["streams", "windows"] = "streams"
     """Training reads contiguous streams in order, their state carried, or windows at random places.
     Evaluation always reads streams."""
@@ -51,7 +54,7 @@ class TextConfig:
     def __post_init__(self) -> None:
         require_choice(_OWNER, "vocabulary", self.vocabulary, ("words", "bpe"))
         require_choice(_OWNER, "sampling", self.sampling, ("streams", "windows"))
-        for field in ("batch_size", "eval_batch_size", "segment_length"):
+        for field in ("batch_size", "eval_batch_size", "segment_length", "bptt_segments"):
             require_whole_number(_OWNER, field, getattr(self, field), 1)
         require_whole_number(_OWNER, "seed", self.seed, 0)
         if self.bpe_vocab_size is not None:
@@ -114,11 +117,12 @@ class TextData:
         """
         config = self.config
         training = split == "train"
+        n_steps = config.segment_length * (config.bptt_segments if training else 1)
         if training and config.sampling == "windows":
             return WindowSource(
                 self.tokens(split),
                 batch_size=config.batch_size,
-                segment_length=config.segment_length,
+                segment_length=n_steps,
                 seed=config.seed,
                 rank=self.rank,
                 world_size=self.world_size,
@@ -126,7 +130,7 @@ class TextData:
         return StreamSource(
             self.tokens(split),
             batch_size=config.batch_size if training else config.eval_batch_size,
-            segment_length=config.segment_length,
+            segment_length=n_steps,
             training=training,
             rank=self.rank,
             world_size=self.world_size,

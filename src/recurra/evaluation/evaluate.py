@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
+from recurra.models import PlainLikelihood, negative_log_likelihood
 
 
 class EvaluationResult(NamedTuple):
@@ -20,7 +20,8 @@ class EvaluationResult(NamedTuple):
     loss: mean negative log-likelihood in nats per target.
     perplexity: exp(loss).
     bits_per_token: loss / ln 2.
-    accuracy: the share of targets that were the likeliest prediction.
+    accuracy: the share of targets that were the likeliest prediction; None where the model computes its loss without
+        the logits of all classes (an adaptive softmax over a large vocabulary).
     n_targets: the targets that counted.
     seconds: how long it took.
     tokens_per_second: input tokens read in a second.
@@ -29,7 +30,7 @@ class EvaluationResult(NamedTuple):
     loss: float
     perplexity: float
     bits_per_token: float
-    accuracy: float
+    accuracy: float | None
     n_targets: int
     seconds: float
     tokens_per_second: float
@@ -46,13 +47,18 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
     meanwhile, and afterwards in whichever mode it was in.
 
     Args:
-        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
+        model: called as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats; one whose loss
+            goes by way of the logits (a `PlainLikelihood`, or a module without a `loss`) as
+            `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
         source: the batches; positions whose target is `IGNORED_TARGET` do not count.
         observe: is shown every batch and what was predicted for it.
 
     Raises:
-        ValueError: no target in the source counts.
+        ValueError: no target in the source counts, or what was predicted is asked of a model without logits.
     """
+    by_logits = isinstance(model, PlainLikelihood) or not hasattr(model, "loss")
+    if observe is not None and not by_logits:
+        raise ValueError(f"{type(model).__name__} gives losses without logits: there are no predictions to observe")
     device = next(model.parameters()).device
     # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -64,23 +70,26 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
         for step in range(len(source)):
             batch = source.batch(0, step)
             targets = batch.targets.to(device)
-            logits, state = model(batch.inputs.to(device), state if batch.continues else None)
-            total += cross_entropy(
-                logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
-            )
-            predictions = logits.argmax(dim=-1)
-            n_correct += (predictions == targets).sum()
+            inputs, carried = batch.inputs.to(device), state if batch.continues else None
+            if by_logits:
+                logits, state = model(inputs, carried)
+                losses = negative_log_likelihood(logits, targets)
+                predictions = logits.argmax(dim=-1)
+                n_correct += (predictions == targets).sum()
+                if observe is not None:
+                    observe(batch, predictions.cpu())
+            else:
+                losses, state = cast(Any, model).loss(inputs, targets, carried)
+            total += losses.sum(dtype=torch.float64)
             n_targets += int((batch.targets != IGNORED_TARGET).sum())
             n_tokens += batch.inputs.numel()
-            if observe is not None:
-                observe(batch, predictions.cpu())
     nats = float(total)  # waits for the device, so that the time below is the whole time
     seconds = perf_counter() - start
     return EvaluationResult(
         loss=nats / max(1, n_targets),
         perplexity=perplexity(nats, n_targets),
         bits_per_token=bits_per_token(nats, n_targets),
-        accuracy=int(n_correct) / n_targets,
+        accuracy=int(n_correct) / n_targets if by_logits else None,
         n_targets=n_targets,
         seconds=seconds,
         tokens_per_second=n_tokens / seconds,

@@ -1,7 +1,6 @@
 """The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,68 +15,38 @@ from recurra.layers.relative_attention import RelativeAttention
 from recurra.layers.segment_attention import SegmentAttention
 from recurra.layers.vocabulary import Clusters
 from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
+from recurra.models.transformer_shape import TransformerShape, require_choices
 from recurra.models.transformer_xl import _initialise
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 
 
-@dataclass
-class CompactRecurrentTransformerConfig:
-    """The shape of a CRT; the defaults are the 16-layer PTB model's (Transformer-XL's published sizes)."""
+@dataclass(kw_only=True)
+class CompactRecurrentTransformerShape(TransformerShape):
+    """The shape of a CRT but for its vocabulary and its segments."""
 
-    vocab_size: int
-    """Tokens, read and predicted."""
-    n_layer: int = 16
-    """Blocks."""
-    d_model: int = 380
-    """Channels of the residual stream and of the memory."""
-    n_heads: int = 10
-    """Heads of the attention."""
-    d_head: int | None = None
-    """Channels of a head; d_model / n_heads when None."""
-    d_channel_mixing: int = 900
-    """Hidden channels of the feed-forward networks."""
-    norm: str = "post"
-    """Where the blocks have their norms: "post", or "pre"."""
-    segment_length: int = 70
-    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
     memory: str = "gru"
     """What is carried between segments: "none", or a vector kept by a "gru" or an "ncgru"."""
     position: str = "rnn-gru"
     """What gives the tokens their order: "relative" attention, or an RNN over the segment, "rnn-gru" or "rnn-ncgru"."""
     position_start: str = "memory"
     """Where the position RNN starts a segment: from the "memory" (zeros where there is none), or from "zero"."""
-    cutoffs: list[int] = field(default_factory=list)
-    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
-    tie_embeddings: bool = True
-    """Use the embedding's tables as the output's."""
-    dropout: float = 0.1
-    """Probability of dropping an activation: of the embedding, the blocks and the output."""
-    dropout_over_time: str = "independent"
-    """How those masks go over the steps of a call: "independent", or "locked", one mask for all (variational)."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention weight."""
-    embedding_dropout: float = 0.0
-    """Probability of dropping a word wherever it stands in a call."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        for name in ("dropout", "attention_dropout", "embedding_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
-                )
-        choices: dict[str, Collection[str]] = {
-            "norm": TRANSFORMER_XL_BLOCKS,
-            "dropout_over_time": DROPOUTS,
-            "memory": MEMORIES,
-            "position": POSITIONS,
-            "position_start": POSITION_STARTS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}")
+        super().__post_init__()
+        require_choices(self, {"memory": MEMORIES, "position": POSITIONS, "position_start": POSITION_STARTS})
+
+
+@dataclass(kw_only=True)
+class CompactRecurrentTransformerConfig(CompactRecurrentTransformerShape):
+    """A CRT; the defaults are the sizes of the published 16-layer WikiText-103 models, less their cutoffs."""
+
+    vocab_size: int
+    """Tokens, read and predicted."""
+    segment_length: int = 150
+    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         AttentionWindow(self.segment_length, mem_len=0)
         Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
 

@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al., arXiv 1901.02860); without memory, the Transformer over single segments."""
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from jaxtyping import Float, Int
@@ -13,31 +13,16 @@ from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.layers.vocabulary import Clusters
+from recurra.models.transformer_shape import TransformerShape
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 
 _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 
 
-@dataclass
-class TransformerXLConfig:
-    """The shape of a Transformer-XL; the defaults are the published 151M parameter model's, less its cutoffs."""
+@dataclass(kw_only=True)
+class TransformerXLShape(TransformerShape):
+    """The shape of a Transformer-XL but for its vocabulary and its segments; d_model must be even."""
 
-    vocab_size: int
-    """Tokens, read and predicted."""
-    n_layer: int = 16
-    """Blocks."""
-    d_model: int = 410
-    """Channels of the residual stream, an even number."""
-    n_heads: int = 10
-    """Heads of the attention."""
-    d_head: int | None = None
-    """Channels of a head; d_model / n_heads when None."""
-    d_channel_mixing: int = 2100
-    """Hidden channels of the feed-forward networks."""
-    norm: str = "post"
-    """Where the blocks have their norms: "post" as published, or "pre"."""
-    segment_length: int = 150
-    """Steps of a segment. Segments begin at the multiples of it, however a stream is cut."""
     mem_len: int = 150
     """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments."""
     same_length: bool = False
@@ -46,43 +31,35 @@ class TransformerXLConfig:
     """Larger distances are encoded as this one; None for no limit."""
     share_biases: bool = True
     """One pair of attention biases u and v for all layers, as published, not one per layer."""
-    cutoffs: list[int] = field(default_factory=list)
-    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
     d_embedding: int | None = None
     """Channels of the embedding's first cluster; d_model when None."""
     div_val: int = 1
     """What the channels of the embedding are divided by from cluster to cluster."""
-    tie_embeddings: bool = True
-    """Use the embedding's tables as the output's."""
     tie_projections: list[bool] | None = None
     """For every cluster: use the embedding's projection as the output's; all but the first, as published, when None.
     It matters where there are projections: with a d_embedding of its own, or a div_val above 1."""
-    dropout: float = 0.1
-    """Probability of dropping an activation: of the embedding, the position encoding, the blocks and the output."""
-    dropout_over_time: str = "independent"
-    """How those masks go over the steps of a call: "independent", or "locked", one mask for all (variational)."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention weight."""
-    embedding_dropout: float = 0.0
-    """Probability of dropping a word wherever it stands in a call."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        for name in ("dropout", "attention_dropout", "embedding_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
-                )
-        for name, choices in (("norm", TRANSFORMER_XL_BLOCKS), ("dropout_over_time", DROPOUTS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}")
+        super().__post_init__()
+        AttentionWindow(1, self.mem_len, self.same_length, self.clamp_len)
         if self.tie_projections is not None and len(self.tie_projections) != 1 + len(self.cutoffs):
             raise ValueError(
                 f"tie_projections has {len(self.tie_projections)} entries; expected one for each of the "
                 f"{1 + len(self.cutoffs)} clusters"
             )
+
+
+@dataclass(kw_only=True)
+class TransformerXLConfig(TransformerXLShape):
+    """A Transformer-XL; the defaults are the published 151M parameter model's, less its cutoffs."""
+
+    vocab_size: int
+    """Tokens, read and predicted."""
+    segment_length: int = 150
+    """Steps of a segment. Segments begin at the multiples of it, however a stream is cut."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.window  # noqa: B018 - checks the lengths
         Clusters(self.vocab_size, self.d_embedding or self.d_model, tuple(self.cutoffs), self.div_val)
 

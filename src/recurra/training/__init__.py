@@ -1,16 +1,23 @@
 """From a recipe to a trained model."""
 
-from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights
-from recurra.training.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights, scored_weights
+from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.training.experiment import (
     EXPERIMENTS,
+    CompactRecurrentTransformerExperiment,
     Experiment,
     MemoryHorizonExperiment,
-    ModelConfig,
     TextExperiment,
+    TransformerXLExperiment,
 )
 from recurra.training.loop import Trainer, TrainingDiverged
 from recurra.training.metrics import read_metrics
+from recurra.training.models import (
+    CompactRecurrentTransformerRecipe,
+    DataSizes,
+    ModelConfig,
+    TransformerXLRecipe,
+)
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import RecipeError, load_recipe, recipe_help, to_yaml
 from recurra.training.run_folder import RunFolder
@@ -18,8 +25,12 @@ from recurra.training.schedule import learning_rate_factor
 
 __all__ = [
     "EXPERIMENTS",
+    "AveragingConfig",
     "CheckpointError",
     "CheckpointFolder",
+    "CompactRecurrentTransformerExperiment",
+    "CompactRecurrentTransformerRecipe",
+    "DataSizes",
     "Experiment",
     "MemoryHorizonExperiment",
     "ModelConfig",
@@ -31,6 +42,8 @@ __all__ = [
     "Trainer",
     "TrainingConfig",
     "TrainingDiverged",
+    "TransformerXLExperiment",
+    "TransformerXLRecipe",
     "build_optimizer",
     "learning_rate_factor",
     "load_checkpoint",
@@ -39,5 +52,6 @@ __all__ = [
     "parameter_groups",
     "read_metrics",
     "recipe_help",
+    "scored_weights",
     "to_yaml",
 ]

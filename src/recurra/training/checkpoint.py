@@ -8,17 +8,18 @@ and we do.
 
 import platform
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recurra.data.files import replacing
 
 FORMAT = "recurra-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Payload = dict[str, Any]
 
@@ -71,14 +72,21 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
     return payload
 
 
-def load_weights(model: nn.Module, payload: Payload, path: Path) -> None:
+def scored_weights(payload: Payload) -> dict[str, Tensor]:
+    """The weights of a checkpoint that its scores are of: the averaged ones, where it has them."""
+    average = payload["average"]
+    weights: dict[str, Tensor] = payload["model"] if average is None else average["weights"]
+    return weights
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Load the weights of a checkpoint into `model`.
 
     Raises:
         CheckpointError: they are another model's; the message names parameters in which the two differ.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    saved = {name: tuple(tensor.shape) for name, tensor in payload["model"].items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     differing = sorted(name for name in shapes.keys() | saved.keys() if shapes.get(name) != saved.get(name))
     if differing:
         listed = ", ".join(
@@ -86,7 +94,7 @@ def load_weights(model: nn.Module, payload: Payload, path: Path) -> None:
         )
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise CheckpointError(f"{path} is of another model: it has {listed}{more}")
-    model.load_state_dict(payload["model"])
+    model.load_state_dict(weights)
 
 
 class CheckpointFolder:

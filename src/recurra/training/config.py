@@ -62,6 +62,22 @@ class ScheduleConfig:
 
 
 @dataclass
+class AveragingConfig:
+    """The average of the weights over the updates, which is then what is evaluated and kept as the best."""
+
+    start_step: int | None = None
+    """The update after which averaging begins; null: no average."""
+    decay: float | None = None
+    """Weight of the old average against the new weights, in (0, 1), for an exponential moving average; null:
+    the plain mean of the weights after every update, as in averaged SGD."""
+
+    def __post_init__(self) -> None:
+        start, decay = self.start_step, self.decay
+        require(start is None or start >= 0, "averaging.start_step", "0 or more, or null", start)
+        require(decay is None or 0 < decay < 1, "averaging.decay", "between 0 and 1, or null", decay)
+
+
+@dataclass
 class TrainingConfig:
     """How long a run is, how it is computed, and when it logs, evaluates and saves.
 

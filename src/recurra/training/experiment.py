@@ -1,16 +1,24 @@
-"""Experiments: data, model and training in one object, a class for each kind of data.
+"""Experiments: data, model and training in one object, a class for each kind of data and model.
 
-A recipe's key `experiment` chooses the class from `EXPERIMENTS`. A new kind of data is one class with a
-`data` field and one line in that table; the loop, the recipes and the command line then know it.
+A recipe's key `experiment` chooses the class from `EXPERIMENTS`. A new kind is one class with a `data` and a `model`
+field and one line in that table; the loop, the recipes and the command line then know it.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from torch import nn
+
 from recurra.data import DataSet, MemoryHorizonConfig, TextConfig
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.training.config import OptimizerConfig, ScheduleConfig, TrainingConfig, require
+from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.training.models import (
+    CompactRecurrentTransformerRecipe,
+    DataSizes,
+    ModelConfig,
+    ModelRecipe,
+    TransformerXLRecipe,
+)
 
 
 @runtime_checkable
@@ -22,49 +30,19 @@ class DataConfig(Protocol):
         ...
 
 
-@dataclass
-class ModelConfig:
-    """A recurrent language model; how many tokens it reads and predicts is the data's business."""
-
-    n_layer: int = 4
-    """Blocks, each a time mixing and a channel mixing layer."""
-    d_model: int = 64
-    """Channels between the layers."""
-    d_channel_mixing: int = 128
-    """Channels inside a feed-forward layer."""
-    mixer: str | list[str] = "gateloop"
-    """The time mixing layer of all blocks, or one name for each; `recurra info` lists them."""
-    mixer_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
-    phase_activation, output_gate."""
-    tie_embeddings: bool = False
-    """Use the token embedding as the output head too."""
-    dropout: float = 0.0
-    """Share of activations that are dropped in training, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        for name in ("n_layer", "d_model", "d_channel_mixing"):
-            value = getattr(self, name)
-            require(value >= 1, f"model.{name}", "1 or more", value)
-        require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
-
-    def for_data(self, data: DataSet) -> LanguageModelConfig:
-        """The complete configuration, with the data's sizes."""
-        return LanguageModelConfig(vocab_size=data.vocab_size, output_size=data.output_size, **vars(self))
-
-
 @dataclass(kw_only=True)
 class Experiment:
-    """What all experiments have: a model, and how to train it."""
+    """What all experiments have: data, a model, and how to train it."""
 
     experiment: str
     data: DataConfig
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """The model."""
+    model: ModelRecipe
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """The learning rate over time."""
+    averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    """The average of the weights over the updates."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """The run."""
 
@@ -72,9 +50,13 @@ class Experiment:
         """Make or open the data set."""
         return self.data.build()
 
-    def build_model(self, data: DataSet) -> LanguageModel:
+    def build_model(self, data: DataSet) -> nn.Module:
         """Make the model for the sizes of `data`, with fresh weights."""
-        return LanguageModel(self.model.for_data(data))
+        return self.model.build(self.sizes(data))
+
+    def sizes(self, data: DataSet) -> DataSizes:
+        """What the model takes from `data`."""
+        return DataSizes(data.vocab_size, data.output_size)
 
 
 @dataclass(kw_only=True)
@@ -85,21 +67,53 @@ class MemoryHorizonExperiment(Experiment):
     """The kind of experiment."""
     data: MemoryHorizonConfig = field(default_factory=MemoryHorizonConfig)
     """The data set."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model."""
 
 
 @dataclass(kw_only=True)
 class TextExperiment(Experiment):
-    """Language modelling over a text corpus."""
+    """Language modelling over a text corpus with a recurrent language model."""
 
     experiment: Literal["text"] = "text"
     """The kind of experiment."""
     data: TextConfig
     """The corpus."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model."""
+
+    def sizes(self, data: DataSet) -> DataSizes:
+        """What the model takes from `data`: the vocabulary, and what a segment is."""
+        return DataSizes(data.vocab_size, data.output_size, self.data.segment_length)
+
+
+@dataclass(kw_only=True)
+class TransformerXLExperiment(TextExperiment):
+    """Language modelling with Transformer-XL, or, without a memory, with the Transformer."""
+
+    experiment: Literal["text-transformer-xl"] = "text-transformer-xl"  # type: ignore[assignment]
+    """The kind of experiment."""
+    model: TransformerXLRecipe = field(default_factory=TransformerXLRecipe)  # type: ignore[assignment]
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class CompactRecurrentTransformerExperiment(TextExperiment):
+    """Language modelling with the Compact Recurrent Transformer."""
+
+    experiment: Literal["text-crt"] = "text-crt"  # type: ignore[assignment]
+    """The kind of experiment."""
+    model: CompactRecurrentTransformerRecipe = field(  # type: ignore[assignment]
+        default_factory=CompactRecurrentTransformerRecipe
+    )
+    """The model."""
 
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "memory-horizon": MemoryHorizonExperiment,
     "text": TextExperiment,
+    "text-transformer-xl": TransformerXLExperiment,
+    "text-crt": CompactRecurrentTransformerExperiment,
 }
 
 RESUMABLE = frozenset(

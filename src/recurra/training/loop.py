@@ -15,10 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
+from recurra.models import PlainLikelihood
 from recurra.state import detach
+from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
@@ -43,8 +44,8 @@ class Scores(Protocol):
         ...
 
     @property
-    def accuracy(self) -> float:
-        """The share of targets that were predicted."""
+    def accuracy(self) -> float | None:
+        """The share of targets that were predicted; None where that was not asked."""
         ...
 
 
@@ -82,7 +83,14 @@ class Trainer:
         data = experiment.build_data()
         self.source, self.validation = data.source("train"), data.source("valid")
         self.model = experiment.build_model(data)
-        self.forward, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
+        if self.config.monitor == "accuracy" and not isinstance(self.model, PlainLikelihood):
+            raise ValueError(
+                f"training.monitor is accuracy, but {type(self.model).__name__} computes its loss without the logits "
+                "that accuracy would need; use loss"
+            )
+        self.wrapped, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
+        self.wrapped.mark_forward_method("loss")
+        self.average = WeightAverage(self.model, experiment.averaging)
         self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
         self.steps_per_epoch = math.ceil(len(self.source) / self.config.accumulate)
         self.total_steps = self.config.epochs * self.steps_per_epoch
@@ -102,6 +110,7 @@ class Trainer:
             "config": to_plain(self.experiment),
             "position": asdict(self.position),
             "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "state": pack_state(self.state),
             "window": self.window.state_dict(),
@@ -120,7 +129,8 @@ class Trainer:
             return
         path, saved = self.checkpoints.load(which, self.fabric.device)
         require_resumable(saved["config"], self.experiment)
-        load_weights(self.model, saved, path)
+        load_weights(self.model, saved["model"], path)
+        self.average.load_state_dict(saved["average"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.position = Position(**saved["position"])
         self.window.load_state_dict(saved["window"])
@@ -197,6 +207,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         at.step += 1
+        self.average.update(at.step)
         at.epoch, at.batch = (at.epoch, last) if last < len(self.source) else (at.epoch + 1, 0)
         at.tokens += sum(batch.inputs.numel() for batch in batches)
         return norm
@@ -205,17 +216,17 @@ class Trainer:
         """The summed loss of a batch, and the state it leaves for the next one, its gradients cut here."""
         inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
         carried = self.state if self.config.carry_state and batch.continues else None
-        logits, state = self.forward(inputs, carried)
+        # Fabric applies the precision to calls of forward alone.
+        with self.fabric.autocast():
+            losses, state = self.wrapped.loss(inputs, targets, carried)
         self.state = detach(state)
-        return cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
-        )
+        return losses.sum()
 
     def _clip_gradients(self) -> Tensor | None:
         limit = self.experiment.optimizer.gradient_clip
         if limit is None:
             return None
-        return self.fabric.clip_gradients(self.forward, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        return self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
 
     # --- what is said about it ---
 
@@ -252,15 +263,18 @@ class Trainer:
         return row if gradient_norm is None else {**row, "gradient_norm": float(gradient_norm)}
 
     def _validation_row(self) -> dict[str, float]:
-        scores = self.evaluate(self.model, self.validation)
+        scores = self.evaluate(self.average.model, self.validation)
         if not math.isfinite(scores.loss):
             raise self._diverged(f"the validation loss is {scores.loss}")
-        new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss, "accuracy": scores.accuracy}
+        new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss}
+        row = {"valid_loss": scores.loss}
+        if scores.accuracy is not None:
+            new["accuracy"] = row["valid_accuracy"] = scores.accuracy
         self.scores["last"] = new
         if self._is_best(new):
             self.scores["best"] = new
             self.checkpoints.save_best(self._finite_snapshot())
-        return {"valid_loss": scores.loss, "valid_accuracy": scores.accuracy}
+        return row
 
     def _is_best(self, new: dict[str, int | float]) -> bool:
         best, monitor = self.scores.get("best"), self.config.monitor

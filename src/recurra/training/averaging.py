@@ -1,0 +1,59 @@
+"""The average of a model's weights over its updates (averaged SGD and AWD-LSTM; or an exponential moving average).
+
+What is averaged is what is evaluated; training goes on from the weights themselves.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from recurra.training.config import AveragingConfig
+
+
+class WeightAverage:
+    """The average so far; until there is one, the model itself is what counts.
+
+    Args:
+        model: the model that is trained.
+        config: when averaging begins, and how old weights fade.
+    """
+
+    def __init__(self, model: nn.Module, config: AveragingConfig) -> None:
+        self.config = config
+        self._model = model
+        self._average: AveragedModel | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with the averaged weights; the trained model where averaging has not begun."""
+        return self._model if self._average is None else self._average.module
+
+    def update(self, step: int) -> None:
+        """Take the weights after update number `step`, from 1, into the average."""
+        if self.config.start_step is None or step <= self.config.start_step:
+            return
+        if self._average is None:
+            self._average = self._make()
+        self._average.update_parameters(self._model)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The average as plain data; None where there is none yet."""
+        if self._average is None:
+            return None
+        return {"weights": self._average.module.state_dict(), "n_averaged": int(self._average.n_averaged)}
+
+    def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
+        """Go on from what `state_dict` gave."""
+        if saved is None:
+            self._average = None
+            return
+        self._average = self._make()
+        self._average.module.load_state_dict(saved["weights"])
+        self._average.n_averaged.fill_(saved["n_averaged"])
+
+    def _make(self) -> AveragedModel:
+        decay = self.config.decay
+        # Buffers belong to their own step's weights (a Neumann-Cayley inverse, say): they are copied, not averaged.
+        return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
