@@ -170,7 +170,8 @@ def test_help_shows_every_field_with_its_docstring(capsys, recipe):
 
 
 def test_the_default_folder_tells_recipes_of_one_name_apart():
-    assert default_run_folder(Path("recipes/ptb/gateloop.yaml")) == Path("runs/ptb-gateloop")
+    assert default_run_folder("recipes/ptb/gateloop.yaml") == Path("runs/ptb-gateloop")
+    assert default_run_folder("recipes/ptb/transformers.yaml#crt-gru") == Path("runs/ptb-crt-gru")
 
 
 def test_overrides_are_told_from_a_commands_own_words():

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from recurra.data import BatchSource, Split
-from recurra.models import LanguageModel
+from recurra.models import TransformerXL
 from recurra.training import (
     Experiment,
     MemoryHorizonExperiment,
@@ -15,10 +16,18 @@ from recurra.training import (
     TextExperiment,
     load_recipe,
     parameter_groups,
+    read_family,
 )
+from recurra.training.recipe_family import is_family
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-RECIPES = sorted(FOLDER.glob("*/*.yaml"))
+FILES = sorted(FOLDER.glob("*/*.yaml"))
+FAMILIES = [path for path in FILES if is_family(yaml.safe_load(path.read_text()))]
+RECIPES = [
+    *(str(path) for path in FILES if path not in FAMILIES),
+    *(f"{path}#{row}" for path in FAMILIES for row in read_family(path).rows),
+]
+VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000}
 
 
 class Sizes:
@@ -31,23 +40,27 @@ class Sizes:
         raise NotImplementedError
 
 
-def build(experiment: Experiment) -> LanguageModel:
+def build(experiment: Experiment) -> nn.Module:
     """The experiment's model, without memory for its weights and without its corpus."""
     if isinstance(experiment, TextExperiment):
-        n_words = experiment.data.bpe_vocab_size or 10_000
+        n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
         sizes = Sizes(n_words, n_words)
     else:
         sizes = Sizes(experiment.data.largest_number + 2, experiment.data.modulus)
     with torch.device("meta"):
-        return LanguageModel(experiment.model.for_data(sizes))
+        return experiment.build_model(sizes)
 
 
-def n_parameters(model: LanguageModel) -> int:
+def n_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def name_of(recipe: str) -> str:
+    return Path(recipe).relative_to(FOLDER).as_posix()
+
+
 def test_all_recipes_are_found():
-    assert {path.relative_to(FOLDER).as_posix() for path in RECIPES} >= {
+    assert set(map(name_of, RECIPES)) >= {
         "demo/data-controlled.yaml",
         "demo/fixed.yaml",
         "memory-horizon/data-controlled.yaml",
@@ -55,16 +68,72 @@ def test_all_recipes_are_found():
         "ptb/gateloop.yaml",
         "wikitext-103/gateloop.yaml",
     }
+    assert {path.parent.name for path in FAMILIES} >= {"ptb", "wikitext-103"}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(path):
-    experiment = load_recipe(path)
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
+    experiment = load_recipe(recipe)
     model = build(experiment)
     groups = parameter_groups(model, experiment.optimizer)
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == n_parameters(model)
-    header = path.read_text().split("experiment:")[0]
-    assert header.startswith("# ")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_recipe_says_what_it_is(path):
+    assert path.read_text().startswith("# ")
+
+
+# CRT paper: the rows of each table as (model, segment length), and how often the two names of a row stand in its words
+CRT_TABLES = {
+    ("ptb", 2): ("3-layers", ["transformer", "transformer-xl", "crt-ncgru"], [70, 35, 17]),
+    ("ptb", 3): ("16-layers", ["transformer", "transformer-xl", "crt-ncgru"], [70, 35, 17]),
+    ("wikitext-103", 4): ("3-layers", ["transformer", "transformer-xl", "crt-ncgru"], [150, 70, 35]),
+    ("wikitext-103", 5): ("16-layers", ["transformer", "transformer-xl", "crt-ncgru"], [150, 70, 35]),
+    ("ptb", 8): ("3-layers", ["transformer", "memory-only", "position-only", "crt-ncgru"], [70]),
+    ("ptb", 9): ("3-layers", ["crt-gru", "crt-ncgru"], [70, 35, 17]),
+    ("ptb", 10): ("16-layers", ["crt-gru", "crt-ncgru"], [70, 35, 17]),
+    ("wikitext-103", 11): ("3-layers", ["crt-gru", "crt-ncgru"], [150, 70, 35]),
+    ("wikitext-103", 12): ("16-layers", ["crt-gru", "crt-ncgru"], [150, 70, 35]),
+}
+
+
+@pytest.mark.parametrize(("corpus", "number"), list(CRT_TABLES))
+def test_every_row_of_the_papers_tables_has_its_recipe(corpus, number):
+    layers, models, lengths = CRT_TABLES[corpus, number]
+    published = read_family(FOLDER / corpus / "transformers.yaml").published
+    rows = {name for name, row in published.items() if number in row["tables"]}
+    assert rows == {f"{model}-{layers}-n{length}" for model in models for length in lengths}
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "transformers.yaml#" in recipe], ids=name_of)
+def test_a_row_is_what_its_name_says(recipe):
+    name = recipe.rpartition("#")[2]
+    experiment = load_recipe(recipe)
+    model = build(experiment)
+    config = model.config
+    assert f"-{config.n_layer}-layers-n{config.segment_length}" in name
+    what = name.partition(f"-{config.n_layer}-layers")[0]
+    if isinstance(model, TransformerXL):
+        assert config.mem_len == {"transformer": 0, "transformer-xl": config.segment_length}[what]
+    else:
+        assert (config.memory, config.position) == {
+            "crt-gru": ("gru", "rnn-gru"),
+            "crt-ncgru": ("ncgru", "rnn-ncgru"),
+            "memory-only": ("ncgru", "relative"),
+            "position-only": ("none", "rnn-ncgru"),
+        }[what]
+    assert experiment.data.bptt_segments >= 2
+    assert config.cutoffs == ([] if config.vocab_size == 10_000 else [20_000, 40_000, 200_000])
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [("transformer", 151e6), ("transformer-xl", 151e6), ("crt-gru", 150e6), ("crt-ncgru", 150e6)],
+)
+def test_the_16_layer_wikitext_103_models_have_the_published_parameters(model, published):
+    recipe = FOLDER / "wikitext-103" / f"transformers.yaml#{model}-16-layers-n150"
+    assert n_parameters(build(load_recipe(recipe))) == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "transition"), [("data-controlled", "data"), ("fixed", "fixed")])

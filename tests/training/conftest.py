@@ -3,7 +3,7 @@
 That is: a carried state, dropout, tied weights, transition parameters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from recurra.data.text_batches import StreamSource
 from recurra.evaluation import evaluate
-from recurra.training import Experiment, OptimizerConfig, RunFolder, ScheduleConfig, Trainer, TrainingConfig
+from recurra.models import PlainLikelihood
+from recurra.training import (
+    AveragingConfig,
+    DataSizes,
+    Experiment,
+    OptimizerConfig,
+    RunFolder,
+    ScheduleConfig,
+    Trainer,
+    TrainingConfig,
+)
 
 VOCABULARY = 7
 
@@ -23,7 +33,7 @@ class Memory(NamedTuple):
     total: Tensor
 
 
-class ToyModel(nn.Module):
+class ToyModel(PlainLikelihood):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 6)
@@ -71,13 +81,17 @@ class ToyData:
         )
 
 
+@dataclass
+class ToyRecipe:
+    def build(self, sizes: DataSizes) -> ToyModel:
+        return ToyModel()
+
+
 @dataclass(kw_only=True)
 class ToyExperiment(Experiment):
     experiment: str = "toy"
     data: ToyData
-
-    def build_model(self, data: ToyData) -> ToyModel:
-        return ToyModel()
+    model: ToyRecipe = field(default_factory=ToyRecipe)
 
 
 @pytest.fixture
@@ -88,13 +102,14 @@ def toy_model() -> ToyModel:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path):
-    """make_trainer(folder_name, evaluate=..., optimizer={...}, schedule={...}, data={...}, **training)"""
+    """make_trainer(folder_name, scorer=..., **training), other sections as optimizer={...}, data={...} and so on"""
 
-    def make(name: str = "run", *, scorer=evaluate, optimizer=None, schedule=None, data=None, **training) -> Trainer:
+    def make(name="run", *, scorer=evaluate, optimizer=None, schedule=None, averaging=None, data=None, **training):
         experiment = ToyExperiment(
             data=ToyData(**(data or {})),
             optimizer=OptimizerConfig(**{"learning_rate": 0.03, **(optimizer or {})}),
             schedule=ScheduleConfig(**(schedule or {})),
+            averaging=AveragingConfig(**(averaging or {})),
             training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
         )
         return Trainer(experiment, RunFolder(tmp_path / name), scorer)

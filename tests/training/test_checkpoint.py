@@ -140,7 +140,7 @@ def test_another_architecture_is_refused_with_the_names_that_differ():
     model = nn.Sequential(nn.Linear(3, 5))
     before = model[0].weight.detach().clone()
     with pytest.raises(CheckpointError) as raised:
-        load_weights(model, saved, Path("a.pt"))
+        load_weights(model, saved["model"], Path("a.pt"))
     assert "a.pt is of another model" in str(raised.value)
     assert "0.bias (4,), here (5,)" in str(raised.value)
     assert "1.bias (2,), here missing and 1 more" in str(raised.value)

@@ -3,16 +3,21 @@ from dataclasses import MISSING, asdict, fields, replace
 import pytest
 
 from recurra.data import MemoryHorizonConfig, TextConfig
-from recurra.models import LanguageModelConfig
+from recurra.models import CompactRecurrentTransformer, LanguageModelConfig, TransformerXL
 from recurra.training import (
     EXPERIMENTS,
+    CompactRecurrentTransformerExperiment,
+    CompactRecurrentTransformerRecipe,
+    DataSizes,
     Experiment,
     MemoryHorizonExperiment,
     ModelConfig,
     TextExperiment,
     TrainingConfig,
+    TransformerXLExperiment,
+    TransformerXLRecipe,
 )
-from recurra.training.experiment import RESUMABLE, require_resumable, to_plain
+from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.training.recipe import _keys
 
 
@@ -31,8 +36,68 @@ def test_the_model_has_all_fields_of_a_language_model_but_the_datas_sizes():
 
 def test_the_datas_sizes_reach_the_model():
     experiment = MemoryHorizonExperiment(data=MemoryHorizonConfig(n_samples=10, sequence_length=8, modulus=7))
-    config = experiment.model.for_data(experiment.build_data())
+    config = experiment.build_model(experiment.build_data()).config
     assert (config.vocab_size, config.output_size) == (6, 7)
+
+
+SMALL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
+
+
+def segmented(kind: type[TextExperiment], recipe: type, length: int, **options):
+    """The model of an experiment over text in segments."""
+    experiment = kind(data=TextConfig(path="somewhere", segment_length=length), model=recipe(**SMALL, **options))
+
+    class Sizes:
+        vocab_size = output_size = 13
+
+        def source(self, split):
+            raise NotImplementedError
+
+    return experiment.build_model(Sizes())
+
+
+def test_segments_and_vocabulary_are_the_datas():
+    model = segmented(CompactRecurrentTransformerExperiment, CompactRecurrentTransformerRecipe, 5, memory="ncgru")
+    assert type(model) is CompactRecurrentTransformer
+    assert (model.config.vocab_size, model.config.segment_length, model.config.memory) == (13, 5, "ncgru")
+
+
+@pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
+def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
+    model = segmented(TransformerXLExperiment, TransformerXLRecipe, 5, mem_len=mem_len)
+    assert type(model) is TransformerXL
+    assert (model.config.segment_length, model.config.mem_len) == (5, expected)
+
+
+def test_a_model_of_segments_refuses_data_without_them():
+    with pytest.raises(ValueError, match="reads segments, and the data have none"):
+        TransformerXLRecipe().build(DataSizes(5, 5))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        (TransformerXLRecipe, {"mem_len": -1}, "mem_len is -1; expected at least 0"),
+        (TransformerXLRecipe, {"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        (CompactRecurrentTransformerRecipe, {"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
+        (CompactRecurrentTransformerRecipe, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+    ],
+)
+def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(**options)
+
+
+@pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
+def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
+    with pytest.raises(ValueError, match=r"cutoffs are .* expected increasing numbers from 1 to 12"):
+        segmented(TransformerXLExperiment, TransformerXLRecipe, 5, cutoffs=cutoffs)
+
+
+def test_differences_name_keys_and_both_values():
+    one = {"a": {"b": 1, "c": [2]}, "d": 3}
+    other = {"a": {"b": 5, "c": [2]}, "e": 4}
+    assert differences(one, other) == {"a.b": (1, 5), "d": (3, None), "e": (None, 4)}
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ def test_the_model_learns(make_trainer):
     assert trainer.finished
 
 
+@pytest.mark.parametrize("averaging", [{}, {"start_step": 4}], ids=["plain", "averaged"])
 @pytest.mark.parametrize("stop_at", range(1, 9))
-def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at):
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, averaging):
     """Stopped between any two of 9 steps: inside an epoch and at its end, and between two rows of the log."""
     settings = {
         "epochs": 3,
@@ -71,6 +72,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, s
         "save_every": 4,
         "optimizer": {"gradient_clip": 0.5, "transition_learning_rate": 0.01},
         "schedule": {"warmup_steps": 2},
+        "averaging": averaging,
     }
     whole = make_trainer("whole", **settings)
     whole.fit(quiet())

@@ -88,6 +88,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
         "model",
         "optimizer",
         "schedule",
+        "averaging",
         "training",
     ]
 
@@ -132,8 +133,8 @@ def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("data: {}", "experiment must be one of memory-horizon, text, got None"),
-        ("experiment: vision", "experiment must be one of memory-horizon, text, got 'vision'"),
+        ("data: {}", "experiment must be one of memory-horizon, text, .*, got None"),
+        ("experiment: vision", "experiment must be one of memory-horizon, text, .*, got 'vision'"),
         ("- a\n- b", "holds keys and values, got list"),
         ("", "holds keys and values, got NoneType"),
         ("a: [", "cannot read the recipe"),

@@ -1,7 +1,8 @@
 """`recurra eval`: the scores of a run on a split."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,13 +12,18 @@ from recurra.cli.runs import open_run
 from recurra.data import SPLITS
 from recurra.data.files import replacing
 from recurra.evaluation import evaluate
+from recurra.training import Experiment, TextExperiment, TransformerXLExperiment
 from recurra.training.allocator import keep_large_blocks
 
 
 def run(words: Sequence[str]) -> int:
-    """Evaluate, print a table and write RUN/eval-<split>.json."""
+    """Evaluate, print a table and write RUN/eval-<split>.json; other lengths than the trained ones go into its name."""
     own, overrides = split_overrides(words)
-    parser = command_parser("eval", "Score a trained run on a split, in float32.")
+    parser = command_parser(
+        "eval",
+        "Score a trained run on a split, in float32, the state carried along contiguous segments. Lengths may be other "
+        "than in training: --data.segment_length 17, --model.mem_len 70.",
+    )
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("--split", choices=SPLITS, default="test", help="default: test")
     parser.add_argument(
@@ -31,13 +37,34 @@ def run(words: Sequence[str]) -> int:
         "split": arguments.split,
         "checkpoint": arguments.checkpoint,
         "step": trained.step,
+        "changes": trained.changes,
+        **_lengths(trained.experiment),
         **result._asdict(),
     }
-    target = trained.folder.path / f"eval-{arguments.split}.json"
+    target = trained.folder.path / evaluation_file(arguments.split, trained.changes)
     with replacing(target) as file:
         file.write((json.dumps(scores, indent=2) + "\n").encode())
     table = Table(title=trained.name, show_header=False)
     for name, value in scores.items():
+        if value is None or value == {}:
+            continue
         table.add_row(name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else str(value))
     Console().print(table)
     return 0
+
+
+def evaluation_file(split: str, changes: Mapping[str, Any]) -> str:
+    """The name of the file of a run's scores on a split, with what was set otherwise than in training."""
+    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items()]
+    return "-".join(["eval", split, *words]) + ".json"
+
+
+def _lengths(experiment: Experiment) -> dict[str, int]:
+    """The segment and the memory that a model of segments was evaluated with."""
+    if not isinstance(experiment, TextExperiment):
+        return {}
+    lengths = {"segment_length": experiment.data.segment_length}
+    if isinstance(experiment, TransformerXLExperiment):
+        memory = experiment.model.mem_len
+        lengths["mem_len"] = experiment.data.segment_length if memory is None else memory
+    return lengths

@@ -8,6 +8,7 @@ from torch import nn
 
 from recurra.data import DataSet
 from recurra.training import CheckpointFolder, Experiment, RunFolder, load_recipe, load_weights, scored_weights
+from recurra.training.experiment import RESUMABLE, differences, to_plain
 
 
 @dataclass
@@ -20,6 +21,8 @@ class Run:
     model: nn.Module
     step: int
     """The step of the checkpoint that the weights are from."""
+    changes: dict[str, Any]
+    """What the overrides made another thing than what was trained, by key: a segment length, say, but not a path."""
 
     @property
     def name(self) -> str:
@@ -33,7 +36,8 @@ def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = 
     Args:
         path: the run's folder.
         checkpoint: best, last, previous or a file.
-        overrides: values set over the run's config.yaml; for a corpus that has moved.
+        overrides: values set over the run's config.yaml: for a corpus that has moved, or to see how the model does
+            with other lengths (data.segment_length, model.mem_len) than it was trained with.
 
     Raises:
         FileNotFoundError: the folder holds no run.
@@ -42,9 +46,11 @@ def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = 
     folder = RunFolder(path)
     folder.require_run()
     experiment = load_recipe(folder.config, overrides)
+    trained = to_plain(load_recipe(folder.config))
+    changes = {key: now for key, (_, now) in differences(trained, to_plain(experiment)).items() if key not in RESUMABLE}
     file, saved = CheckpointFolder(folder.checkpoints).load(checkpoint)
     data = experiment.build_data()
     model = experiment.build_model(data)
     load_weights(model, scored_weights(saved), file)
     position: dict[str, Any] = saved["position"]
-    return Run(folder, experiment, data, model.eval(), position["step"])
+    return Run(folder, experiment, data, model.eval(), position["step"], changes)

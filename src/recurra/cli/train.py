@@ -9,7 +9,7 @@ from rich.console import Console
 
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.evaluation import evaluate
-from recurra.training import RunFolder, Trainer, load_recipe, recipe_help, to_yaml
+from recurra.training import RunFolder, Trainer, load_recipe, recipe_help, split_row, to_yaml
 from recurra.training.allocator import keep_large_blocks
 
 DESCRIPTION = "Train a recipe. `recurra train RECIPE --help` shows every key that the recipe may set."
@@ -20,7 +20,9 @@ def run(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("train", DESCRIPTION, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this, and every key of the RECIPE if given")
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/")
+    parser.add_argument(
+        "recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/, or FILE#ROW"
+    )
     parser.add_argument("--run", metavar="FOLDER", help="where to write (default: runs/ and the recipe's name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: last (default), previous, best or a file")
@@ -55,15 +57,16 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def default_run_folder(recipe: Path) -> Path:
-    """runs/<folder>-<name> for a recipe <folder>/<name>.yaml: the names alone would clash."""
-    return Path("runs") / "-".join([recipe.resolve().parent.name, recipe.stem])
+def default_run_folder(recipe: str) -> Path:
+    """runs/<folder>-<name> for a recipe <folder>/<name>.yaml, whose name alone would clash with others', and
+    runs/<folder>-<row> for a row of a family."""
+    path, row = split_row(recipe)
+    return Path("runs") / "-".join([path.resolve().parent.name, row or path.stem])
 
 
 def _new(arguments: Namespace, overrides: Sequence[str]) -> Trainer:
-    recipe = Path(arguments.recipe)
-    experiment = load_recipe(recipe, overrides)
-    folder = RunFolder(arguments.run or default_run_folder(recipe))
+    experiment = load_recipe(arguments.recipe, overrides)
+    folder = RunFolder(arguments.run or default_run_folder(arguments.recipe))
     folder.require_new()
     trainer = Trainer(experiment, folder, evaluate)
     # Only now: a recipe that cannot be built, say for want of its corpus, leaves no run behind.

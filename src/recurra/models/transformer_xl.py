@@ -23,8 +23,9 @@ _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 class TransformerXLShape(TransformerShape):
     """The shape of a Transformer-XL but for its vocabulary and its segments; d_model must be even."""
 
-    mem_len: int = 150
-    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments."""
+    mem_len: int | None = None
+    """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None as many
+    as a segment has steps."""
     same_length: bool = False
     """Every step sees the last mem_len steps, itself included, not the whole memory and its segment."""
     clamp_len: int | None = None
@@ -41,7 +42,7 @@ class TransformerXLShape(TransformerShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        AttentionWindow(1, self.mem_len, self.same_length, self.clamp_len)
+        AttentionWindow(1, 1 if self.mem_len is None else self.mem_len, self.same_length, self.clamp_len)
         if self.tie_projections is not None and len(self.tie_projections) != 1 + len(self.cutoffs):
             raise ValueError(
                 f"tie_projections has {len(self.tie_projections)} entries; expected one for each of the "
@@ -60,6 +61,7 @@ class TransformerXLConfig(TransformerXLShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.mem_len = self.segment_length if self.mem_len is None else self.mem_len
         self.window  # noqa: B018 - checks the lengths
         Clusters(self.vocab_size, self.d_embedding or self.d_model, tuple(self.cutoffs), self.div_val)
 

@@ -19,7 +19,8 @@ from recurra.training.models import (
     TransformerXLRecipe,
 )
 from recurra.training.optimizer import build_optimizer, parameter_groups
-from recurra.training.recipe import RecipeError, load_recipe, recipe_help, to_yaml
+from recurra.training.recipe import load_recipe, recipe_help, to_yaml
+from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_row
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
 
@@ -36,6 +37,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "RecipeError",
+    "RecipeFamily",
     "RunFolder",
     "ScheduleConfig",
     "TextExperiment",
@@ -50,8 +52,10 @@ __all__ = [
     "load_recipe",
     "load_weights",
     "parameter_groups",
+    "read_family",
     "read_metrics",
     "recipe_help",
     "scored_weights",
+    "split_row",
     "to_yaml",
 ]

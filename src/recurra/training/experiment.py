@@ -152,17 +152,27 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
     Raises:
         ValueError: something outside `RESUMABLE` differs; the message names the keys and both values.
     """
-    before, now = dict(_flat(saved)), dict(_flat(to_plain(experiment)))
     changed = [
-        f"{key} (was {before.get(key)!r}, now {now.get(key)!r})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in RESUMABLE
+        f"{key} (was {before!r}, now {now!r})"
+        for key, (before, now) in differences(saved, to_plain(experiment)).items()
+        if key not in RESUMABLE
     ]
     if changed:
         raise ValueError(
             f"a run goes on with the settings that it was started with; changed: {', '.join(changed)}. "
             f"Only these may change: {', '.join(sorted(RESUMABLE))}"
         )
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys, dotted, in which two experiments as plain data differ, with both values; None where one has no such
+    key."""
+    before, now = dict(_flat(one)), dict(_flat(other))
+    return {
+        key: (before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    }
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,8 @@ docstrings the help. What they do not know is refused.
 """
 
 import difflib
-import glob
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import SUPPRESS
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,28 +15,27 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
+from recurra.training.recipe_family import RecipeError, read_recipe
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-
-class RecipeError(ValueError):
-    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a recipe and set values over it.
 
     Args:
-        path: a YAML file with the key `experiment` and any keys of that experiment.
+        path: a YAML file with the key `experiment` and any keys of that experiment, or FILE#ROW for a row of a family.
         overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
             over the recipe, the last one over the others.
 
     Raises:
         RecipeError: the file cannot be read, or a key or a value is impossible.
     """
-    kind, parser = _parser(Path(path), overrides)
+    recipe = read_recipe(path)
+    kind, parser = _parser(path, recipe, overrides)
     try:
-        values = parser.instantiate(parser.parse_args(list(overrides)))
+        # The recipe is the first word: those of the command line win over it in whatever order they come.
+        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(recipe), *overrides]))
         return kind(**{field.name: values[field.name] for field in fields(kind)})
     except (ArgumentError, ValueError, TypeError) as error:
         raise RecipeError(f"{path}: {error}") from error
@@ -48,7 +47,10 @@ def recipe_help(path: Path | str) -> str:
     Raises:
         RecipeError: as `load_recipe`.
     """
-    return _parser(Path(path), ())[1].format_help()
+    recipe = read_recipe(path)
+    kind, parser = _parser(path, recipe, ())
+    parser.set_defaults(dict(_values(recipe, _keys(kind))))
+    return parser.format_help()
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -56,9 +58,10 @@ def to_yaml(experiment: Experiment) -> str:
     return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
 
 
-def _parser(path: Path, overrides: Sequence[str]) -> tuple[type[Experiment], ArgumentParser]:
-    """The experiment's class, and a parser of its keys whose defaults are the recipe's values."""
-    recipe = _read(path)
+def _parser(
+    path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[type[Experiment], ArgumentParser]:
+    """The experiment's class, and a parser of its keys."""
     name = recipe.get("experiment")
     if name not in EXPERIMENTS:
         raise RecipeError(f"{path}: experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
@@ -71,27 +74,10 @@ def _parser(path: Path, overrides: Sequence[str]) -> tuple[type[Experiment], Arg
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
-    # The recipe as the parser's defaults: command line words win over it in whatever order they come, and
-    # the help shows its values.
-    parser = ArgumentParser(
-        prog="recurra train RECIPE",
-        default_config_files=[glob.escape(str(path))],
-        default_env=False,
-        exit_on_error=False,
-        add_help=False,
-    )
+    parser = ArgumentParser(prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False)
+    parser.add_argument("--recipe", action="config", help=SUPPRESS)
     parser.add_class_arguments(kind)
     return kind, parser
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"cannot read the recipe {path}: {error}") from error
-    if not isinstance(recipe, dict):
-        raise RecipeError(f"{path}: a recipe holds keys and values, got {type(recipe).__name__}")
-    return recipe
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[str]:
@@ -113,7 +99,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _require_known(path: Path, key: str, known: set[str]) -> None:
+def _values(tree: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The dotted keys that `tree` has, with their values."""
+    for key in keys:
+        section, _, field = key.rpartition(".")
+        inside = tree.get(section, {}) if section else tree
+        if field in inside:
+            yield key, inside[field]
+
+
+def _require_known(path: Path | str, key: str, known: set[str]) -> None:
     # A known key above it: an entry of a free dictionary such as model.mixer_options. Below it: a section.
     if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in known):
         return

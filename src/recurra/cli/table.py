@@ -1,0 +1,46 @@
+"""`recurra table`: the recipes of a family, what was published of them, and what finished runs measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from recurra.cli.arguments import command_parser
+from recurra.cli.evaluate import evaluation_file
+from recurra.cli.train import default_run_folder
+from recurra.training import RecipeError, read_family
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a table."""
+    parser = command_parser(
+        "table", "List the recipes of a family, with published and measured test perplexities.", overrides=False
+    )
+    parser.add_argument("family", metavar="FILE", help="a family of recipes, such as recipes/ptb/transformers.yaml")
+    parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
+    arguments = parser.parse_args(words)
+    family = read_family(arguments.family)
+    table = Table("recipe", "tables", "published", "measured", title="Test perplexity")
+    for name in family.rows:
+        published = family.published.get(name, {})
+        tables = published.get("tables", [])
+        if arguments.number is not None and arguments.number not in tables:
+            continue
+        cells = (published.get("test_perplexity"), _measured(default_run_folder(f"{family.path}#{name}")))
+        table.add_row(name, ", ".join(map(str, tables)), *("" if cell is None else f"{cell:.1f}" for cell in cells))
+    if not table.row_count:
+        known = sorted({number for row in family.published.values() for number in row.get("tables", [])})
+        raise RecipeError(f"{family.path} has no row of table {arguments.number}; it has rows of tables {known}")
+    Console().print(table)
+    return 0
+
+
+def _measured(run_folder: Path) -> float | None:
+    """The test perplexity that `recurra eval` left in the run's folder, if there is one."""
+    file = run_folder / evaluation_file("test", {})
+    if not file.is_file():
+        return None
+    perplexity: float = json.loads(file.read_text(encoding="utf-8"))["perplexity"]
+    return perplexity

@@ -1,0 +1,138 @@
+"""The command line over families of recipes and models of segments."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import main
+
+FAMILY = """
+common:
+  data: {batch_size: 2, segment_length: 4, bptt_segments: 2}
+  model: {n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [3]}
+  training: {max_steps: 4, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}
+axes:
+  model:
+    xl: {experiment: text-transformer-xl}
+    crt: {experiment: text-crt}
+published:
+  crt: {test_perplexity: 61.04, tables: [2, 9]}
+  xl: {test_perplexity: 66.9, tables: [2]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with a corpus, a family of recipes, and a finished run of each of its rows where it is looked for."""
+    folder = tmp_path_factory.mktemp("segments")
+    (folder / "recipes" / "toy").mkdir(parents=True)
+    (folder / "corpus").mkdir()
+    for split, n_lines in (("train", 12), ("valid", 3), ("test", 4)):
+        (folder / "corpus" / f"{split}.txt").write_text(" the cat sat on a mat \n" * n_lines)
+    (folder / "recipes" / "toy" / "family.yaml").write_text(FAMILY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for row in ("xl", "crt"):
+            word = f"recipes/toy/family.yaml#{row}"
+            assert main(["train", word, "--data.path", str(folder / "corpus")]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch, workplace):
+    monkeypatch.chdir(workplace)
+
+
+def failure(capsys, *words: str) -> str:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def scores(run: str, file: str = "eval-test.json") -> dict:
+    return json.loads((Path(run) / file).read_text())
+
+
+def test_a_row_is_trained_into_a_folder_of_its_own(workplace):
+    assert {path.name for path in (workplace / "runs").iterdir()} == {"toy-xl", "toy-crt"}
+    assert json.loads((workplace / "runs" / "toy-crt" / "summary.json").read_text())["finished"] is True
+
+
+def test_eval_reports_lengths_and_no_accuracy(capsys):
+    assert main(["eval", "runs/toy-xl"]) == 0
+    printed = capsys.readouterr().out
+    assert "perplexity" in printed
+    assert "accuracy" not in printed
+    found = scores("runs/toy-xl")
+    assert (found["segment_length"], found["mem_len"], found["changes"]) == (4, 4, {})
+    assert found["n_targets"] == 4 * 7 - 1
+
+
+def test_other_lengths_are_scored_apart(capsys):
+    assert main(["eval", "runs/toy-xl"]) == 0
+    before = scores("runs/toy-xl")
+    assert main(["eval", "runs/toy-xl", "--data.segment_length", "3", "--model.mem_len", "9"]) == 0
+    other = scores("runs/toy-xl", "eval-test-segment_length-3-mem_len-9.json")
+    assert (other["segment_length"], other["mem_len"]) == (3, 9)
+    assert other["changes"] == {"data.segment_length": 3, "model.mem_len": 9}
+    assert other["loss"] != before["loss"]
+    assert scores("runs/toy-xl") == before
+    assert main(["eval", "runs/toy-crt", "--data.segment_length", "27"]) == 0
+    assert scores("runs/toy-crt", "eval-test-segment_length-27.json")["segment_length"] == 27
+
+
+def test_a_corpus_that_moved_is_no_change(workplace, capsys):
+    elsewhere = workplace / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    for path in (workplace / "corpus").glob("*.txt"):
+        (elsewhere / path.name).write_text(path.read_text())
+    assert main(["eval", "runs/toy-crt", "--data.path", str(elsewhere)]) == 0
+    assert scores("runs/toy-crt")["changes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data.segment_length", "0"], "segment_length"),
+        (["--model.mem_len", "-1"], "mem_len is -1; expected at least 0"),
+        (["--model.cutoffs", "[5, 3]"], "cutoffs are [5, 3]; expected increasing numbers"),
+        (["--model.cutoffs", "[300]"], "cutoffs are [300]; expected increasing numbers from 1 to"),
+        (["--model.n_layer", "2"], "is of another model"),
+        (["--checkpoint", "runs/toy-crt/checkpoints/best.pt"], "is of another model"),
+    ],
+)
+def test_bad_input_is_named(capsys, words, message):
+    assert message in failure(capsys, "eval", "runs/toy-xl", *words)
+
+
+def test_table_sets_the_published_beside_the_measured(capsys):
+    assert main(["eval", "runs/toy-crt"]) == 0
+    capsys.readouterr()
+    assert main(["table", "recipes/toy/family.yaml"]) == 0
+    printed = capsys.readouterr().out
+    (row,) = [line for line in printed.splitlines() if "│ crt" in line]
+    assert "2, 9" in row
+    assert "61.0" in row
+    assert f"{scores('runs/toy-crt')['perplexity']:.1f}" in row
+    assert main(["table", "recipes/toy/family.yaml", "--number", "9"]) == 0
+    assert "xl" not in capsys.readouterr().out
+
+
+def test_table_refuses_what_it_cannot_list(capsys):
+    assert "no row of table 7; it has rows of tables [2, 9]" in failure(
+        capsys, "table", "recipes/toy/family.yaml", "--number", "7"
+    )
+    assert "not a family" in failure(capsys, "table", "runs/toy-xl/config.yaml")
+    assert "name one as in recipes/toy/family.yaml#xl" in failure(capsys, "train", "recipes/toy/family.yaml")
