@@ -162,3 +162,24 @@ def test_impossible_shapes_are_refused(options, message):
 def test_tokens_outside_the_vocabulary_are_refused():
     with pytest.raises(IndexError, match="13"):
         make()(torch.tensor([[13]]))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("position", ["rnn-gru", "relative"])
+def test_the_zero_memory_of_a_streams_start_leaves_gradients_as_they_are(norm, position):
+    """A vector of exact zeros through the norms of many layers would multiply its gradient by 300 in each."""
+    torch.manual_seed(0)
+    config = CompactRecurrentTransformerConfig(
+        vocab_size=13, n_layer=16, d_model=12, n_heads=2, d_channel_mixing=20, norm=norm, position=position,
+        segment_length=5, dropout=0.0,
+    )  # fmt: skip
+    model = CompactRecurrentTransformer(config)
+    tokens = torch.randint(13, (3, 11))
+
+    def gradient_norm(state) -> float:
+        model.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
+        return torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
+
+    _, state = model(tokens[:, :-1])
+    assert gradient_norm(None) == pytest.approx(gradient_norm(states.detach(state)), rel=0.5)

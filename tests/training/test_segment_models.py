@@ -33,7 +33,7 @@ MODELS = {
 
 @pytest.fixture
 def corpus(tmp_path):
-    words = "the cat sat on a mat and dog ran off".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "off"]
     for split, n_lines in (("train", 40), ("valid", 9), ("test", 7)):
         lines = [" ".join(words[(i + j) % 10] for j in range(5 + i % 4)) for i in range(n_lines)]
         (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")

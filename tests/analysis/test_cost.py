@@ -1,0 +1,247 @@
+"""Counts against products of matrices counted by hand: a product (m, k) x (k, n) is 2 m k n FLOPs."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from recurra.analysis import measured_cost
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+from recurra.scan.linear import NUMBA_IS_MISSING
+
+V, N, D, HEADS, D_HEAD, FF = 11, 5, 8, 3, 5, 7
+C = HEADS * D_HEAD
+SIZES = {
+    "vocab_size": V,
+    "segment_length": N,
+    "d_model": D,
+    "n_heads": HEADS,
+    "d_head": D_HEAD,
+    "d_channel_mixing": FF,
+}
+
+
+def xl(n_layer=1, mem_len=0, **options):
+    return TransformerXL(TransformerXLConfig(**{**SIZES, "n_layer": n_layer, "mem_len": mem_len, **options}))
+
+
+def crt(n_layer=1, memory="gru", position="rnn-gru", **options):
+    config = {**SIZES, "n_layer": n_layer, "memory": memory, "position": position, **options}
+    return CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**config))
+
+
+def gateloop(**mixer_options):
+    return LanguageModel(
+        LanguageModelConfig(
+            vocab_size=V,
+            output_size=13,
+            n_layer=2,
+            d_model=D,
+            d_channel_mixing=FF,
+            mixer_options={"d_qk": 6, "d_v": 6, **mixer_options},
+        )
+    )
+
+
+def attention(n_queries: int, n_keys: int) -> int:
+    """Queries; keys and values; output projection; scores and weighted values."""
+    projections = 2 * n_queries * D * C + 2 * n_keys * D * 2 * C + 2 * n_queries * C * D
+    return projections + 2 * (2 * n_queries * n_keys * C)
+
+
+def feed_forward(n_steps: int) -> int:
+    return 2 * n_steps * D * FF + 2 * n_steps * FF * D
+
+
+# --- FLOPs ---
+
+
+def test_a_layer_of_the_transformer():
+    positions = 2 * (N + 1) * D * C + 2 * N * C * (N + 1)  # W_R R, and queries with it
+    measured = measured_cost(xl(), N)
+    assert measured.block_flops == attention(N, N) + positions + feed_forward(N)
+    assert measured.vocabulary_flops == 2 * N * D * V
+
+
+def test_a_layer_of_transformer_xl_whose_memory_takes_two_segments_to_fill():
+    keys = 7 + N
+    positions = 2 * N * C * D + 2 * N * HEADS * D * (keys + 1)  # queries W_R, and R with them: the cheaper order here
+    measured = measured_cost(xl(mem_len=7), N)
+    assert measured.block_flops == attention(N, keys) + positions + feed_forward(N)
+
+
+RNN = 2 * N * D * 3 * D + 2 * N * D * 2 * D + 2 * N * D * D  # W x for all three, U_r h and U_u h, U_c (r h)
+
+
+@pytest.mark.parametrize("cell", ["gru", "ncgru"])
+def test_a_layer_of_the_compact_recurrent_transformer(cell):
+    """The memory is one more step in the blocks; what makes NCGRU's orthogonal matrix is not the segment's."""
+    measured = measured_cost(crt(memory=cell, position=f"rnn-{cell}"), N)
+    assert measured.block_flops == 2 * RNN + attention(N + 1, N + 1) + feed_forward(N + 1)
+    assert measured.vocabulary_flops == 2 * N * D * V
+
+
+def test_one_rnn_alone_and_layers_that_add_up():
+    assert measured_cost(crt(3, memory="none"), N).block_flops == RNN + 3 * (attention(N, N) + feed_forward(N))
+
+
+def test_the_max_headed_gateloop_with_its_recurrence():
+    products = 2 * N * D * 3 * 6 + 2 * N * D * 2 * 6 + 2 * N * 6 * D + feed_forward(N)
+    recurrence = 0 if NUMBA_IS_MISSING else 9 * N * 6
+    measured = measured_cost(gateloop(), N)
+    assert measured.block_flops == 2 * (products + recurrence)
+    assert measured.vocabulary_flops == 2 * N * D * 13
+
+
+def test_gateloop_with_wider_heads_goes_through_the_linear_scan():
+    products = 2 * N * D * 3 * 6 + 2 * N * D * 2 * 6 + 2 * N * 6 * D + feed_forward(N)
+    scan = 0 if NUMBA_IS_MISSING else 2 * N * 2 * 3 * 3
+    assert measured_cost(gateloop(n_heads=2), N).block_flops == 2 * (products + scan)
+
+
+def test_projections_of_an_adaptive_embedding_are_the_vocabularys():
+    """Clusters of 4, 3 and 4 words with 8, 4 and 2 channels; every table is asked for every token."""
+    plain, adaptive = measured_cost(xl(), N), measured_cost(xl(cutoffs=[4, 7], div_val=2), N)
+    assert adaptive.block_flops == plain.block_flops
+    embedding = sum(2 * N * D * channels for channels in (8, 4, 2))
+    head = sum(2 * N * D * channels for channels in (8, 4, 2)) + 2 * N * (8 * (4 + 2) + 4 * 3 + 2 * 4)
+    assert adaptive.vocabulary_flops == embedding + head
+
+
+MODELS = {
+    "transformer": lambda: xl(2),
+    "transformer-xl": lambda: xl(2, mem_len=7),
+    "crt": lambda: crt(2),
+    "crt-ncgru": lambda: crt(2, "ncgru", "rnn-ncgru", cutoffs=[4]),
+    "gateloop": gateloop,
+    "gateloop, wide heads": lambda: gateloop(n_heads=2),
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_same_as_when_it_is_run(name):
+    model = MODELS[name]().eval()
+    tokens, state = torch.randint(V, (1, N)), None
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        for _ in range(3):
+            state = model(tokens, state)[1]
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, state)
+    measured = measured_cost(model, N)
+    assert measured.block_flops + measured.vocabulary_flops == counter.get_total_flops()
+
+
+# --- parameters and state ---
+
+ATTENTION_PARAMETERS = 4 * D * C
+BLOCK_PARAMETERS = ATTENTION_PARAMETERS + 2 * D * FF + FF + D + 4 * D
+
+
+def test_parameters_of_transformer_xl_count_shared_biases_and_tables_once():
+    measured = measured_cost(xl(3, mem_len=7), N)
+    assert measured.block_parameters == 3 * (BLOCK_PARAMETERS + D * C) + 2 * C
+    assert measured.parameters == measured.block_parameters + V * D + V
+    untied = measured_cost(xl(3, mem_len=7, tie_embeddings=False), N)
+    assert untied.block_parameters == measured.block_parameters
+    assert untied.parameters == measured.parameters + V * D
+
+
+def test_parameters_of_the_compact_recurrent_transformer():
+    gru = 6 * D * D + 3 * D
+    assert measured_cost(crt(3), N).block_parameters == 3 * BLOCK_PARAMETERS + 2 * gru
+    ncgru = gru - D * D + D * (D - 1) // 2
+    of_ncgru = measured_cost(crt(3, "ncgru", "rnn-ncgru"), N)
+    assert of_ncgru.block_parameters == 3 * BLOCK_PARAMETERS + 2 * ncgru
+
+
+@pytest.mark.parametrize(
+    ("make", "n_bytes"),
+    [
+        (lambda: xl(3), 0),
+        (lambda: xl(3, mem_len=4), 3 * 4 * D * 4),
+        (lambda: xl(3, mem_len=13), 3 * 13 * D * 4),
+        (lambda: crt(3), 3 * D * 4),  # m, and the two RNNs that start from it
+        (lambda: crt(3, "none", "relative"), 0),
+        (lambda: crt(3, "gru", "relative"), 2 * D * 4),
+        (gateloop, 2 * 6 * 8),
+        (lambda: gateloop(n_heads=2), 2 * 2 * 3 * 3 * 8),
+    ],
+)
+def test_bytes_between_two_segments(make, n_bytes):
+    assert measured_cost(make(), N).state_bytes == n_bytes
+
+
+# --- how it is counted ---
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "crt-ncgru", "gateloop"])
+def test_a_model_without_weights_costs_the_same(name):
+    with torch.device("meta"):
+        abstract = MODELS[name]()
+    assert measured_cost(abstract, N) == measured_cost(MODELS[name](), N)
+
+
+def test_no_weight_is_allocated():
+    with torch.device("meta"):
+        model = xl(vocab_size=10**12)
+    measured = measured_cost(model, N)
+    assert measured.vocabulary_flops == 2 * N * D * 10**12
+    assert measured.parameters > D * 10**12
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "crt-ncgru", "gateloop"])
+def test_the_model_stays_as_it_was(name):
+    model = MODELS[name]()
+    model.blocks[0].eval()
+    places = dict(model.named_parameters(remove_duplicate=False))
+    values = {key: value.clone() for key, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    measured_cost(model, N)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert list(after) == list(places)
+    assert all(after[key] is place for key, place in places.items())
+    assert all(torch.equal(value, values[key]) for key, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_training_mode_and_gradients_do_not_matter():
+    model = crt(2, dropout=0.5, attention_dropout=0.5)
+    assert measured_cost(model.train(), N) == measured_cost(model.eval().requires_grad_(False), N)
+
+
+class Undecided(nn.Module):
+    """Does what its values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(V, D), nn.Linear(D, V)
+
+    def forward(self, tokens, state=None):
+        x = self.embedding(tokens)
+        return self.head(x if x.sum() > 0 else x + 1), state
+
+
+def test_a_model_that_depends_on_its_values_cannot_be_counted():
+    with pytest.raises(DataDependentOutputException):
+        measured_cost(Undecided(), N)
+
+
+def test_lengths_that_are_not_the_models_are_refused():
+    with pytest.raises(ValueError, match="segment_length is 4; expected 5, the tokens of the model's segments"):
+        measured_cost(crt(), 4)
+    with pytest.raises(ValueError, match="segment_length is 0; expected at least 1"):
+        measured_cost(gateloop(), 0)
+
+
+def test_a_model_of_other_parts_is_refused():
+    with pytest.raises(TypeError, match="Linear has no embedding and no head; the model must have"):
+        measured_cost(nn.Linear(2, 2), 3)

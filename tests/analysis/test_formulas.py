@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from recurra.analysis import PublishedCost, model_kind, published_cost
+from recurra.analysis.formulas import crt_gru, transformer, transformer_xl
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+
+SIZES = {"vocab_size": 11, "segment_length": 3, "n_layer": 2, "d_model": 6, "n_heads": 2, "d_channel_mixing": 7}
+
+
+def crt(**options):
+    with torch.device("meta"):
+        return CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**{**SIZES, **options}))
+
+
+def xl(**options):
+    with torch.device("meta"):
+        return TransformerXL(TransformerXLConfig(**{**SIZES, **options}))
+
+
+def test_the_rows_of_table_1_by_hand():
+    """L = 2, n = 3, d = 5, every term worked out alone."""
+    assert transformer(2, 3, 5) == PublishedCost(2 * (1500 + 270), 2 * (250 + 30))
+    assert transformer_xl(2, 3, 5) == PublishedCost(2 * (2100 + 540 + 54), 2 * (250 + 30))
+    assert crt_gru(2, 3, 5) == PublishedCost(75 * 36 + 720, 28 * 25 + 14 * 5)
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "row", "flops", "parameters"),
+    [
+        (3, transformer, 639_996_000, 4_338_840),
+        (3, transformer_xl, 916_192_200, 4_338_840),
+        (3, crt_gru, 529_872_000, 5_205_240),
+        (16, transformer, 3_413_312_000, 23_140_480),
+        (16, transformer_xl, 4_886_358_400, 23_140_480),
+        (16, crt_gru, 2_300_368_000, 20_242_600),
+    ],
+)
+def test_the_papers_penn_treebank_models_of_70_tokens(n_layer, row, flops, parameters):
+    assert row(n_layer, 70, 380) == (flops, parameters)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "kind", "row"),
+    [
+        (xl, {"mem_len": 0}, "Transformer", transformer),
+        (xl, {"mem_len": 3}, "Transformer-XL", transformer_xl),
+        (xl, {"mem_len": 4}, "Transformer-XL", None),
+        (crt, {"memory": "none", "position": "relative"}, "Transformer", transformer),
+        (crt, {"memory": "gru", "position": "rnn-gru"}, "CRT-GRU", crt_gru),
+        (crt, {"memory": "ncgru", "position": "rnn-ncgru"}, "CRT-NCGRU", crt_gru),
+        (crt, {"memory": "ncgru", "position": "rnn-gru"}, "CRT (memory ncgru, position rnn-gru)", None),
+        (crt, {"memory": "gru", "position": "relative"}, "CRT (memory gru, position relative)", None),
+        (crt, {"memory": "none", "position": "rnn-gru"}, "CRT (memory none, position rnn-gru)", None),
+    ],
+)
+def test_a_model_gets_the_row_that_is_about_it(make, options, kind, row):
+    model = make(**options)
+    assert model_kind(model) == kind
+    assert published_cost(model) == (None if row is None else row(2, 3, 6))
+
+
+def test_models_that_the_paper_has_no_row_for():
+    model = LanguageModel(LanguageModelConfig(vocab_size=5, d_model=4, n_layer=2, mixer=["gateloop", "gateloop"]))
+    assert (model_kind(model), published_cost(model)) == ("language model (gateloop)", None)
+    assert (model_kind(torch.nn.Linear(2, 2)), published_cost(torch.nn.Linear(2, 2))) == ("Linear", None)

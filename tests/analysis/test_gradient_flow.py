@@ -1,0 +1,251 @@
+"""Gradients between segments against torch's own Jacobians of the whole model."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.autograd.functional import jacobian
+
+from recurra.analysis import GradientFlow, measure_gradient_flow
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    CompactRecurrentTransformerState,
+    TransformerXL,
+    TransformerXLConfig,
+)
+
+VOCABULARY, N, SEGMENTS, WIDTH = 11, 3, 4, 6
+T = N * (SEGMENTS - 1)
+CASES = [("gru", "rnn-gru"), ("ncgru", "rnn-ncgru"), ("gru", "relative")]
+SHAPE = {"vocab_size": VOCABULARY, "segment_length": N, "n_layer": 2, "d_model": WIDTH, "n_heads": 2}
+
+
+def make(memory: str = "gru", position: str = "rnn-gru", scale: float = 2.0, **options) -> CompactRecurrentTransformer:
+    """A model in float64 whose memory RNN has weights far from their small start, as training gives."""
+    shape = {**SHAPE, "d_channel_mixing": 9, "dropout": 0.3, "memory": memory, "position": position, **options}
+    model = CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**shape)).double()
+    if memory != "none":
+        cell = model.memory.rnn.cell
+        with torch.no_grad():
+            for parameter in (cell.gate_weight, cell.input_weight, cell.bias):
+                parameter *= scale
+    return model
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(VOCABULARY, (1, N * SEGMENTS), generator=torch.Generator().manual_seed(1))
+
+
+def outputs(model: CompactRecurrentTransformer, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval().hidden(tokens)[0][0]
+
+
+def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: int, k: int) -> torch.Tensor:
+    """dy_k/dy_i: y_i is put in the place of what the last block gives, and the whole model runs."""
+
+    def output(y_i: torch.Tensor) -> torch.Tensor:
+        segments = iter(range(SEGMENTS))
+
+        def replace(module, arguments, result):
+            if next(segments) != i // N:
+                return result
+            y = result[0].clone()
+            y[0, y.shape[1] - N + i % N] = y_i
+            return y, result[1]
+
+        hook = model.blocks[-1].register_forward_hook(replace)
+        y, _ = model.hidden(tokens)
+        hook.remove()
+        return y[0, k]
+
+    return jacobian(output, outputs(model, tokens)[i])
+
+
+def last_output(model: CompactRecurrentTransformer, tokens: torch.Tensor, m: torch.Tensor, k: int) -> torch.Tensor:
+    """y_k as a function of the memory that its segment begins with."""
+    m = m[None]
+    state = CompactRecurrentTransformerState(0, m, m, model.position.start(m), (None,) * len(model.blocks))
+    return model.hidden(tokens[:, T:], state)[0][0, k - T]
+
+
+def memory_states(model: CompactRecurrentTransformer, y: torch.Tensor) -> list[torch.Tensor]:
+    """h before the first output, and after each."""
+    states = [torch.zeros(1, WIDTH).double()]
+    for y_t in y:
+        states.append(model.memory.rnn.cell(y_t[None], states[-1]).detach())
+    return states
+
+
+def along_the_rnn(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: int, k: int) -> torch.Tensor:
+    """The product of CRT eq. (12), factor by factor."""
+    cell, y = model.memory.rnn.cell, outputs(model, tokens)
+    h = memory_states(model, y[:T])
+    product = jacobian(lambda y_i: cell(y_i[None], h[i])[0], y[i])
+    for t in range(i + 1, T):
+        product = jacobian(lambda before, t=t: cell(y[t : t + 1], before[None])[0], h[t][0]) @ product
+    return jacobian(lambda m: last_output(model, tokens, m, k), h[T][0]) @ product
+
+
+def norm(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svdvals(matrix)[0]
+
+
+def norms(of, model, tokens, flow: GradientFlow) -> torch.Tensor:
+    pairs = [[of(model, tokens, i, k) for i in flow.sources.tolist()] for k in flow.targets.tolist()]
+    return torch.stack([torch.stack([norm(matrix) for matrix in row]) for row in pairs])
+
+
+@pytest.mark.parametrize(("memory", "position"), CASES)
+def test_every_norm_is_that_of_torch_s_jacobian(tokens, memory, position):
+    model = make(memory, position)
+    flow = measure_gradient_flow(model, tokens, at=(0, -1))
+    assert flow.sources.tolist() == list(range(T))
+    assert flow.targets.tolist() == [T, T + N - 1]
+    assert flow.distances[:, [0, -1]].tolist() == [[T, 1], [T + N - 1, N]]
+    torch.testing.assert_close(flow.total, norms(by_all_paths, model, tokens, flow), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flow.direct, norms(along_the_rnn, model, tokens, flow), rtol=1e-10, atol=1e-12)
+
+
+def test_theorem_3_is_the_whole_derivative_from_the_segment_before_alone(tokens):
+    flow = measure_gradient_flow(make(), tokens, at=range(N))
+    before = flow.sources >= T - N
+    torch.testing.assert_close(flow.total[:, before], flow.direct[:, before], rtol=1e-10, atol=0)
+    assert ((flow.total / flow.direct - 1)[:, ~before].abs() > 1e-4).all()
+
+
+@pytest.mark.parametrize(("memory", "position"), CASES)
+def test_steps_against_the_cell(tokens, memory, position):
+    model = make(memory, position)
+    steps = measure_gradient_flow(model, tokens).steps
+    cell, y = model.memory.rnn.cell, outputs(model, tokens)
+    h = memory_states(model, y[:T])
+    by_state = [norm(jacobian(lambda before, t=t: cell(y[t : t + 1], before)[0], h[t])[:, 0]) for t in range(T)]
+    by_input = [norm(jacobian(lambda y_t, t=t: cell(y_t[None], h[t])[0], y[t])) for t in range(T)]
+    torch.testing.assert_close(steps.norms, torch.stack(by_state), rtol=1e-10, atol=0)
+    torch.testing.assert_close(steps.input_norms, torch.stack(by_input), rtol=1e-10, atol=0)
+    torch.testing.assert_close(steps.bounds, steps.alpha + steps.beta * steps.candidate_norm)
+    assert (steps.norms <= steps.bounds).all()
+    assert (steps.bounds <= steps.bound_a_priori).all()
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize("memory", ["gru", "ncgru"])
+def test_bounds_stand_in_order_above_the_direct_chain(tokens, memory, scale):
+    flow = measure_gradient_flow(make(memory, scale=scale), tokens, at=range(N))
+    chain = (
+        flow.direct.log10(),
+        flow.log10_bound_measured,
+        flow.log10_bound,
+        flow.log10_bound_of_largest,
+        flow.log10_bound_a_priori,
+    )
+    for lower, upper in pairwise(chain):
+        assert (lower <= upper + 1e-10).all()
+
+
+def test_bounds_by_hand(tokens):
+    flow = measure_gradient_flow(make(), tokens, at=[1])
+    i, steps = 4, flow.steps
+    ends = float(flow.memory_norms[0] * steps.input_norms[i])
+    later = steps.bounds[i + 1 :]
+    a_priori = steps.bound_a_priori ** len(later)
+    assert len(later) == T - 1 - i
+    for bound, factor in (
+        (flow.log10_bound_measured, float(steps.norms[i + 1 :].prod())),
+        (flow.log10_bound, float(later.prod())),
+        (flow.log10_bound_of_largest, float(later.max()) ** len(later)),
+        (flow.log10_bound_a_priori, a_priori),
+    ):
+        assert 10 ** float(bound[0, i]) == pytest.approx(ends * factor, rel=1e-10)
+
+
+def test_memory_norms(tokens):
+    model = make()
+    flow = measure_gradient_flow(model, tokens, at=[2, 0])
+    m = memory_states(model, outputs(model, tokens)[:T])[-1][0]
+    expected = [norm(jacobian(lambda m, k=k: last_output(model, tokens, m, k), m)) for k in (T + 2, T)]
+    torch.testing.assert_close(flow.memory_norms, torch.stack(expected), rtol=1e-10, atol=0)
+
+
+def test_a_stream_that_goes_on(tokens):
+    """Measured from its second segment on, with the state of the first, a stream gives the same numbers."""
+    model = make()
+    whole = measure_gradient_flow(model, tokens)
+    state = model.eval().hidden(tokens[:, :N])[1]
+    rest = measure_gradient_flow(model, tokens[:, N:], state)
+    torch.testing.assert_close(rest.total, whole.total[:, N:], rtol=1e-10, atol=0)
+    torch.testing.assert_close(rest.direct, whole.direct[:, N:], rtol=1e-10, atol=0)
+    torch.testing.assert_close(rest.steps.alpha, whole.steps.alpha[N:], rtol=1e-10, atol=0)
+    assert not torch.allclose(measure_gradient_flow(model, tokens[:, N:]).total, rest.total, rtol=1e-3)
+
+
+def test_ncgru_s_matrix_has_norm_1(tokens):
+    flow = measure_gradient_flow(make("ncgru").float(), tokens)
+    assert flow.steps.candidate_norm == pytest.approx(1, abs=1e-12)
+    assert 0 < flow.orthogonality_error < 1e-5  # that of float32, the model's own precision
+    assert measure_gradient_flow(make("gru"), tokens).orthogonality_error is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_stays_as_it_was(tokens, training):
+    model = make().float().train(training)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with torch.no_grad():
+        flow = measure_gradient_flow(model, tokens)
+    assert all(module.training == training for module in model.modules())
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    for values in (flow.total, flow.direct, flow.log10_bound, flow.steps.norms, flow.steps.alpha):
+        assert values.dtype == torch.float64
+        assert not values.requires_grad
+
+
+def test_progress_names_every_part(tokens):
+    names = []
+
+    def track(pieces, name):
+        names.append(name)
+        yield from pieces
+
+    measure_gradient_flow(make(), tokens, at=[0, 1], track=track)
+    assert len(names) == 12
+    assert {"dy/dm", "dm/dy by all paths", "dm/dy along the RNN"} < set(names)
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_falls_back_to_a_loop(tokens):
+    """torch warns where an operator has no rule for many vectors at once."""
+    for memory, position in CASES:
+        for norm_place in ("pre", "post"):
+            measure_gradient_flow(make(memory, position, norm=norm_place), tokens)
+
+
+def test_models_without_a_memory_vector_are_refused(tokens):
+    model = TransformerXL(TransformerXLConfig(**SHAPE, d_channel_mixing=9, mem_len=3))
+    with pytest.raises(ValueError, match=r"TransformerXL has no memory vector .* `experiment: text-crt`"):
+        measure_gradient_flow(model, tokens)
+    with pytest.raises(ValueError, match=r"memory 'none' has no memory vector .* `model.memory: gru` or `ncgru`"):
+        measure_gradient_flow(make("none"), tokens)
+
+
+@pytest.mark.parametrize("shape", [(1, N), (1, 2 * N + 1), (1, 0), (2, 2 * N)])
+def test_anything_but_whole_segments_of_one_stream_is_refused(shape):
+    with pytest.raises(ValueError, match=f"{shape[0]} streams of {shape[1]} tokens; expected 1 stream of two or more"):
+        measure_gradient_flow(make(), torch.zeros(shape, dtype=torch.int64))
+
+
+def test_a_state_inside_a_segment_is_refused(tokens):
+    model = make().eval()
+    state = model.hidden(tokens[:, : N - 1])[1]
+    with pytest.raises(ValueError, match=f"{N - 1} tokens inside a segment"):
+        measure_gradient_flow(model, tokens, state)
+
+
+@pytest.mark.parametrize("at", [[], [N], [0, -N - 1]])
+def test_targets_outside_of_a_segment_are_refused(tokens, at):
+    with pytest.raises(ValueError, match=f"expected one or more positions in a segment of {N} tokens"):
+        measure_gradient_flow(make(), tokens, at=at)

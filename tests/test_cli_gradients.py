@@ -1,0 +1,145 @@
+"""`recurra gradients` from outside: runs in, tables, numbers and a figure out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.analysis import GradientFlow, measure_gradient_flow
+from recurra.cli import main
+from recurra.cli.gradients import _scientific
+from recurra.cli.runs import Run, open_run
+
+N = 4
+RECIPE = """
+experiment: {experiment}
+data: {{path: {corpus}, batch_size: 2, segment_length: 4, bptt_segments: 2}}
+model: {model}
+training: {{epochs: 2, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+CRT = "{{n_layer: 1, d_model: 6, n_heads: 2, d_channel_mixing: 9, memory: {0}, position: {1}, dropout: 0.1}}"
+MODELS = {
+    "gru": ("text-crt", CRT.format("gru", "rnn-gru")),
+    "ncgru": ("text-crt", CRT.format("ncgru", "rnn-ncgru")),
+    "none": ("text-crt", CRT.format("none", "relative")),
+    "gateloop": ("text", "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, str]:
+    """The folders of finished runs, one of each model."""
+    folder = tmp_path_factory.mktemp("runs")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for split, n_lines in (("train", 12), ("valid", 3), ("test", 5)):
+        (corpus / f"{split}.txt").write_text(" the cat sat on a mat \n" * n_lines)
+    threads = torch.get_num_threads()
+    for name, (experiment, model) in MODELS.items():
+        recipe = folder / f"{name}.yaml"
+        recipe.write_text(RECIPE.format(experiment=experiment, corpus=corpus, model=model))
+        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+    torch.set_num_threads(threads)
+    return {name: str(folder / name) for name in MODELS}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch) -> None:
+    """A console in which no column of a table is folded."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def failure(capsys, *words: str) -> str:
+    """The one message that a failing command prints."""
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("recurra gradients: ")
+    return captured.err
+
+
+def measured(run: Run, split: str, warm_up: int, segments: int) -> GradientFlow:
+    tokens = torch.from_numpy(run.data.tokens(split)[: (warm_up + segments) * N].astype("int64"))[None]
+    state = run.model.hidden(tokens[:, : warm_up * N])[1]
+    return measure_gradient_flow(run.model, tokens[:, warm_up * N :], state)
+
+
+def test_numbers_tables_and_figure(capsys, runs):
+    assert main(["gradients", runs["gru"], runs["ncgru"], "--segments", "4", "--warm-up", "2"]) == 0
+    printed = capsys.readouterr().out
+    files = [Path(line) for line in printed.splitlines()[-2:]]
+    figures = Path(runs["gru"]) / "figures"
+    assert files == [figures / "gradient-flow.png", figures / "gradient-flow.svg"]
+    assert all(file.stat().st_size > 1000 for file in files)
+    rows = [line.replace("│", " ").split()[:4] for line in printed.splitlines()]
+    for name in ("gru", "ncgru"):
+        run = open_run(runs[name])
+        flow = measured(run, "test", warm_up=2, segments=4)
+        written = json.loads((Path(runs[name]) / "gradients.json").read_text())
+        assert {key: written[key] for key in ("split", "checkpoint", "segments", "warm_up", "step")} == {
+            "split": "test",
+            "checkpoint": "best",
+            "segments": 4,
+            "warm_up": 2,
+            "step": run.step,
+        }
+        assert written["sources"] == list(range(3 * N))
+        for key in ("total", "direct", "log10_bound", "log10_bound_a_priori"):
+            torch.testing.assert_close(torch.tensor(written[key]).double(), getattr(flow, key), rtol=1e-5, atol=0)
+        assert written["steps"]["norms"] == pytest.approx(flow.steps.norms.tolist())
+        assert f"{float(flow.steps.bounds.max()):.4f}" in printed
+        for source in (0, N - 1, N, 3 * N - 1):
+            total = _scientific(float(flow.total[0, source].log10()))
+            assert [str(3 * N), str(source), str(3 * N - source), total] in rows
+    assert "not orthogonal" in printed
+
+
+def test_the_split_the_checkpoint_and_the_folder_are_those_asked_for(runs, tmp_path):
+    words = ["--segments", "2", "--warm-up", "0", "--out", str(tmp_path), "--split", "valid"]
+    assert main(["gradients", runs["gru"], *words, "--checkpoint", "previous"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gradient-flow.png", "gradient-flow.svg"]
+    written = json.loads((Path(runs["gru"]) / "gradients.json").read_text())
+    previous, best = (open_run(runs["gru"], checkpoint=which) for which in ("previous", "best"))
+    assert (written["split"], written["checkpoint"], written["step"]) == ("valid", "previous", previous.step)
+    assert previous.step != best.step
+    expected = measured(previous, "valid", warm_up=0, segments=2).total
+    torch.testing.assert_close(torch.tensor(written["total"]).double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["none", "gateloop"])
+def test_a_run_without_a_memory_vector_is_refused(capsys, runs, name):
+    message = failure(capsys, "gradients", runs["gru"], runs[name])
+    assert f"run {name}: " in message
+    assert "has no memory vector between segments" in message
+    assert "`experiment: text-crt` and `model.memory: gru` or `ncgru`" in message
+    assert not (Path(runs[name]) / "gradients.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--segments", "1"], "--segments is 1 and --warm-up 4; expected at least 2 and at least 0"),
+        (["--warm-up", "-1"], "--segments is 3 and --warm-up -1"),
+        (["--segments", "40"], "4 + 40 segments are 176 tokens and the split test has 35"),
+    ],
+)
+def test_impossible_stretches_are_refused(capsys, runs, words, message):
+    assert message in failure(capsys, "gradients", runs["gru"], *words)
+
+
+def test_runs_of_one_name_are_refused(capsys, runs):
+    assert "must have different names" in failure(capsys, "gradients", runs["gru"], runs["gru"])
+
+
+def test_a_folder_without_a_run_is_refused(capsys, tmp_path):
+    assert "holds no run" in failure(capsys, "gradients", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("logarithm", "text"),
+    [(69.45, "2.8e+69"), (0.0, "1.0e+00"), (-3.2, "6.3e-04"), (400.0, "1.0e+400"), (1.999, "1.0e+02")],
+)
+def test_numbers_beyond_float64_are_written_out(logarithm, text):
+    assert _scientific(logarithm) == text
+    assert _scientific(float("-inf")) == "0"
