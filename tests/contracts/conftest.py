@@ -28,8 +28,11 @@ VARIANTS: dict[str, dict[str, dict]] = {
         "fixed": {"transition": "fixed"},
         "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
         "stable-exponential": {"magnitude_activation": "stable_exponential", "output_gate": True},
-    }
+    },
 }
+
+# where the default options need longer streams than the suite's to show what they do
+OPTIONS: dict[str, dict] = {"relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2}}
 
 
 class Case(NamedTuple):
@@ -84,11 +87,19 @@ SEGMENT_MODELS: dict[str, Callable[[], nn.Module]] = {
 def _cases() -> list[Case]:
     cases = []
     for name in recurra.list_mixers():
-        cases.append(Case(name, lambda name=name: recurra.create_mixer(name, D_MODEL), _channels))
+        cases.append(
+            Case(name, lambda name=name: recurra.create_mixer(name, D_MODEL, **OPTIONS.get(name, {})), _channels)
+        )
         for variant, options in VARIANTS.get(name, {}).items():
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case(f"{name}-{variant}", build, _channels))
-        cases.append(Case(f"language-model-{name}", lambda name=name: _language_model(name), _tokens))
+        cases.append(
+            Case(
+                f"language-model-{name}",
+                lambda name=name: _language_model(name, mixer_options=OPTIONS.get(name, {})),
+                _tokens,
+            )
+        )
     cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
     cases.append(Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels))
     for name, build in SEGMENT_MODELS.items():

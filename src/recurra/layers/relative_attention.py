@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.mixers import register_mixer
 from recurra.layers.sinusoids import sinusoids
 
 
@@ -27,6 +28,7 @@ class RelativeAttentionState(NamedTuple):
     segment: Float[Tensor, "B p 2*H*d_head"]
 
 
+@register_mixer("relative-attention")
 class RelativeAttention(nn.Module):
     """y_i = W_o sum_j softmax_j(A_ij / sqrt(d_head)) v_j, A_ij = (q_i + u)^T k_j + (q_i + v)^T W_R R_{i-j}.
 
