@@ -256,3 +256,13 @@ def test_compile_equals_eager(variant):
 
     for actual, expected in zip(run(compiled), run(model)):
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_functional_call_leaves_tied_tables_as_they_were():
+    model = build(cutoffs=[4, 7])
+    weights = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    tokens = torch.randint(VOCABULARY, (2, 5))
+    before = model(tokens)[0]
+    torch.func.functional_call(model, weights, (tokens,))
+    assert torch.equal(model(tokens)[0], before)
+    assert all(one is other for one, other in zip(model.head.tables, model.embedding.tables))

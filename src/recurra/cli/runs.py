@@ -46,11 +46,15 @@ def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = 
     folder = RunFolder(path)
     folder.require_run()
     experiment = load_recipe(folder.config, overrides)
-    trained = to_plain(load_recipe(folder.config))
-    changes = {key: now for key, (_, now) in differences(trained, to_plain(experiment)).items() if key not in RESUMABLE}
     file, saved = CheckpointFolder(folder.checkpoints).load(checkpoint)
     data = experiment.build_data()
     model = experiment.build_model(data)
     load_weights(model, scored_weights(saved), file)
     position: dict[str, Any] = saved["position"]
-    return Run(folder, experiment, data, model.eval(), position["step"], changes)
+    return Run(folder, experiment, data, model.eval(), position["step"], run_changes(folder, overrides))
+
+
+def run_changes(folder: RunFolder, overrides: Sequence[str]) -> dict[str, Any]:
+    """What `overrides` make another thing than what was trained, by key; where a corpus lies is none."""
+    trained, now = (to_plain(load_recipe(folder.config, words)) for words in ((), overrides))
+    return {key: value for key, (_, value) in differences(trained, now).items() if key not in RESUMABLE}

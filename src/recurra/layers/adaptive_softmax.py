@@ -54,7 +54,9 @@ class AdaptiveSoftmax(nn.Module):
 
     def tie_tables(self, embedding: AdaptiveEmbedding) -> None:
         """Share the vectors of `embedding`, which must have the same clusters."""
-        self.tables = embedding.tables
+        # The parameters, not their list: torch.func.functional_call puts each parameter back where it found it, and in
+        # a shared list it would find the one that it has just put there.
+        self.tables = nn.ParameterList(embedding.tables)
 
     def tie_projections(self, embedding: AdaptiveEmbedding, which: Sequence[bool]) -> None:
         """Share the projections of `embedding`, cluster by cluster where `which` says so, if there are any."""
