@@ -9,7 +9,12 @@ from recurra.gate_loop import operator
 from recurra.gate_loop.modes import segment_products
 
 LENGTHS = (1, 2, 3, 17, 64, 127, 1000)
-PLAIN = {"recurrent": ("recurrent", "auto"), "attention": ("attention", "auto"), "scan": ("scan", "auto")}
+PLAIN = {
+    "recurrent": ("recurrent", "auto"),
+    "attention": ("attention", "auto"),
+    "scan": ("scan", "auto"),
+    "chunk": ("chunk", "auto"),
+}
 MODES = {**PLAIN, "scan in torch": ("scan", "reference"), "auto": ("auto", "auto")}
 FUSED_MODES = {"fused": ("fused", "auto"), "fused in torch": ("fused", "reference")}
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "dstate")
@@ -147,8 +152,33 @@ def test_products_that_underflow_over_a_long_sequence():
     q, k, v = torch.randn(3, 1, 500, 2, 1, dtype=torch.float64)
     a = torch.full_like(q, 0.1)
     assert a.prod() == 0
-    y, _ = gate_loop(q, k, v, a, mode="attention")
-    torch.testing.assert_close(y, gate_loop(q, k, v, a, mode="recurrent")[0], rtol=1e-12, atol=1e-12)
+    for mode in ("attention", "chunk"):
+        y, _ = gate_loop(q, k, v, a, mode=mode)
+        torch.testing.assert_close(y, gate_loop(q, k, v, a, mode="recurrent")[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("d_a", [1, 3])
+def test_chunks_keep_neighbours_apart_by_gates_of_a_millionth(d_a):
+    """Over a chunk such gates multiply to 1e-384, which no float holds; neighbours still see each other."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 130, 2, 3)
+    a = torch.full((2, 130, 2, d_a), 1e-6).requires_grad_()
+    y, last = gate_loop(q, k, v, a, mode="chunk")
+    expected, expected_last = gate_loop(q.double(), k.double(), v.double(), a.double(), mode="recurrent")
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(last.double(), expected_last, rtol=1e-5, atol=1e-6)
+    grad, expected_grad = (torch.autograd.grad(z.square().sum(), a)[0] for z in (y, expected))
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("length", "d_qk", "d_v", "expected"),
+    [(1, 64, 64, "recurrent"), (64, 64, 64, "chunk"), (63, 64, 64, "scan"), (1024, 16, 16, "chunk"),
+     (4096, 8, 8, "scan"), (4096, 1, 1, "fused")],
+)  # fmt: skip
+def test_auto_takes_what_was_measured_as_the_fastest(length, d_qk, d_v, expected):
+    q, v = torch.empty(1, length, 1, d_qk), torch.empty(1, length, 1, d_v)
+    assert operator._choose_mode("auto", q, q, v) == expected
 
 
 def test_segment_products():
@@ -161,7 +191,7 @@ def test_segment_products():
             torch.testing.assert_close(products[:, i, j], expected, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("mode", ["recurrent", "scan", "attention", "fused"])
+@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
 @pytest.mark.parametrize("name", ["max-headed, real", "max-headed, complex gates", "complex vector gates"])
 def test_second_derivatives_by_differences(mode, name, cases):
     if mode == "fused" and not name.startswith("max-headed"):
@@ -170,7 +200,7 @@ def test_second_derivatives_by_differences(mode, name, cases):
     assert gradgradcheck(lambda q, k, v, a, state: gate_loop(q, k, v, a, state=state, mode=mode), inputs)
 
 
-@pytest.mark.parametrize("mode", ["recurrent", "scan", "attention", "fused"])
+@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
 def test_the_same_tensor_in_several_places(mode):
     """x as q, k and v, and gates that come from it, differentiated twice."""
 

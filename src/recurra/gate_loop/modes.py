@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from recurra.gate_loop.blocks import into_blocks
 from recurra.scan.linear import linear_scan
 
 _BLOCK = 32  # steps in a block of the attention mode
@@ -43,7 +44,9 @@ def attention(
     up to n. Products, unlike differences of log-magnitudes, are exact for gates of 0, in value and in gradient.
     """
     length = q.shape[1]
-    q, k, v, a = (_into_blocks(x.to(a.dtype), value) for x, value in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0)))
+    block, dtype = min(_BLOCK, length), a.dtype
+    q, k, v = (into_blocks(x.to(dtype), block, 0.0) for x in (q, k, v))
+    a = into_blocks(a, block, 1.0)
     up_to = a.cumprod(-2)  # within a block: from its start to n, n included
     after = torch.cat([a[..., 1:, :], torch.ones_like(a[..., :1, :])], -2).flip(-2).cumprod(-2).flip(-2)
     whole = up_to[..., -1, :]  # (B, H, blocks, d_a)
@@ -74,13 +77,3 @@ def segment_products(a: Shaped[Tensor, "*batch n d"]) -> Shaped[Tensor, "*batch 
     factors = torch.where(later, a[..., :, None, :], torch.ones((), dtype=a.dtype, device=a.device))
     on_or_below = torch.ones(n, n, dtype=torch.bool, device=a.device).tril()[..., None]
     return factors.cumprod(-3) * on_or_below
-
-
-def _into_blocks(x: Shaped[Tensor, "B L H d"], padding: float) -> Shaped[Tensor, "B H blocks n d"]:
-    length = x.shape[1]
-    block = min(_BLOCK, length)
-    missing = -length % block
-    if missing:
-        filler = torch.full((x.shape[0], missing, *x.shape[2:]), padding, dtype=x.dtype, device=x.device)
-        x = torch.cat([x, filler], 1)
-    return x.transpose(1, 2).unflatten(2, (-1, block))

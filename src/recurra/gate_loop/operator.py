@@ -7,10 +7,14 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from recurra.gate_loop import modes
+from recurra.gate_loop.chunk import chunk
 from recurra.gate_loop.fused import Planes, fused
 from recurra.scan.linear import choose_backend
 
-MODES = ("auto", "recurrent", "scan", "attention", "fused")
+MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
+_CHUNK_STATE, _CHUNK_STATES = 256, 2**18
+"""Numbers in a head's state, and in all its states over the sequence, from which on "chunk" beats "scan": measured on a
+CPU (docs/decisions.md); not measured on a GPU."""
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -38,10 +42,13 @@ def gate_loop(
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, one state of memory.
             "scan": a linear scan over all states, O(L H d_qk d_v) memory.
+            "chunk": attention inside chunks of 64 steps, the recurrence between them, in matrix products;
+                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64.
             "attention": the O(L^2) surrogate attention (14)-(21).
             "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
-            "auto": "fused" where it applies, else "recurrent" for a single step, else "scan".
-        backend: as for `recurra.linear_scan`, for the modes that have kernels: "scan" and "fused".
+            "auto": "fused" where it applies, else "recurrent" for a single step, "chunk" for large states of long
+                sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan".
+        backend: as for `recurra.linear_scan`; "scan", "fused" and, between chunks, "chunk" have kernels.
 
     Returns:
         y, complex where an input is, and h_L. float16 and bfloat16 are computed in float32; a real y comes back in the
@@ -106,6 +113,7 @@ def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backe
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": modes.recurrent,
     "scan": modes.scan,
+    "chunk": chunk,
     "attention": modes.attention,
     "fused": _fused_mode,
 }
@@ -133,7 +141,10 @@ def _choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor) -> str:
         return mode
     if not obstacle:
         return "fused"
-    return "recurrent" if q.shape[1] == 1 else "scan"
+    if q.shape[1] == 1:
+        return "recurrent"
+    per_state = q.shape[3] * v.shape[3]
+    return "chunk" if per_state >= _CHUNK_STATE and q.shape[1] * per_state >= _CHUNK_STATES else "scan"
 
 
 def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
