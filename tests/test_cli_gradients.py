@@ -33,8 +33,13 @@ def runs(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("runs")
     corpus = folder / "corpus"
     corpus.mkdir()
-    for split, n_lines in (("train", 12), ("valid", 3), ("test", 5)):
-        (corpus / f"{split}.txt").write_text(" the cat sat on a mat \n" * n_lines)
+    texts = {
+        "train": (" the cat sat on a mat ", 12),
+        "valid": (" a mat on the cat sat ", 3),
+        "test": (" the cat sat on a mat ", 5),
+    }
+    for split, (line, n_lines) in texts.items():
+        (corpus / f"{split}.txt").write_text((line + "\n") * n_lines)
     threads = torch.get_num_threads()
     for name, (experiment, model) in MODELS.items():
         recipe = folder / f"{name}.yaml"

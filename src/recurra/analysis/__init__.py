@@ -1,5 +1,10 @@
-"""Looking into trained models. The figures are in `recurra.analysis.plots`, which alone needs matplotlib."""
+"""Looking into models: what they cost, and what their gates do once they are trained.
 
+The figures are in `recurra.analysis.plots`, which alone needs matplotlib.
+"""
+
+from recurra.analysis.cost import MeasuredCost, measured_cost
+from recurra.analysis.formulas import PublishedCost, model_kind, published_cost
 from recurra.analysis.gates import (
     GateRecord,
     ResetContrast,
@@ -7,5 +12,20 @@ from recurra.analysis.gates import (
     reset_contrast,
     transition_magnitudes,
 )
+from recurra.analysis.gradient_flow import GradientFlow, StepGradients, measure_gradient_flow
 
-__all__ = ["GateRecord", "ResetContrast", "record_gates", "reset_contrast", "transition_magnitudes"]
+__all__ = [
+    "GateRecord",
+    "GradientFlow",
+    "MeasuredCost",
+    "PublishedCost",
+    "ResetContrast",
+    "StepGradients",
+    "measure_gradient_flow",
+    "measured_cost",
+    "model_kind",
+    "published_cost",
+    "record_gates",
+    "reset_contrast",
+    "transition_magnitudes",
+]

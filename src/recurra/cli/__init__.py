@@ -10,6 +10,9 @@ COMMANDS = {
     "train": ("recurra.cli.train", "train a recipe, or go on with a run"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
+    "table": ("recurra.cli.table", "list a family's recipes, published and measured"),
+    "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
+    "gradients": ("recurra.cli.gradients", "measure gradients between segments, and their bound"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
     "info": ("recurra.cli.info", "versions, backends, mixers"),
 }
@@ -45,5 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The commands, one a line."""
-    lines = [f"  {name:<7}{text}" for name, (_, text) in COMMANDS.items()]
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: recurra COMMAND [ARGUMENTS]", "", *lines, "", "recurra COMMAND --help tells more."])

@@ -4,14 +4,19 @@ from recurra.analysis.plots.activations import magnitude_activations
 from recurra.analysis.plots.curves import metric_curves
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gates import gate_magnitudes
+from recurra.analysis.plots.gradient_flow import gradient_over_distance
+from recurra.analysis.plots.perplexity_over_flops import CostPoint, perplexity_over_flops
 from recurra.analysis.plots.phases import gate_phases
 from recurra.analysis.plots.spans import accuracy_over_span
 
 __all__ = [
+    "CostPoint",
     "accuracy_over_span",
     "gate_magnitudes",
     "gate_phases",
+    "gradient_over_distance",
     "magnitude_activations",
     "metric_curves",
+    "perplexity_over_flops",
     "save",
 ]

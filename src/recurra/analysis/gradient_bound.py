@@ -1,0 +1,104 @@
+"""How far a gradient may grow or shrink along a GRU: the bound of CRT appendix B, eqs. (5) to (10)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.cells import GRUCell
+
+
+class StepBound(NamedTuple):
+    """What bounds ||dh_t/dh_{t-1}||_2 at every step (CRT Lemma 1).
+
+    alpha: eq. (6).
+    beta: eq. (7).
+    candidate_norm: ||U_c||_2, the same at every step.
+    """
+
+    alpha: Float[Tensor, " steps"]
+    beta: Float[Tensor, " steps"]
+    candidate_norm: Float[Tensor, ""]
+
+    @property
+    def norm(self) -> Float[Tensor, " steps"]:
+        """alpha_t + beta_t ||U_c||_2, the right side of eq. (5)."""
+        return self.alpha + self.beta * self.candidate_norm
+
+
+@torch.no_grad()
+def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "steps H"]) -> StepBound:
+    """Bound ||dh_t/dh_{t-1}||_2 at each step from its gates, by CRT eqs. (6) to (9).
+
+        alpha = delta_u (max |h_{t-1}| + max |c_t|) ||U_u|| + max(1 - u_t)      delta_u = max(u_t (1 - u_t))
+        beta  = max(u_t) (delta_r ||U_r|| max |h_{t-1}| + max(r_t))             delta_r = max(r_t (1 - r_t))
+
+    each maximum over the channels. The derivative of eq. (4) is
+
+        diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
+
+    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. The paper writes max h and max c without absolute
+    values; states and candidates take both signs, so that without them the inequality does not hold (h = -0.9 in every
+    channel would make its share negative).
+
+    Args:
+        cell: the cell; in float64 for a bound that rounding cannot break.
+        x: the input of each step.
+        h: the state that enters each step.
+    """
+    reset, update, candidate = cell.gates(cell.project(x), h, cell.recurrent_weights(x.dtype))
+    largest_state, largest_candidate = h.abs().amax(-1), candidate.abs().amax(-1)
+    norms = RecurrentNorms.of(cell)
+    alpha = _slope(update) * (largest_state + largest_candidate) * norms.update + (1 - update).amax(-1)
+    beta = update.amax(-1) * (_slope(reset) * norms.reset * largest_state + reset.amax(-1))
+    return StepBound(alpha, beta, norms.candidate)
+
+
+@torch.no_grad()
+def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
+    """Bound alpha + beta ||U_c||_2 for every input by the weights alone (CRT Lemma 2, eq. (10)).
+
+    (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within +-1, which those of a chain that starts within
+    them are.
+    """
+    norms = RecurrentNorms.of(cell)
+    return norms.update / 2 + 1 + (norms.reset / 4 + 1) * norms.candidate
+
+
+class RecurrentNorms(NamedTuple):
+    """The spectral norms of a cell's recurrent matrices: ||U_r||_2, ||U_u||_2 and ||U_c||_2."""
+
+    reset: Float[Tensor, ""]
+    update: Float[Tensor, ""]
+    candidate: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, cell: GRUCell) -> "RecurrentNorms":
+        """Measure them."""
+        rows = (cell.reset, cell.update, cell.candidate)
+        return cls(*(torch.linalg.matrix_norm(row.recurrent, ord=2) for row in rows))
+
+
+def log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
+    """For each step, log10 of the product of all later steps' factors; 0 for the last step, after which none comes.
+
+    Logarithms, for the product of a few hundred factors may lie outside of float64.
+    """
+    return _of_later_steps(factors.log10().flip(0).cumsum(0).flip(0), nothing=0.0)
+
+
+def log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
+    """For each step, log10 of the largest later factor to the power of how many there are: what eq. (2) writes."""
+    largest = _of_later_steps(factors.flip(0).cummax(0).values.flip(0), nothing=1.0)
+    n_later = torch.arange(len(factors) - 1, -1, -1, dtype=factors.dtype, device=factors.device)
+    return n_later * largest.log10()
+
+
+def _slope(gate: Tensor) -> Tensor:
+    """The largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
+    return (gate * (1 - gate)).amax(-1)
+
+
+def _of_later_steps(values: Tensor, nothing: float) -> Tensor:
+    return torch.cat([values[1:], values.new_full((1,), nothing)])
