@@ -22,7 +22,7 @@ BAD_INPUT = {
     "no such mode": (
         arguments(mode="fast"),
         ValueError,
-        "mode is 'fast'; expected one of auto, recurrent, scan, attention",
+        "mode is 'fast'; expected one of auto, recurrent, scan, chunk, attention",
     ),
     "no such backend": (
         arguments(backend="fast"),
