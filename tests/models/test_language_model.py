@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from recurra.layers import GateLoop, RelativeAttention
 from recurra.models import LanguageModel, LanguageModelConfig
 
 
@@ -38,9 +39,25 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_one_mixer_per_layer():
-    assert small(mixer=["gateloop", "gateloop"]).mixers == ["gateloop", "gateloop"]
-    assert small().mixers == ["gateloop", "gateloop"]
+    assert small(mixer=["gateloop", "gateloop"]).mixers == [("gateloop", {}), ("gateloop", {})]
+    assert small().mixers == [("gateloop", {}), ("gateloop", {})]
     assert len(LanguageModel(small(mixer=["gateloop", "gateloop"])).blocks) == 2
+
+
+def test_a_stack_of_several_mixers_has_options_for_each():
+    mixer = ["gateloop", "relative-attention", "gateloop"]
+    options = {"relative-attention": {"segment_length": 3, "mem_len": 2}, "gateloop": {"transition": "fixed"}}
+    config = LanguageModelConfig(vocab_size=7, n_layer=3, d_model=8, mixer=mixer, mixer_options=options)
+    blocks = LanguageModel(config).blocks
+    assert [type(block.mixer) for block in blocks] == [GateLoop, RelativeAttention, GateLoop]
+    assert blocks[1].mixer.window.segment_length == 3
+    assert config.mixers[2] == ("gateloop", {"transition": "fixed"})
+
+
+@pytest.mark.parametrize("options", [{"n_heads": 4}, {"rnn": {}}])
+def test_options_of_a_stack_that_belong_to_no_mixer_are_refused(options):
+    with pytest.raises(ValueError, match=r"mixer_options has .* the names are gateloop, relative-attention"):
+        small(mixer=["gateloop", "relative-attention"], mixer_options=options)
 
 
 def test_initial_scale():

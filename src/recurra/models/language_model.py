@@ -28,7 +28,7 @@ class LanguageModelConfig:
     mixer: str | list[str] = "gateloop"
     """The time mixing layer by its registered name, one for all blocks or one per block."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the mixer."""
+    """Keyword arguments of the mixer; where `mixer` is a list, those of each mixer by its name."""
     tie_embeddings: bool = False
     """Use the token embedding as the output matrix, too."""
     dropout: float = 0.0
@@ -44,6 +44,13 @@ class LanguageModelConfig:
             raise ValueError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
         if not isinstance(self.mixer, str) and len(self.mixer) != self.n_layer:
             raise ValueError(f"mixer names {len(self.mixer)} layers and n_layer is {self.n_layer}; name one for each")
+        if not isinstance(self.mixer, str):
+            for name, options in self.mixer_options.items():
+                if name not in self.mixer or not isinstance(options, dict):
+                    raise ValueError(
+                        f"mixer_options has {name}: {options!r}; where mixer is a list, it holds the options of each by "
+                        f"name, and the names are {', '.join(dict.fromkeys(self.mixer))}"
+                    )
         if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
             raise ValueError(
                 f"tie_embeddings asks for as many output as input tokens; output_size is {self.output_size} and "
@@ -51,9 +58,11 @@ class LanguageModelConfig:
             )
 
     @property
-    def mixers(self) -> list[str]:
-        """The mixer's name for every block."""
-        return [self.mixer] * self.n_layer if isinstance(self.mixer, str) else list(self.mixer)
+    def mixers(self) -> list[tuple[str, dict[str, Any]]]:
+        """The mixer's name and options for every block."""
+        if isinstance(self.mixer, str):
+            return [(self.mixer, self.mixer_options)] * self.n_layer
+        return [(name, self.mixer_options.get(name, {})) for name in self.mixer]
 
 
 class LanguageModelState(NamedTuple):
@@ -78,12 +87,12 @@ class LanguageModel(PlainLikelihood):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(
-                create_mixer(name, config.d_model, **config.mixer_options),
+                create_mixer(name, config.d_model, **options),
                 config.d_model,
                 config.d_channel_mixing,
                 config.dropout,
             )
-            for name in config.mixers
+            for name, options in config.mixers
         )
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=not config.tie_embeddings)
