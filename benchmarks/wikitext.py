@@ -71,12 +71,15 @@ def train_one_step(folder: Path, name: str, rows: int) -> dict[str, Any]:
     tokens = _tokens(folder)
     window = experiment.data.segment_length * experiment.data.bptt_segments
     batch = StreamSource(tokens["valid"].numpy(), batch_size=rows, segment_length=window, training=True).batch(0, 0)
-    counts = torch.bincount(torch.bucketize(batch.targets, torch.tensor(model.config.cutoffs), right=True).flatten())
+    test = tokens["test"][None, :1501]
+
+    def by_cluster(targets: torch.Tensor) -> list[int]:
+        clusters = torch.bucketize(targets, torch.tensor(model.config.cutoffs), right=True)
+        return torch.bincount(clusters.flatten(), minlength=1 + len(model.config.cutoffs)).tolist()
 
     def score() -> float:
         model.eval()
         with torch.inference_mode():
-            test = tokens["test"][None, :1501]
             return model.loss(test[:, :-1], test[:, 1:])[0].mean().item()
 
     before, optimizer = score(), build_optimizer(model, experiment.optimizer)
@@ -94,7 +97,8 @@ def train_one_step(folder: Path, name: str, rows: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "published": PUBLISHED[name],
         "tokens of the step": batch.inputs.numel(),
-        "targets by cluster": counts.tolist(),
+        "targets by cluster": by_cluster(batch.targets),
+        "of the test stretch": by_cluster(test[:, 1:]),
         "loss of the step": losses.mean().item(),
         "gradient norm": norm.item(),
         "test loss before": before,

@@ -77,7 +77,7 @@ def model_kind(model: nn.Module) -> str:
             return f"CRT-{memory.upper()}"
         return f"CRT (memory {memory}, position {position})"
     if isinstance(model, LanguageModel):
-        return f"language model ({', '.join(dict.fromkeys(model.config.mixers))})"
+        return f"language model ({', '.join(dict.fromkeys(name for name, _ in model.config.mixers))})"
     return type(model).__name__
 
 

@@ -1,5 +1,6 @@
 """The papers' figures from trained runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from recurra.analysis.plots import (
     save,
 )
 from recurra.cli.runs import Run
-from recurra.data import MemoryHorizon, memory_spans
+from recurra.data import MemoryHorizon, TextData, memory_spans
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate_by_span
 from recurra.training import read_metrics
 
@@ -22,8 +23,10 @@ SMOOTHING = 9
 
 PANELS: Mapping[str, Sequence[str]] = {
     "loss (nats per token)": ["train_loss", "valid_loss"],
+    "validation perplexity": ["valid_perplexity"],
     "validation accuracy": ["valid_accuracy"],
 }
+"""The panels of the curves; one that no run has measured is left out."""
 
 
 def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
@@ -52,11 +55,25 @@ def draw_comparison(
 ) -> list[Path]:
     """What several runs share: Figure 4, the curves of losses and accuracy, and Figure 7 where there are
     spans."""
-    metrics = {run.name: read_metrics(run.folder.metrics) for run in runs}
+    metrics = {run.name: curve_rows(run) for run in runs}
+    panels = {
+        title: columns
+        for title, columns in PANELS.items()
+        if any(row.get(column) for rows in metrics.values() for row in rows for column in columns)
+    }
     files = [
         *save(magnitude_activations(), folder, "magnitude-activations"),
-        *save(metric_curves(metrics, PANELS), folder, "curves"),
+        *save(metric_curves(metrics, panels), folder, "curves"),
     ]
     if scores:
         files += save(accuracy_over_span(scores, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
     return files
+
+
+def curve_rows(run: Run) -> list[dict[str, str]]:
+    """The rows of a run's log; those of a text with the perplexity, which is what people know a text's loss by."""
+    rows = read_metrics(run.folder.metrics)
+    if isinstance(run.data, TextData):
+        for row in rows:
+            row["valid_perplexity"] = str(math.exp(float(row["valid_loss"]))) if row["valid_loss"] else ""
+    return rows
