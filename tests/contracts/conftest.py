@@ -29,10 +29,17 @@ VARIANTS: dict[str, dict[str, dict]] = {
         "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
         "stable-exponential": {"magnitude_activation": "stable_exponential", "output_gate": True},
     },
+    "linear-attention": {"sums": {"normaliser": False}},
+    "linear-rnn": {"dense": {"transition": "dense"}},
+    "s4d": {"inv": {"d_state": 10, "init": "inv", "discretisation": "bilinear"}},
 }
 
-# where the default options need longer streams than the suite's to show what they do
-OPTIONS: dict[str, dict] = {"relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2}}
+# where the default options need longer streams or more channels than the suite's to show what they do
+OPTIONS: dict[str, dict] = {
+    "gateloop-attention": {"window": 5},
+    "relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2},
+    "retnet": {"n_heads": 2},
+}
 
 
 class Case(NamedTuple):
@@ -51,7 +58,7 @@ def _tokens(batch: int, length: int) -> Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def _language_model(mixer: str, **options) -> nn.Module:
+def _language_model(mixer: str | list[str], **options) -> nn.Module:
     return LanguageModel(
         LanguageModelConfig(
             vocab_size=VOCABULARY, n_layer=2, d_model=D_MODEL, d_channel_mixing=16, mixer=mixer, **options
@@ -104,6 +111,9 @@ def _cases() -> list[Case]:
     cases.append(Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels))
     for name, build in SEGMENT_MODELS.items():
         cases.append(Case(name, build, _tokens))
+    hybrid = ["gateloop", "relative-attention"]
+    options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
+    cases.append(Case("hybrid", lambda: _language_model(hybrid, mixer_options=options), _tokens))
     tied = lambda: _language_model(recurra.list_mixers()[0], tie_embeddings=True)  # noqa: E731
     return [*cases, Case("language-model-tied", tied, _tokens)]
 

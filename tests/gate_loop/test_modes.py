@@ -294,3 +294,22 @@ def test_auto_takes_the_fastest_mode_that_applies(monkeypatch):
     gate_loop(wide[:, :1], wide[:, :1], wide[:, :1], ones[:, :1])
     gate_loop(ones[:, :1], ones[:, :1], ones[:, :1], ones[:, :1])
     assert taken == ["fused", "fused", "scan", "scan", "recurrent", "fused"]
+
+
+@pytest.mark.parametrize("mode", ["scan", "chunk", "attention"])
+def test_autocast_does_not_reach_inside(mode):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 70, 2, 4)
+    a = torch.rand(2, 70, 2, 1)
+    y, last = gate_loop(q, k, v, a, mode=mode)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = gate_loop(q, k, v, a, mode=mode)
+    assert torch.equal(under[0], y)
+    assert torch.equal(under[1], last)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention"])
+def test_the_last_state_keeps_no_other_alive(mode):
+    q, k, v = torch.randn(3, 1, 70, 2, 4)
+    _, last = gate_loop(q, k, v, torch.rand(1, 70, 2, 1), mode=mode)
+    assert last.untyped_storage().nbytes() == last.numel() * last.element_size()

@@ -37,7 +37,7 @@ def chunk(
     states = linear_scan(whole.transpose(1, 2), added.transpose(1, 2), h, backend=backend).transpose(1, 2)
     before = torch.cat([h[:, :, None], states[:, :, :-1]], 2)
     y = scores @ v + (q * up_to) @ before
-    return y.flatten(2, 3)[:, :, :length].transpose(1, 2), states[:, :, -1]
+    return y.flatten(2, 3)[:, :, :length].transpose(1, 2), states[:, :, -1].clone()
 
 
 def _scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:

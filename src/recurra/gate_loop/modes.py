@@ -31,7 +31,8 @@ def scan(
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
     """A linear scan with the leaves (a_n, k_n^T v_n), eq. (12)-(13): O(L) work, all L states in memory."""
     states = linear_scan(a[..., None], k[..., :, None] * v[..., None, :], h, backend=backend)
-    return (q[..., :, None] * states).sum(-2), states[:, -1]
+    # a copy: a view that is carried on would keep the states of all steps alive
+    return (q[..., :, None] * states).sum(-2), states[:, -1].clone()
 
 
 def attention(

@@ -71,7 +71,9 @@ def gate_loop(
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a).sum(-1, keepdim=True) * v, state
     else:
-        y, last = _MODES[chosen](q, k, v, a, state, backend)
+        # Autocast would take the matrix products of "chunk" and "attention" down to bfloat16.
+        with torch.autocast(a.device.type, enabled=False):
+            y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in _HALF and not y.is_complex() else y), last
 
 
