@@ -48,8 +48,8 @@ class LanguageModelConfig:
             for name, options in self.mixer_options.items():
                 if name not in self.mixer or not isinstance(options, dict):
                     raise ValueError(
-                        f"mixer_options has {name}: {options!r}; where mixer is a list, it holds the options of each by "
-                        f"name, and the names are {', '.join(dict.fromkeys(self.mixer))}"
+                        f"mixer_options has {name}: {options!r}; where mixer is a list, it holds the options of each "
+                        f"by name, and the names are {', '.join(dict.fromkeys(self.mixer))}"
                     )
         if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
             raise ValueError(
