@@ -4,7 +4,7 @@
     python -m benchmarks.wikitext FOLDER --only inference
 
 The models are those of recipes/wikitext-103/transformers.yaml with random weights and the published 267,735 words. The
-training text, which has them, is not needed: the two files' own words are spread over that many ranks by frequency.
+training text, which has them, is not needed: the two files' own words are spread over that many ranks.
 """
 
 import argparse
@@ -57,9 +57,10 @@ def _tokens(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _vocabulary(words: Sequence[str]) -> Vocabulary:
-    """The published number of words: the given ones in their order, the first FREQUENT where they are and the others
-    spread over the rest, so that they fall into the clusters as rare words do."""
-    spread = torch.linspace(FREQUENT, N_WORDS - 1, len(words) - FREQUENT).long().tolist()
+    """The published number of words: the given ones in their order, the first FREQUENT where they are, and the others,
+    which occur a few times each, drawn at random over the rest: they fall into all clusters, as rare words do."""
+    rare = FREQUENT + torch.randperm(N_WORDS - FREQUENT, generator=torch.Generator().manual_seed(0))
+    spread = rare[: len(words) - FREQUENT].tolist()
     places = dict(zip([*range(FREQUENT), *spread], words))
     return Vocabulary([places.get(place, f"<absent-{place}>") for place in range(N_WORDS)])
 
