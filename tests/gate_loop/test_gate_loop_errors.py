@@ -30,7 +30,11 @@ BAD_INPUT = {
         "backend is 'fast'; expected one of auto, reference, numba",
     ),
     "no such backend, fused": (max_headed(backend="fast"), ValueError, "backend is 'fast'"),
-    "a later backend": (max_headed(backend="triton"), RuntimeError, 'backend="triton" has no kernels in this version'),
+    "the GPU kernel on the CPU": (
+        max_headed(backend="triton"),
+        RuntimeError,
+        'backend="triton" (runs on CUDA|cannot run)',
+    ),
     "a backend for a mode without": (
         arguments(mode="attention", backend="numba"),
         RuntimeError,

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from recurra.cells.cayley import Cayley, skew_symmetric
+from recurra.scan.flops import flop_formula
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define(
@@ -183,7 +183,7 @@ def _neumann_inverse_fake(entries: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(others[4])
 
 
-@register_flop_formula(torch.ops.recurra.neumann_inverse)
+@flop_formula(torch.ops.recurra.neumann_inverse)
 def _neumann_inverse_flops(
     entries: Any, reference: Any, latest: Any, age: Any, inverse: Any, *others: Any, **_: Any
 ) -> int:

@@ -1,6 +1,7 @@
 """The front door of the linear recurrence h_t = a_t h_{t-1} + b_t."""
 
 import importlib.util
+import os
 import warnings
 
 import torch
@@ -11,11 +12,13 @@ from recurra.scan.operators import differentiable_scan, scan_into
 from recurra.scan.reference import linear_scan_reference
 
 BACKENDS = ("auto", "reference", "numba", "triton")
-_COMPUTED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
+COMPUTED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
 _COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 _has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
 NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
+_has_triton = importlib.util.find_spec("triton") is not None
+TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux bring it)"
 _has_warned = False
 
 
@@ -35,8 +38,8 @@ def linear_scan(
         b: the inputs, (B, L, *channels).
         h0: the state before the first step (after the last one when `reverse`), (B, *channels); zeros when None.
         reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
-        backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA), or "auto": the fastest that can
-            run here. One asked for by name runs or raises.
+        backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
+            interpreter, for tests), or "auto": the fastest that can run here. One asked for by name runs or raises.
         out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for.
 
     Returns:
@@ -53,11 +56,11 @@ def linear_scan(
     >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 4, 1)).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    dtype = _common_dtype(a, b, h0)
-    _check_shapes(a, b, h0)
+    dtype = common_dtype(a, b, h0)
+    check_shapes(a, b, h0)
     h0 = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=dtype) if h0 is None else h0
     chosen = choose_backend(backend, b.device)
-    computed = torch.float32 if dtype in _COMPUTED_IN_FLOAT32 else dtype
+    computed = torch.float32 if dtype in COMPUTED_IN_FLOAT32 else dtype
     batch, length = b.shape[:2]
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
@@ -69,12 +72,15 @@ def linear_scan(
     if out is not None:
         scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
         return out
-    scan = differentiable_scan if chosen == "numba" else linear_scan_reference
-    return scan(flat_a, flat_b, flat_h0, reverse).reshape(b.shape).to(dtype)
+    if chosen == "reference":
+        h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
+    else:
+        h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, chosen)
+    return h.reshape(b.shape).to(dtype)
 
 
 def choose_backend(backend: str, device: torch.device) -> str:
-    """Turn a backend's name into "reference" or "numba" for tensors on `device`.
+    """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`.
 
     Raises:
         ValueError: there is no such backend.
@@ -82,39 +88,57 @@ def choose_backend(backend: str, device: torch.device) -> str:
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
-    if backend == "triton":
-        raise RuntimeError('backend="triton" has no kernels in this version; use "auto" or "reference" on a GPU')
-    if backend == "numba":
-        if device.type != "cpu":
-            raise RuntimeError(f'backend="numba" runs on the CPU, and the tensors are on {device}; use "auto"')
-        if NUMBA_IS_MISSING:
-            raise RuntimeError(f'backend="numba" cannot run: {NUMBA_IS_MISSING}; use "auto" or "reference"')
-        return "numba"
-    if backend == "auto" and device.type == "cpu" and not NUMBA_IS_MISSING:
-        return "numba"
-    if backend == "auto" and device.type == "cpu":
-        _warn_that_numba_is_missing()
-    return "reference"
+    if backend in ("numba", "triton"):
+        obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)
+        if obstacle:
+            raise RuntimeError(f'backend="{backend}" {obstacle}')
+        return backend
+    if backend == "reference" or device.type not in ("cpu", "cuda"):
+        return "reference"
+    fastest, missing = ("numba", NUMBA_IS_MISSING) if device.type == "cpu" else ("triton", TRITON_IS_MISSING)
+    if missing:
+        _warn_that_kernels_are_missing(missing, device)
+        return "reference"
+    return fastest
 
 
-def _warn_that_numba_is_missing() -> None:
+def _why_not_numba(device: torch.device) -> str:
+    if device.type != "cpu":
+        return f'runs on the CPU, and the tensors are on {device}; use "auto"'
+    return f'cannot run: {NUMBA_IS_MISSING}; use "auto" or "reference"' if NUMBA_IS_MISSING else ""
+
+
+def _why_not_triton(device: torch.device) -> str:
+    if TRITON_IS_MISSING:
+        return f'cannot run: {TRITON_IS_MISSING}; use "auto" or "reference"'
+    is_interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    if device.type == "cuda" or (device.type == "cpu" and is_interpreted):
+        return ""
+    return (
+        f'runs on CUDA, and the tensors are on {device}; use "auto" (or, to test the kernels on the CPU, start Python '
+        f"with TRITON_INTERPRET=1)"
+    )
+
+
+def _warn_that_kernels_are_missing(reason: str, device: torch.device) -> None:
     global _has_warned
     if not _has_warned:
         _has_warned = True
         warnings.warn(
-            f"{NUMBA_IS_MISSING}: recurra runs its plain torch reference on this CPU, far slower than its kernels",
+            f"{reason}: recurra runs its plain torch reference on {device}, far slower than its kernels",
             RuntimeWarning,
             stacklevel=4,
         )
 
 
-def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
+def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
+    """Give the type that the arguments of a scan promote to; TypeError or ValueError names one that does not fit."""
     named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     for name, tensor in named.items():
-        if tensor.dtype not in _COMPUTED_IN_FLOAT32 + _COMPUTED_AS_THEY_ARE:
+        if tensor.dtype not in COMPUTED_IN_FLOAT32 + _COMPUTED_AS_THEY_ARE:
             raise TypeError(
                 f"{name} is of type {tensor.dtype}; expected float16, bfloat16, float32, float64, complex64 or "
                 f"complex128: convert it, for example {name}.float()"
@@ -125,7 +149,8 @@ def _common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
 
 
-def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+    """Raise ValueError for shapes that do not make a scan."""
     if b.dim() < 2:
         raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
     shape = tuple(b.shape)
@@ -145,7 +170,7 @@ def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor, dtype: torch.dtype
     if backend != "numba":
         raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
     fits = out.shape == b.shape and out.dtype == dtype and out.device == b.device
-    if not fits or dtype in _COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj():
+    if not fits or dtype in COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj():
         raise ValueError(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}; expected a contiguous tensor of shape "
             f"{tuple(b.shape)} and type {dtype} on {b.device} (float16 and bfloat16 cannot be written in place)"

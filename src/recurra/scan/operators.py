@@ -1,8 +1,9 @@
-"""The linear recurrence as torch operators: the CPU kernels, their shapes for tracing, and every kind of derivative.
+"""The linear recurrence as torch operators: the kernels, their shapes for tracing, and every kind of derivative.
 
     recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
     recurra::linear_scan_backward   the gradients for a, b, h0
 
+On the CPU they run Numba's kernels, or Triton's in its interpreter where backend is "triton"; on CUDA Triton's.
 `differentiable_scan` puts derivatives around them. An `autograd.Function` is used instead of
 `torch.library.custom_op`: with the latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
 """
@@ -13,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils.flop_counter import register_flop_formula
 
+from recurra.scan.flops import flop_formula
 from recurra.scan.fork import is_forked_child
 
 _library = torch.library.Library("recurra", "FRAGMENT")
-_library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse) -> Tensor")
+_library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor")
 _library.define(
-    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse) -> (Tensor, Tensor, Tensor)"
+    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
+    "(Tensor, Tensor, Tensor)"
 )
 
 
@@ -71,19 +73,29 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
     )
 
 
-def _linear_scan_cpu(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    h = torch.empty(b.shape, dtype=b.dtype)
-    scan_into(h, a, b, h0, reverse)
+def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
+    h = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+    if b.numel() and (b.is_cuda or backend == "triton"):
+        from recurra.scan import triton_kernels
+
+        triton_kernels.scan_into(h, a, b, h0, reverse)
+    else:
+        scan_into(h, a, b, h0, reverse)
     return h
 
 
-def _linear_scan_backward_cpu(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+def _linear_scan_backward(
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    da, db, dh0 = (torch.empty(x.shape, dtype=x.dtype) for x in (h, h, h0))
+    da, db, dh0 = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (h, h, h0))
     batch, length, channels = h.shape
     if h.numel() == 0:
         return da, db, dh0.zero_()
+    if h.is_cuda or backend == "triton":
+        from recurra.scan import triton_kernels
+
+        triton_kernels.scan_back_into(da, db, dh0, dh, a, h, h0, reverse)
+        return da, db, dh0
     dh, a, h = with_neighbouring_channels(dh), with_neighbouring_channels(a), h.resolve_conj().contiguous()
     h0 = h0.resolve_conj().resolve_neg().contiguous()
     row = channels * (2 if h.is_complex() else 1)
@@ -98,18 +110,19 @@ def _linear_scan_backward_cpu(
     return da, db, dh0
 
 
-_library.impl("linear_scan", _linear_scan_cpu, "CPU")
-_library.impl("linear_scan_backward", _linear_scan_backward_cpu, "CPU")
+for _device in ("CPU", "CUDA"):
+    _library.impl("linear_scan", _linear_scan, _device)
+    _library.impl("linear_scan_backward", _linear_scan_backward, _device)
 
 
 @torch.library.register_fake("recurra::linear_scan")
-def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
     return b.new_empty(b.shape)
 
 
 @torch.library.register_fake("recurra::linear_scan_backward")
 def _linear_scan_backward_fake(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
     return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
@@ -142,13 +155,13 @@ refuse_derivatives("linear_scan")
 refuse_derivatives("linear_scan_backward")
 
 
-@register_flop_formula(torch.ops.recurra.linear_scan)
+@flop_formula(torch.ops.recurra.linear_scan)
 def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
     # of real numbers: a formula sees shapes alone, and a complex step costs 8
     return 2 * torch.Size(b_shape).numel()
 
 
-@register_flop_formula(torch.ops.recurra.linear_scan_backward)
+@flop_formula(torch.ops.recurra.linear_scan_backward)
 def _linear_scan_backward_flops(dh_shape: Any, *_: Any, **__: Any) -> int:
     return 3 * torch.Size(dh_shape).numel()
 
@@ -170,12 +183,12 @@ class TraceableLinearScan(torch.autograd.Function):
     """h = scan(a, b, h0) on (B, L, D) tensors with first and higher gradients: a scan in the other direction."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-        return torch.ops.recurra.linear_scan(a, b, h0, reverse)
+    def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
+        return torch.ops.recurra.linear_scan(a, b, h0, reverse, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        a, _, h0, ctx.reverse = inputs
+        a, _, h0, ctx.reverse, ctx.backend = inputs
         ctx.save_for_backward(a, h0, output)
         ctx.save_for_forward(a, h0, output)
 
@@ -183,15 +196,17 @@ class TraceableLinearScan(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         a, h0, h = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient will be differentiated in its turn
-            return *_differentiable_backward(dh, a, h, h0, ctx.reverse), None
-        return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse), None
+            return *_differentiable_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
+        return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
 
 
 class LinearScan(TraceableLinearScan):
     """The same with forward derivatives (a scan in the same direction) and vmap; Dynamo refuses to trace a jvp rule."""
 
     @staticmethod
-    def jvp(ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, _: None) -> Tensor:
+    def jvp(
+        ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, *_: None
+    ) -> Tensor:
         a, h0, h = (forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
         # Inside of a rule torch switches forward derivatives off, those of a jvp around this one too: its share of the
         # second derivative would be zeros without a word.
@@ -199,29 +214,32 @@ class LinearScan(TraceableLinearScan):
             drive = torch.zeros_like(h) if b_tangent is None else b_tangent
             if a_tangent is not None:
                 drive = drive + a_tangent * previous_states(h, h0, ctx.reverse)
-            return LinearScan.apply(a, drive, torch.zeros_like(h0) if h0_tangent is None else h0_tangent, ctx.reverse)
+            entering = torch.zeros_like(h0) if h0_tangent is None else h0_tangent
+            return LinearScan.apply(a, drive, entering, ctx.reverse, ctx.backend)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str
+    ) -> tuple[Tensor, int]:
         mapped = [
             x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip((a, b, h0), in_dims)
         ]
-        h = LinearScan.apply(*(x.flatten(0, 1) for x in mapped), reverse)
+        h = LinearScan.apply(*(x.flatten(0, 1) for x in mapped), reverse, backend)
         return h.unflatten(0, (info.batch_size, -1)) if h.numel() else torch.zeros_like(mapped[1]), 0
 
 
-def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    """Run the kernel with derivatives around it, in a form that the current tracer takes."""
+def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
+    """Run the kernels of `backend` with derivatives around them, in a form that the current tracer takes."""
     scan = TraceableLinearScan if torch.compiler.is_compiling() else LinearScan
-    return scan.apply(a, b, h0, reverse)
+    return scan.apply(a, b, h0, reverse, backend)
 
 
 def _differentiable_backward(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
+    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     nothing = torch.zeros_like(a[:, :1])
     later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
-    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse)
+    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse, backend)
     first = -1 if reverse else 0
     return g * previous_states(h, h0, reverse).conj(), g, g[:, first] * a[:, first].conj()

@@ -1,0 +1,53 @@
+"""The Triton scan in a process of its own: whether kernels are interpreted is settled when Triton is first imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import recurra.scan.linear as linear
+from recurra import linear_scan
+from recurra.scan.linear import choose_backend
+
+HERE = Path(__file__).resolve().parent
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("where", ["interpreter", "card"])
+def test_the_kernels(where):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    if where == "card" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA card")
+    variables = {**os.environ, "TRITON_INTERPRET": "1" if where == "interpreter" else "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]
+    result = subprocess.run(command, env=variables, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_on_the_cpu_only_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    message = r'backend="triton" runs on CUDA, and the tensors are on cpu; use "auto" \(or.*TRITON_INTERPRET=1\)'
+    with pytest.raises(RuntimeError, match=message):
+        linear_scan(torch.ones(3), torch.ones(2, 4, 3), backend="triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(RuntimeError, match=message):
+        choose_backend("triton", CPU)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose_backend("triton", CPU) == "triton"
+    assert choose_backend("auto", CPU) == "numba", "auto never takes the interpreter"
+
+
+def test_auto_takes_it_on_cuda_where_it_is_installed(monkeypatch):
+    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "")
+    assert choose_backend("auto", GPU) == choose_backend("triton", GPU) == "triton"
+    assert choose_backend("reference", GPU) == "reference"
+    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "Triton is not installed")
+    monkeypatch.setattr(linear, "_has_warned", False)
+    with pytest.warns(RuntimeWarning, match="Triton is not installed: recurra runs its plain torch .* on cuda:0"):
+        assert choose_backend("auto", GPU) == "reference"
+    with pytest.raises(RuntimeError, match=r'backend="triton" cannot run: Triton is not installed; use "auto"'):
+        choose_backend("triton", GPU)
