@@ -1,7 +1,6 @@
 """The GateLoop layer: data-controlled linear recurrence as a time-mixing layer (GateLoop section 4, App. C)."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from recurra.gate_loop import Planes, gate_loop_real_part
 from recurra.gate_loop.polar import polar_planes
 from recurra.layers.mixers import register_mixer
+from recurra.layers.options import check_heads, choose
 from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
 
@@ -54,17 +54,13 @@ class GateLoop(nn.Module):
         self.d_qk = d_model if d_qk is None else d_qk
         self.d_v = d_model if d_v is None else d_v
         self.n_heads = self.d_qk if n_heads is None else n_heads
-        for name, size in (("d_model", d_model), ("d_qk", self.d_qk), ("d_v", self.d_v), ("n_heads", self.n_heads)):
-            if size < 1:
-                raise ValueError(f"{name} is {size}; expected at least 1")
-        if self.d_qk % self.n_heads or self.d_v % self.n_heads:
-            raise ValueError(f"n_heads is {self.n_heads}; it must divide d_qk = {self.d_qk} and d_v = {self.d_v}")
+        check_heads(d_model, self.d_qk, self.d_v, self.n_heads)
         self.qkv = nn.Linear(d_model, 2 * self.d_qk + self.d_v)
-        self.transition = _choose("transition", TRANSITIONS, transition)(
+        self.transition = choose("transition", TRANSITIONS, transition)(
             d_model,
             self.d_qk,
-            _choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
-            _choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
+            choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
+            choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
         )
         self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, self.d_v)
         self.output_projection = nn.Linear(self.d_v, d_model)
@@ -89,9 +85,3 @@ class GateLoop(nn.Module):
     def _start(self, x: Tensor, a: Planes) -> Tensor:
         shape = (x.shape[0], self.n_heads, self.d_qk // self.n_heads, self.d_v // self.n_heads)
         return torch.zeros(shape, dtype=torch.promote_types(a.re.dtype, torch.complex64), device=x.device)
-
-
-def _choose(name: str, table: Mapping[str, Any], choice: str) -> Any:
-    if choice not in table:
-        raise ValueError(f"{name} is {choice!r}; expected one of {', '.join(table)}")
-    return table[choice]
