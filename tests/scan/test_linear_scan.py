@@ -16,7 +16,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.com
 HALF = (torch.float16, torch.bfloat16)
 REAL = (torch.float32, torch.float64)
 BACKENDS = ("reference", "numba")
-ODD_SIZES = (1, 2, 3, 15, 16, 17, 31, 33, 63, 65, 100)
+ODD_SIZES = (1, 2, 3, 5, 8, 12, 15, 16, 17, 31, 33, 63, 65, 100)
 
 
 def assert_near(actual, expected):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import torch
@@ -71,3 +71,10 @@ class Kernel:
                 _parallel_kernels.release()
         else:
             self._serial(*arguments)
+
+
+class ScanKernels(NamedTuple):
+    """The pair of kernels of a linear recurrence for one kind of number."""
+
+    forward: Kernel
+    backward: Kernel

@@ -5,29 +5,22 @@
 
 A job walks over time through whole rows (all channels of a time step), so that it reads and writes its arrays from end
 to end: the hardware fetches ahead only along such streams, and a walk down a narrow tile of channels ran at a third of
-the rate. The state needs no registers: the row written last is still in the first-level cache. Where there are fewer
-sequences than threads the rows are split between jobs.
+the rate. The state needs no registers: the row written last is still in the first-level cache (narrow rows, where it
+does, have kernels of their own in `recurra.scan.narrow_kernels`). Where there are fewer sequences than threads the rows
+are split between jobs.
 
 A tensor comes as (address, batch stride, time stride) with neighbouring channels side by side; strides and rows count
 floats, so a row of D complex channels is 2 D wide.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 from numba import prange
 
-from recurra.scan.launch import Kernel, compile_inline
+from recurra.scan.launch import Kernel, ScanKernels, compile_inline
 from recurra.scan.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
 _AHEAD = 2048  # floats: how far in front of the walk the next rows are asked for
-
-
-class ScanKernels(NamedTuple):
-    """The pair of kernels for one kind of number."""
-
-    forward: Kernel
-    backward: Kernel
 
 
 @compile_inline

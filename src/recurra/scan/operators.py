@@ -46,11 +46,15 @@ def span_of_job(row: int, batch: int) -> int:
     return min(row, -(-span // 64) * 64)  # borders on cache lines
 
 
-def _kernels(dtype: torch.dtype) -> Any:
+def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
+    """Choose the kernels for rows of `row` floats, and how many floats of each row a job takes."""
+    from recurra.scan.narrow_kernels import WIDEST_ROW, narrow_kernels, vector_width
     from recurra.scan.numba_kernels import scan_kernels
 
     number = "float64" if dtype in (torch.float64, torch.complex128) else "float32"
-    return scan_kernels(number, dtype.is_complex)
+    if row <= WIDEST_ROW:
+        return narrow_kernels(number, vector_width(row, dtype.is_complex), dtype.is_complex), row
+    return scan_kernels(number, dtype.is_complex), span_of_job(row, batch)
 
 
 def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
@@ -64,9 +68,9 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
         h0.resolve_conj().resolve_neg().contiguous(),
     )
     row = channels * (2 if b.is_complex() else 1)
-    span = span_of_job(row, batch)
+    kernels, span = _kernels(b.dtype, row, batch)
     first, step = (length - 1, -1) if reverse else (0, 1)
-    _kernels(b.dtype).forward(
+    kernels.forward(
         *(describe(a), describe(b), h0.data_ptr(), describe(h), batch, length, row, span, first, step),
         jobs=batch * -(-row // span),
         work=batch * length * row,
@@ -99,9 +103,9 @@ def _linear_scan_backward(
     dh, a, h = with_neighbouring_channels(dh), with_neighbouring_channels(a), h.resolve_conj().contiguous()
     h0 = h0.resolve_conj().resolve_neg().contiguous()
     row = channels * (2 if h.is_complex() else 1)
-    span = span_of_job(row, batch)
+    kernels, span = _kernels(h.dtype, row, batch)
     last, step = (0, 1) if reverse else (length - 1, -1)
-    _kernels(h.dtype).backward(
+    kernels.backward(
         *(describe(dh), describe(a), describe(h), h0.data_ptr(), da.data_ptr(), db.data_ptr(), dh0.data_ptr()),
         *(batch, length, row, span, last, step),
         jobs=batch * -(-row // span),

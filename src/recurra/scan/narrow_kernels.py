@@ -1,0 +1,96 @@
+"""The linear recurrence on the CPU for narrow rows: the state of a whole row stays in registers.
+
+Where a row is a few numbers wide, reading the state back from the row written last costs more than all the arithmetic
+of a step (it waits for the store), and most of a wide vector would be empty. Here a row is two vectors of one width W,
+the largest power of two below the row's length: one begins at its start, the other ends at its end. Where they overlap
+both compute and store the same numbers.
+
+The arguments are those of the kernels for wide rows (`recurra.scan.numba_kernels`), and so are the operations on each
+number and with them the results, bit for bit. A job takes whole rows: `span` is always the row.
+"""
+
+from functools import cache
+
+from numba import prange
+
+from recurra.scan.launch import Kernel, ScanKernels
+from recurra.scan.vector import Lanes, conjugate, load, prefetch, store
+
+WIDEST_ROW = 63
+"""Floats in the widest row that is taken here; wider ones are as fast or faster with the state in the cache."""
+
+_AHEAD = 2048  # floats: how far in front of the walk rows of a cache line and more are asked for
+
+
+def vector_width(row: int, is_complex: bool) -> int:
+    """Floats in each of the two vectors that cover a row of `row` floats: half of it at least."""
+    return max(2 if is_complex else 1, 1 << ((row - 1).bit_length() - 1) if row > 1 else 1)
+
+
+def _make_forward(lanes: Lanes) -> Kernel:
+    size, width = lanes.n_bytes, lanes.width
+
+    def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+        """Fill h at the times first, first + step, ... for every sequence."""
+        (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
+        end, ahead = row - width, step * max(1, _AHEAD // row)
+        for sequence in prange(batch):
+            a_at = a_start + size * (sequence * a_batch + first * a_time)
+            b_at = b_start + size * (sequence * b_batch + first * b_time)
+            at, entering = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
+            left, right = load(entering, 0, lanes), load(entering, end, lanes)
+            for _ in range(length):
+                prefetch(a_at, ahead * a_time, lanes)
+                prefetch(b_at, ahead * b_time, lanes)
+                prefetch(at, ahead * h_time, lanes)
+                left = load(a_at, 0, lanes) * left + load(b_at, 0, lanes)
+                right = load(a_at, end, lanes) * right + load(b_at, end, lanes)
+                store(at, 0, lanes, left)
+                store(at, end, lanes, right)
+                a_at, b_at, at = a_at + size * step * a_time, b_at + size * step * b_time, at + size * step * h_time
+
+    return Kernel(forward)
+
+
+def _make_backward(lanes: Lanes) -> Kernel:
+    size, width = lanes.n_bytes, lanes.width
+
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+        """Fill da and db (addresses, laid out as h) and dh0, from the time `last` backwards by `step`."""
+        (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
+        end, ahead = row - width, step * max(1, _AHEAD // row)
+        for sequence in prange(batch):
+            dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
+            a_at = a_start + size * (sequence * a_batch + last * a_time)
+            offset, entering = size * (sequence * h_batch + last * h_time), size * sequence * row
+            left, right = load(dh_at, 0, lanes), load(dh_at, end, lanes)
+            for _ in range(1, length):
+                before = offset + size * step * h_time
+                prefetch(a_at, ahead * a_time, lanes)
+                prefetch(dh_at, ahead * dh_time, lanes)
+                prefetch(h_start + before, ahead * h_time, lanes)
+                prefetch(da + offset, ahead * h_time, lanes)
+                prefetch(db + offset, ahead * h_time, lanes)
+                store(db + offset, 0, lanes, left)
+                store(db + offset, end, lanes, right)
+                store(da + offset, 0, lanes, left * conjugate(load(h_start + before, 0, lanes)))
+                store(da + offset, end, lanes, right * conjugate(load(h_start + before, end, lanes)))
+                dh_at += size * step * dh_time
+                left = conjugate(load(a_at, 0, lanes)) * left + load(dh_at, 0, lanes)
+                right = conjugate(load(a_at, end, lanes)) * right + load(dh_at, end, lanes)
+                a_at, offset = a_at + size * step * a_time, before
+            store(db + offset, 0, lanes, left)
+            store(db + offset, end, lanes, right)
+            store(da + offset, 0, lanes, left * conjugate(load(h0 + entering, 0, lanes)))
+            store(da + offset, end, lanes, right * conjugate(load(h0 + entering, end, lanes)))
+            store(dh0 + entering, 0, lanes, left * conjugate(load(a_at, 0, lanes)))
+            store(dh0 + entering, end, lanes, right * conjugate(load(a_at, end, lanes)))
+
+    return Kernel(backward)
+
+
+@cache
+def narrow_kernels(number: str, width: int, is_complex: bool) -> ScanKernels:
+    """Give the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
+    lanes = Lanes(number, width, is_complex)
+    return ScanKernels(_make_forward(lanes), _make_backward(lanes))
