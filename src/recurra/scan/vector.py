@@ -7,7 +7,8 @@ product is contracted: each lane does the operations of the plain torch referenc
 
 Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so that calls are short and inner functions
 free of reference counts. Positions and widths count floats: complex numbers lie interleaved (real, imaginary), as torch
-keeps them. bfloat16 is widened to float32 when loaded and rounded to nearest even when stored. Nothing checks bounds.
+keeps them. bfloat16 is widened to float32 when loaded and rounded to nearest even when stored; int8 is only loaded, as
+float32. Nothing checks bounds.
 """
 
 import operator
@@ -24,7 +25,8 @@ from numba.extending import intrinsic, models, register_model, typeof_impl
 
 WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
 _PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, the few line fill buffers of a core are what bounds the rate
-_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_BITS = {"int8": 8, "bfloat16": 16}  # numbers that are kept as whole numbers of so many bits
+_BYTES = {"int8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,10 @@ def conjugate(typing_context: Any, x: Any) -> Any:
 
 def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
     at = builder.add(address, builder.mul(index, ir.Constant(index.type, lanes.n_bytes)))
-    stored = ir.VectorType(ir.IntType(16), lanes.width) if lanes.number == "bfloat16" else Vector(lanes).ir
+    if lanes.number in _BITS:
+        stored = ir.VectorType(ir.IntType(_BITS[lanes.number]), lanes.width)
+    else:
+        stored = Vector(lanes).ir
     return builder.inttoptr(at, stored.as_pointer())
 
 
@@ -163,9 +168,39 @@ def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         value = builder.load(_address(builder, kind, *args[:2]), align=kind.n_bytes)
+        if kind.number == "int8":
+            return builder.sitofp(value, Vector(kind).ir)
         return _widen_bfloat16(builder, value) if kind.number == "bfloat16" else value
 
     return Vector(kind)(types.int64, types.int64, lanes), generate
+
+
+@intrinsic
+def zeros(typing_context: Any, lanes: Any) -> Any:
+    """Give a vector of zeros, of the type that `load` gives."""
+    kind = Vector(lanes.lanes)
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return _alternating(kind.ir, 0.0, 0.0)
+
+    return kind(lanes), generate
+
+
+@intrinsic
+def total(typing_context: Any, x: Any) -> Any:
+    """Sum the numbers of a real vector into a vector of one, halves onto halves: the same order on every machine."""
+    one = Vector(Lanes("float64" if x.is_double else "float32", 1))
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        value, width = args[0], x.width
+        while width > 1:
+            width //= 2
+            low = _shuffle(builder, value, list(range(width)))
+            high = _shuffle(builder, value, list(range(width, 2 * width)))
+            value = builder.fadd(low, high)
+        return value
+
+    return one(x), generate
 
 
 @intrinsic

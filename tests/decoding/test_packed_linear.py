@@ -1,0 +1,107 @@
+"""Packed linear layers: the numbers of torch's own at every size, and what rounding weights may cost."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from recurra.decoding import NUMBERS, PackedLinear, pack_linear_layers
+from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.models import LanguageModel, LanguageModelConfig
+
+SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
+    for n_in, n_out in SIZES:
+        packed = PackedLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
+        for shape in ((n_in,), (1, 1, n_in), (2, 3, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
+            x = torch.randn(shape)
+            expected = functional.linear(x.double(), packed.dense().double(), packed.bias.double())
+            torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
+
+
+def test_many_rows_and_a_view_of_the_input():
+    packed = PackedLinear(nn.Linear(96, 1001))  # enough work for two threads, rows that do not divide
+    x = torch.randn(96, 4).t()
+    expected = functional.linear(x.double(), packed.weight.double(), packed.bias.double())
+    torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
+
+
+def test_what_the_numbers_keep_of_a_weight():
+    linear = nn.Linear(50, 20)
+    with torch.no_grad():
+        linear.weight[3] = 0.0
+    w = linear.weight
+    assert torch.equal(PackedLinear(linear, "float32").dense(), w)
+    assert torch.equal(PackedLinear(linear, "bfloat16").dense(), w.bfloat16().float())
+    error = (PackedLinear(linear, "int8").dense() - w).abs()
+    assert (error <= w.abs().amax(1, keepdim=True) / 254 * 1.0001).all()
+    assert (error > 0).any()
+
+
+def test_float32_shares_the_weight():
+    linear = nn.Linear(8, 4)
+    assert PackedLinear(linear).weight.data_ptr() == linear.weight.data_ptr()
+
+
+def language_model(**options):
+    torch.manual_seed(0)
+    config = LanguageModelConfig(vocab_size=31, n_layer=2, d_model=24, d_channel_mixing=40, **options)
+    return LanguageModel(config).eval()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_model_steps_as_the_model_does(tied):
+    model = language_model(tie_embeddings=tied)
+    packed = pack_linear_layers(model)
+    tokens = torch.randint(31, (2, 12))
+    expected, expected_state = model(tokens)
+    pieces, state = [], None
+    for piece in tokens.split([1, 1, 3, 1, 6], dim=1):
+        logits, state = packed(piece, state)
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
+    for mine, other in zip(state.layers, expected_state.layers):
+        torch.testing.assert_close(mine.h, other.h, rtol=1e-4, atol=1e-5)
+
+
+def test_packing_leaves_the_model_alone_and_shares_what_it_keeps():
+    model = language_model()
+    model.train()
+    packed = pack_linear_layers(model, "int8")
+    assert model.training
+    assert not packed.training
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert not any(isinstance(module, nn.Linear) for module in packed.modules())
+    assert packed.embedding.weight is model.embedding.weight
+
+
+def test_int8_is_near_and_bfloat16_nearer():
+    model = language_model()
+    tokens = torch.randint(31, (1, 5))
+    expected, _ = model(tokens)
+    int8, bfloat16 = ((pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in ("int8", "bfloat16"))
+    assert 0 < bfloat16 < int8 < 0.1
+
+
+def test_errors():
+    linear = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"numbers is 'int4'; expected one of float32, bfloat16, int8"):
+        PackedLinear(linear, "int4")
+    with pytest.raises(ValueError, match="numbers is 'fp8'"):
+        pack_linear_layers(linear, "fp8")
+    with pytest.raises(ValueError, match=r"float64 on cpu; expected float32 on the CPU"):
+        PackedLinear(nn.Linear(4, 3).double())
+    with pytest.raises(ValueError, match="expected float32 of width 4"):
+        PackedLinear(linear)(torch.randn(2, 5))
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="packed weights are for inference"):
+        PackedLinear(linear)(torch.randn(2, 4, requires_grad=True))
