@@ -1,0 +1,113 @@
+"""Recorded steps: the model's own numbers for every steady state, and a refusal where a recording would be wrong."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurra.decoding import RecordedStep, pack_linear_layers
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.state import tensors
+
+pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
+
+HEADED = ("retnet", "linear-attention")
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def language_model(mixer, **options):
+    config = LanguageModelConfig(
+        vocab_size=31, n_layer=2, d_model=24, d_channel_mixing=40, mixer=mixer, mixer_options=options
+    )
+    return LanguageModel(config).eval()
+
+
+@pytest.mark.parametrize("numbers", [None, "float32", "int8"])
+@pytest.mark.parametrize("mixer", ["gateloop", "retnet", "linear-attention", "s4d", "s5", "lru", "linear-rnn"])
+def test_a_recorded_stream_is_the_models(mixer, numbers):
+    model = language_model(mixer, **({"n_heads": 2} if mixer in HEADED else {}))
+    model = model if numbers is None else pack_linear_layers(model, numbers)
+    recorded, state, other = RecordedStep(model, 31), None, None
+    for piece in torch.randint(31, (1, 15)).split([3, 1, 1, 1, 5, 1, 1, 2], dim=1):
+        expected, state = model(piece, state)
+        logits, other = recorded(piece, other)
+        assert torch.equal(logits, expected)
+        assert type(other) is type(state)
+        assert all(map(torch.equal, tensors(other), tensors(state)))
+
+
+def test_batches_of_the_recorded_size_and_others():
+    model = language_model("gateloop")
+    recorded = RecordedStep(model, 31, batch=3)
+    for batch in (1, 3, 4):
+        tokens = torch.randint(31, (batch, 4))
+        expected, _ = model(tokens)
+        logits, state = recorded(tokens[:, :2])
+        torch.testing.assert_close(logits, expected[:, :2])
+        for t in (2, 3):
+            logits, state = recorded(tokens[:, t : t + 1], state)
+            torch.testing.assert_close(logits, expected[:, t : t + 1])
+
+
+def test_an_earlier_state_is_not_changed():
+    model = language_model("gateloop")
+    recorded = RecordedStep(model, 31)
+    _, state = recorded(torch.tensor([[1]]))
+    kept = [tensor.clone() for tensor in tensors(state)]
+    first, _ = recorded(torch.tensor([[2]]), state)
+    second, _ = recorded(torch.tensor([[2]]), state)
+    assert torch.equal(first, second)
+    assert all(map(torch.equal, kept, tensors(state)))
+
+
+class Counted(NamedTuple):
+    total: Tensor
+    position: int
+
+
+class Counter(nn.Module):
+    """Its output depends on a plain number in its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(31))
+
+    def forward(self, tokens, state=None):
+        total, position = (tokens.new_zeros(tokens.shape[0]), 0) if state is None else state
+        logits = self.weight.expand(*tokens.shape, 31) * position
+        return logits, Counted(total + tokens.sum(1), position + tokens.shape[1])
+
+
+class Threshold(Counter):
+    """It decides in Python about a number in its state: a recording keeps the decision of one step."""
+
+    def forward(self, tokens, state=None):
+        total = tokens.new_zeros(tokens.shape[0]) if state is None else state.total
+        logits = self.weight.expand(*tokens.shape, 31) * (1.0 if int(total) < 40 else 2.0)
+        return logits, Counted(total + 15, 0)
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(ValueError, match="steps cannot be recorded"):
+        RecordedStep(Counter().eval(), 31)
+    with pytest.raises(ValueError, match="a recorded step of Threshold gives other numbers"):
+        RecordedStep(Threshold().eval(), 31)
+    with pytest.raises(ValueError, match="steps cannot be recorded"):
+        RecordedStep(language_model("relative-attention", n_heads=2), 31)
+    with pytest.raises(ValueError, match="in training mode"):
+        RecordedStep(language_model("gateloop").train(), 31)
+
+
+def test_with_gradients_the_model_runs():
+    model = language_model("gateloop")
+    recorded = RecordedStep(model, 31)
+    with torch.inference_mode(False), torch.enable_grad():
+        _, state = recorded(torch.tensor([[1]]))
+        logits, _ = recorded(torch.tensor([[2]]), state)
+        assert logits.requires_grad
