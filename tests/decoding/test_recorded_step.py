@@ -17,7 +17,7 @@ HEADED = ("retnet", "linear-attention")
 
 @pytest.fixture(autouse=True)
 def _no_gradients():
-    with torch.inference_mode():
+    with torch.no_grad():
         yield
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_recorded_is_refused():
 def test_with_gradients_the_model_runs():
     model = language_model("gateloop")
     recorded = RecordedStep(model, 31)
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         _, state = recorded(torch.tensor([[1]]))
         logits, _ = recorded(torch.tensor([[2]]), state)
         assert logits.requires_grad
