@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check bench bench-peers format clean
+.PHONY: demo test check bench bench-peers bench-page bench-page-peers peers format clean
 
 demo: $(READY)            ## train both variants on a small Memory Horizon, print the accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -26,10 +26,18 @@ format: $(READY)
 bench: $(READY)           ## ratios on this machine, 2 threads
 	$(BIN)/python -m benchmarks
 
-bench-peers: $(READY)     ## the same beside gateloop-transformer and JAX, in an environment of its own
+bench-peers: peers        ## the same beside gateloop-transformer and JAX, in an environment of its own
+	$(VENV)-peers/bin/python -m benchmarks --peers
+
+bench-page: $(READY)      ## time and memory over L: docs/benchmarks.md, some 20 minutes
+	$(BIN)/python -m benchmarks.page
+
+bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
+	$(VENV)-peers/bin/python -m benchmarks.page
+
+peers: $(READY)
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/pip install -q -c constraints.txt -e . -r benchmarks/requirements.txt
-	$(VENV)-peers/bin/python -m benchmarks --peers
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -46,7 +46,12 @@ def show(title: str, rows: Iterable[Row]) -> list[Row]:
 
 def save(path: Path, sections: dict[str, list[Row]]) -> None:
     """Write everything with the versions and the machine it was measured on."""
-    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    machine = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     content = {"machine": machine | {"python": platform.python_version()}}
     content |= {title: [vars(row) | {"verdict": row.verdict} for row in rows] for title, rows in sections.items()}  # type: ignore[misc]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,8 @@ def save(path: Path, sections: dict[str, list[Row]]) -> None:
     print(f"\nwritten: {path}")
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The processor, as the system names it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -1,0 +1,90 @@
+import re
+
+import pytest
+from benchmarks.page import text
+
+
+@pytest.fixture
+def page(record) -> str:
+    return text.page(record, {"one": "benchmarks-one.png"})
+
+
+def _row(page: str, table: str, name: str) -> list[str]:
+    """The cells of a row behind its name, in the table whose head begins with `table`."""
+    lines = page[page.index(f"| {table} |") :].splitlines()
+    return next(line for line in lines if line.startswith(f"| {name} |")).strip("| ").split(" | ")[1:]
+
+
+def test_machine_versions_and_settings_come_from_the_record(page, record):
+    for said in ("2031-02-03", "commit 0123456789", "`python -m benchmarks.page --longest 12`", "A processor, 2 cores"):
+        assert said in page
+    assert "python 3.11.7, torch 2.13.0" in page
+    assert "L = 2^7 to 2^12" in " ".join(page.split())
+    record["limits"] = {"seconds": 3.5, "gigabytes": 7.0}
+    assert "more than 3.5 s or, with its inputs, 7 GB" in " ".join(text.page(record, {}).split())
+
+
+def test_ratios_stand_at_the_lengths_that_were_measured(page):
+    assert "| time over the floor's | L = 2^10 |\n" in page
+    assert _row(page, "time over the floor's", "floor, ms") == ["1.02"]
+    assert _row(page, "time over the floor's", 'mode "scan"') == ["12.0"]
+    assert _row(page, "time over the floor's", "square") == ["1,024"]
+
+
+def test_details_of_a_curve(page):
+    assert _row(page, "way", 'mode "chunk"') == ["2.00", "2^9", "L^1.00", "2,048", "2^12", "its cost"]
+    assert _row(page, "way", "square")[-2:] == ["2^10; next some 4.19 s", "its cost"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({"reason": "memory", "estimate": 8.0}, "2^10; next some 8.00 GB"),
+        ({"reason": "failure", "estimate": -9}, "2^10; the process then ended with -9"),
+    ],
+)
+def test_the_reason_of_an_end_is_said(record, sweep, stop, said):
+    sweep["stops"]["square"] = stop | {"length": 2**11}
+    assert _row(text.page(record, {"one": "x.png"}), "way", "square")[-2] == said
+
+
+def test_sentences_follow_the_numbers(page, record, sweep):
+    words = " ".join(page.split())
+    assert 'Quickest, the floor apart: mode "scan" at 2^7, mode "chunk" from 2^8 to 2^12.' in words
+    assert "Growing faster than L at their ends: square (L^2.00)." in words
+    assert "Bound by memory" not in words
+    assert 'not the quickest mode at L = 2^7, where mode "scan" took 1/1.30 of its time.' in words
+    assert "Not measured, since not installed where this was run: jax" in words
+    for points in sweep["times"].values():
+        points['mode "chunk"']["ratio"], points['mode "chunk"']["median"] = 1.25, 1e-9
+    words = " ".join(text.page(record, {"one": "x.png"}).split())
+    assert 'within 1.5 times its time: mode "chunk" (1.25 at 2^12).' in words
+    assert "within 10% of it, at every length" in words
+
+
+def test_what_is_open_is_said(page, record):
+    assert "No card was at hand" in page
+    assert "0 of 22 points have quartiles" in page
+    assert "- The curves of jax." in page
+    record["machine"]["cuda"] = "Some card"
+    assert "The machine has a card (Some card)" in text.page(record, {})
+
+
+def test_a_sweep_without_points_has_no_section(record):
+    assert "## A sweep" not in text.page(record, {})
+
+
+def test_lines_of_prose_are_not_long_and_figures_are_named(page):
+    assert max(len(line) for line in page.splitlines() if not line.startswith("|")) <= 120
+    assert re.findall(r"!\[.*\]\((.*)\)", page) == ["figures/benchmarks-one.png"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.12"), (0.00123, "0.0012")]
+)
+def test_numbers_have_three_digits_or_so(value, shown):
+    assert text._number(value) == shown
+
+
+def test_lengths_that_are_no_powers_of_two():
+    assert [text.power(length) for length in (1, 2, 1024, 1000)] == ["2^0", "2^1", "2^10", "1,000"]
