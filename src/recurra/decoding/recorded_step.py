@@ -90,9 +90,15 @@ class _Flat(nn.Module):
 
 def _require_steady(before: Any, after: Any) -> None:
     """Raise ValueError where a step changes more of a state than the values of its tensors."""
-    one, other = (map_tensors(lambda t: (tuple(t.shape), t.dtype), state) for state in (before, after))
-    if one != other:
+    if _outline(before) != _outline(after):
         raise ValueError(
             "the model's steps cannot be recorded: from one to the next, its state changes in more than the values of "
             "its tensors (a position that counts up, or a window that grows)"
         )
+
+
+def _outline(state: Any) -> Any:
+    """A state with the shape and type of each tensor in its place."""
+    if isinstance(state, Tensor):
+        return tuple(state.shape), state.dtype
+    return [_outline(part) for part in state] if isinstance(state, (tuple, list)) else state
