@@ -1,6 +1,9 @@
 """Shared by all tests: run-time checks of the shapes in signatures, one thread pool size, the real corpora's folder."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,10 @@ _CHECKED = [
     "recurra.gate_loop.modes",
     "recurra.gate_loop.operator",
     "recurra.gate_loop.polar",
+    "recurra.generation",
     "recurra.layers",
     "recurra.models",
+    "recurra.packed_state",
     "recurra.scan.associative",
     "recurra.scan.convolution",
     "recurra.scan.linear",
@@ -51,3 +56,24 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real corpora: {folder} does not exist; set RECURRA_DATA to their folder")
     return folder
+
+
+@pytest.fixture(params=["interpreter", "card"])
+def run_with_triton(request) -> Callable[[Path], None]:
+    """Run a file of tests in Triton's interpreter, and on a CUDA card if there is one.
+
+    In a process of its own: whether kernels are interpreted is settled when Triton is first imported. Without the
+    run-time shape checks, for such a file may have its functions compiled.
+    """
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    if request.param == "card" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA card")
+
+    def run(file: Path) -> None:
+        interpreted = "1" if request.param == "interpreter" else "0"
+        chosen = {"TRITON_INTERPRET": interpreted, "RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+        result = subprocess.run(command, env=os.environ | chosen, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    return run

@@ -15,10 +15,12 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from recurra.gate_loop import triton_chunk, triton_chunk_backward  # noqa: E402
 from recurra.gate_loop import triton_kernels as fused_kernels  # noqa: E402
 from recurra.scan import triton_kernels as scan_kernels  # noqa: E402
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
+SHARED_MEMORY = 99 * 1024  # bytes that a program may have on every card from compute capability 8.0 on
+TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
 
 
 @pytest.fixture
@@ -45,6 +47,7 @@ def compiled(monkeypatch, tmp_path):
         source = ASTSource(kernel, signature, constexprs, attributes)
         made = triton.compile(source, target=GPUTarget("cuda", texts["target"], 32), options={"num_warps": num_warps})
         assert made.asm["cubin"]
+        assert made.metadata.shared <= SHARED_MEMORY
         texts[kernel.fn.__name__] = made.asm["ptx"]
 
     monkeypatch.setattr(triton.JITFunction, "run", compile_call)
@@ -93,3 +96,26 @@ def test_single_steps(compiled, channels):
     fused_kernels.forward_into(a, a, a, a, a, a, a, a, x0, x0)
     fused_kernels.backward_into([a] * 5 + [x0] * 2, a, a, a, a, a, a, a, a, x0, x0, a, a)
     assert set(compiled) == {"target", "_walk", "_walk_back", "_forward", "_backward"}
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "plane", "d_qk", "d_v", "d_a"),
+    [
+        pytest.param(80, torch.float32, torch.float32, 128, 128, 1, marks=pytest.mark.slow),
+        (90, torch.float32, torch.float32, 16, 16, 1),
+        (80, torch.bfloat16, torch.float32, 64, 17, 64),
+        (90, torch.float16, torch.complex64, 5, 16, 1),
+        (80, torch.complex64, torch.complex64, 16, 16, 16),
+    ],
+    ids=str,
+)
+def test_chunk(compiled, target, number, plane, d_qk, d_v, d_a):
+    compiled["target"] = target
+    q, v = (torch.zeros(1, 130, 2, d, dtype=number) for d in (d_qk, d_v))
+    a, state = torch.zeros(1, 130, 2, d_a, dtype=plane), torch.zeros(1, 2, d_qk, d_v, dtype=plane)
+    y = v.to(plane) if plane.is_complex else v
+    triton_chunk.forward_into(y, state, q, q, v, a, state)
+    triton_chunk_backward.backward_into((q, q, v, a, state), y, state, q, q, v, a, state)
+    assert set(compiled) == {"target", "summarise", "_walk", "_forward", "_values", "_keys"}
+    for name in ("summarise", "_forward", "_values", "_keys"):
+        assert "mma" in compiled[name], "matrix products run on tensor cores"

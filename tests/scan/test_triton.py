@@ -1,8 +1,5 @@
-"""The Triton scan in a process of its own: whether kernels are interpreted is settled when Triton is first imported."""
+"""The Triton scan, in a process of its own, and when it is chosen."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,19 +9,11 @@ import recurra.scan.linear as linear
 from recurra import linear_scan
 from recurra.scan.linear import choose_backend
 
-HERE = Path(__file__).resolve().parent
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("where", ["interpreter", "card"])
-def test_the_kernels(where):
-    pytest.importorskip("triton", reason="Triton is not installed here")
-    if where == "card" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA card")
-    variables = {**os.environ, "TRITON_INTERPRET": "1" if where == "interpreter" else "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]
-    result = subprocess.run(command, env=variables, cwd=HERE.parents[1], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_the_kernels(run_with_triton):
+    run_with_triton(Path(__file__).with_name("interpreted_triton.py"))
 
 
 def test_on_the_cpu_only_in_the_interpreter(monkeypatch):

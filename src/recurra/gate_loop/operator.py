@@ -3,13 +3,15 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from recurra.gate_loop import modes
 from recurra.gate_loop.chunk import chunk
+from recurra.gate_loop.chunk_operator import chunk_by_kernels, why_not_kernels
 from recurra.gate_loop.fused import Planes, fused
 from recurra.scan.linear import choose_backend
+from recurra.scan.packed import PackedRows, check_cu_seqlens
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
@@ -25,10 +27,11 @@ def gate_loop(
     v: Shaped[Tensor, "B L H d_v"],
     a: Shaped[Tensor, "B L H d_a"],
     *,
-    state: Shaped[Tensor, "B H d_qk d_v"] | None = None,
+    state: Shaped[Tensor, "N H d_qk d_v"] | None = None,
     mode: str = "auto",
     backend: str = "auto",
-) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
+    cu_seqlens: Int[Tensor, " borders"] | None = None,
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "N H d_qk d_v"]]:
     """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop eq. (7)-(9)).
 
     For d_h > 1 the paper's (7) lets a_n act on the value side and its (15)-(21) on the key side; they agree when a_n is
@@ -43,12 +46,18 @@ def gate_loop(
             "recurrent": step by step in plain torch, one state of memory.
             "scan": a linear scan over all states, O(L H d_qk d_v) memory.
             "chunk": attention inside chunks of 64 steps, the recurrence between them, in matrix products;
-                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64.
+                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for all of it, for
+                float32, float16 and bfloat16 and heads of up to 128 channels (64 where a, state or an input is
+                complex); for others "auto" takes plain torch on a GPU too, and "triton" raises.
             "attention": the O(L^2) surrogate attention (14)-(21).
             "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
             "auto": "fused" where it applies, else "recurrent" for a single step, "chunk" for large states of long
                 sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan".
-        backend: as for `recurra.linear_scan`; "scan", "fused" and, between chunks, "chunk" have kernels.
+        backend: as for `recurra.linear_scan`; "scan" and "fused" have kernels, and "chunk" has Triton's, and Numba's
+            between chunks.
+        cu_seqlens: the borders of N sequences that lie end to end in the inputs (1, T, H, d): N + 1 ascending integers
+            from 0 to T. Each is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L, in
+            padded rows (`recurra.scan.packed.PackedRows`); nothing of one enters another.
 
     Returns:
         y, complex where an input is, and h_L. float16 and bfloat16 are computed in float32; a real y comes back in the
@@ -57,24 +66,44 @@ def gate_loop(
     Raises:
         TypeError, ValueError, RuntimeError: naming the argument, what came and what was expected.
     """
-    _check(q, k, v, a, state, mode)
+    _check(q, k, v, a, state, mode, cu_seqlens)
+    if cu_seqlens is not None:
+        return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
     chosen = _choose_mode(mode, q, k, v)
     if chosen in ("recurrent", "attention") and backend not in ("auto", "reference"):
         raise RuntimeError(f'backend is {backend!r}, and mode "{chosen}" is plain torch; use "auto"')
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = _compute_dtype(q, k, v, a, state)
-    q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
+    by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
+    if not (by_kernels and q.dtype == k.dtype == v.dtype in _HALF):
+        q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
     a = a.to(compute)
     if state is None:
         state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
     state = state.to(compute)
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a).sum(-1, keepdim=True) * v, state
+    elif by_kernels:
+        y, last = chunk_by_kernels(q, k, v, a, state)
     else:
         # Autocast would take the matrix products of "chunk" and "attention" down to bfloat16.
         with torch.autocast(a.device.type, enabled=False):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in _HALF and not y.is_complex() else y), last
+
+
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Sequences side by side as rows, behind whose ends the state stays as it is: a = 1, k = 0."""
+    packed = PackedRows(cu_seqlens, q)
+    columns = [packed.rows(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
+    outputs, states = [], []
+    for *rows, h0 in zip(*columns, packed.states(state)):
+        y, last = gate_loop(*rows, state=h0, mode=mode, backend=backend)
+        outputs.append(y)
+        states.append(last)
+    return packed.packed(outputs), packed.in_order(states)
 
 
 def gate_loop_real_part(
@@ -121,6 +150,15 @@ _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 }
 
 
+def _chunk_has_kernels(q: Tensor, v: Tensor, compute: torch.dtype, backend: str) -> bool:
+    if choose_backend(backend, q.device) != "triton":
+        return False
+    obstacle = why_not_kernels(q.shape[-1], v.shape[-1], compute)
+    if obstacle and backend == "triton":
+        raise ValueError(f'backend="triton" {obstacle}; use "auto", which takes plain torch there')
+    return not obstacle
+
+
 def _planes(x: Tensor, is_complex: bool) -> Planes:
     if is_complex:
         return Planes(x.real, x.imag) if x.is_complex() else Planes(x, torch.zeros_like(x))
@@ -157,7 +195,9 @@ def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return dtype
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, cu_seqlens: Tensor | None
+) -> None:
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
     named = {"q": q, "k": k, "v": v, "a": a} | ({} if state is None else {"state": state})
@@ -172,7 +212,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mod
     steps = tuple(q.shape[:3])
     wanted_shapes = {"k": [(*steps, q.shape[3])], "a": [(*steps, 1), (*steps, q.shape[3])]}
     wanted_shapes["v"] = [(*steps, v.shape[3])]
-    wanted_shapes["state"] = [(q.shape[0], *q.shape[2:], v.shape[3])]
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, *steps[:2])
+    n_states = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    wanted_shapes["state"] = [(n_states, *q.shape[2:], v.shape[3])]
     for name, tensor in named.items():
         wanted_here = wanted_shapes.get(name, [tuple(tensor.shape)])
         if tuple(tensor.shape) not in wanted_here:
