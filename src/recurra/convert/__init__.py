@@ -1,5 +1,29 @@
-"""Weights of other code bases, by their own names, into the models of this one."""
+"""Weights of other code bases, by their own names, into the models of this one; and its models in files of their own."""
 
+from recurra.convert.files import read_weights
+from recurra.convert.portable import (
+    PortableModel,
+    largest_difference,
+    require_equal,
+    tied_parameters,
+    tokenizer_from_json,
+    tokenizer_to_json,
+)
+from recurra.convert.single_file import load_single_file, save_single_file
+from recurra.convert.timesformer import timesformer_from_huggingface, timesformer_from_original
 from recurra.convert.transformer_xl import transformer_xl_from_original
 
-__all__ = ["transformer_xl_from_original"]
+__all__ = [
+    "PortableModel",
+    "largest_difference",
+    "load_single_file",
+    "read_weights",
+    "require_equal",
+    "save_single_file",
+    "tied_parameters",
+    "timesformer_from_huggingface",
+    "timesformer_from_original",
+    "tokenizer_from_json",
+    "tokenizer_to_json",
+    "transformer_xl_from_original",
+]

@@ -1,0 +1,116 @@
+"""A trained language model apart from where it was trained: what all forms of it on disk have in common."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+
+LANGUAGE_MODELS: dict[type[nn.Module], type] = {
+    LanguageModel: LanguageModelConfig,
+    CompactRecurrentTransformer: CompactRecurrentTransformerConfig,
+    TransformerXL: TransformerXLConfig,
+}
+"""The language models and their configurations."""
+LARGEST_DIFFERENCE = 1e-5
+"""What the logits of a model may differ by after it was converted, in float32."""
+
+
+class PortableModel(NamedTuple):
+    """A language model, and what else is known of it.
+
+    tokenizer: the run's; None where there is none.
+    experiment: the run's whole experiment as plain data; None where the model comes from elsewhere.
+    step: the update after which the weights were taken; None likewise.
+    """
+
+    model: nn.Module
+    tokenizer: TextEncoder | None
+    experiment: dict[str, Any] | None = None
+    step: int | None = None
+
+
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Give the names of parameters that have another name before, with that name."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        earlier = first.setdefault(id(parameter), name)
+        if earlier != name:
+            tied[name] = earlier
+    return tied
+
+
+def tokenizer_to_json(tokenizer: TextEncoder) -> str:
+    """Give a tokenizer as text.
+
+    Raises:
+        TypeError: it is neither a `Vocabulary` nor a `BytePairEncoding`.
+    """
+    if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
+        raise TypeError(f"the tokenizer is a {type(tokenizer).__name__}; expected a Vocabulary or a BytePairEncoding")
+    return tokenizer.to_json()
+
+
+def tokenizer_from_json(text: str) -> TextEncoder:
+    """Read what `tokenizer_to_json` gave.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(text, encoding="utf-8")
+        try:
+            return Vocabulary.load(path)
+        except ValueError:
+            return BytePairEncoding.load(path)
+
+
+@torch.inference_mode()
+def largest_difference(one: nn.Module, other: nn.Module) -> float:
+    """Compare the logits of two language models on tokens drawn at random, over more than two segments.
+
+    Returns:
+        the largest absolute difference; NaN where logits are NaN.
+
+    Raises:
+        ValueError: their vocabularies differ in size.
+    """
+    sizes = [model.config.vocab_size for model in (one, other)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the models have {sizes[0]} and {sizes[1]} tokens")
+    length = min(512, 3 + 2 * getattr(one.config, "segment_length", 64))
+    tokens = torch.randint(sizes[0], (2, length), generator=torch.Generator().manual_seed(0))
+    first, second = (_logits(model, tokens) for model in (one, other))
+    return float((first - second).abs().max())
+
+
+def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "B L V"]:
+    return model(tokens)[0].double()
+
+
+def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
+    """Give `largest_difference`.
+
+    Raises:
+        ValueError: it is above `LARGEST_DIFFERENCE`, or NaN.
+    """
+    difference = largest_difference(one, other)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise ValueError(
+            f"{what}: its logits differ from the model's by {difference:.1e}, more than {LARGEST_DIFFERENCE:.0e}"
+        )
+    return difference

@@ -1,0 +1,93 @@
+"""A language model in one safetensors file: weights, and configuration and tokenizer in its metadata."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from recurra.convert.portable import (
+    LANGUAGE_MODELS,
+    PortableModel,
+    tied_parameters,
+    tokenizer_from_json,
+    tokenizer_to_json,
+)
+from recurra.data.files import replacing
+
+_FORMAT = "recurra model 1"
+
+
+def save_single_file(portable: PortableModel, path: Path) -> None:
+    """Write a model into one safetensors file, whole or not at all; tied weights are stored once.
+
+    The metadata has the keys `recurra`, JSON with the model's class and configuration, and the experiment and the step
+    where they are known, and `tokenizer`, where there is one.
+
+    Raises:
+        OSError: it cannot be written.
+        TypeError: the model is no language model.
+    """
+    description = {
+        "format": _FORMAT,
+        "model": _kind(portable.model).__name__,
+        "config": asdict(portable.model.config),  # type: ignore[call-overload]
+        "experiment": portable.experiment,
+        "step": portable.step,
+    }
+    metadata = {"format": "pt", "recurra": json.dumps(description)}
+    if portable.tokenizer is not None:
+        metadata["tokenizer"] = tokenizer_to_json(portable.tokenizer)
+    tied = tied_parameters(portable.model)
+    weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
+    with replacing(path) as file:
+        file.write(save({name: tensor.contiguous() for name, tensor in weights.items()}, metadata))
+
+
+def load_single_file(path: Path) -> PortableModel:
+    """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, or was not written by `save_single_file`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if "recurra" not in metadata:
+        raise ValueError(f"{path} does not say which model its weights are of; `recurra convert` writes files that do")
+    description = json.loads(metadata["recurra"])
+    if description.get("format") != _FORMAT:
+        raise ValueError(f"{path} has the format {description.get('format')!r}; this version reads {_FORMAT!r}")
+    model = _build(description, path)
+    for name, first in tied_parameters(model).items():
+        weights[name] = weights[first]
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds other weights than its configuration says: {error}") from error
+    tokenizer = tokenizer_from_json(metadata["tokenizer"]) if "tokenizer" in metadata else None
+    return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
+
+
+def _build(description: dict[str, Any], path: Path) -> nn.Module:
+    for kind, config in LANGUAGE_MODELS.items():
+        if kind.__name__ == description["model"]:
+            return kind(config(**description["config"]))
+    raise ValueError(f"{path} is of a {description['model']}, which this version does not know")
+
+
+def _kind(model: nn.Module) -> type[nn.Module]:
+    for kind in LANGUAGE_MODELS:
+        if type(model) is kind:
+            return kind
+    known = ", ".join(kind.__name__ for kind in LANGUAGE_MODELS)
+    raise TypeError(f"the model is a {type(model).__name__}; expected one of {known}")

@@ -1,0 +1,252 @@
+"""TimeSformer weights as published: of the original code, and of Hugging Face's port of it.
+
+The original is github.com/facebookresearch/TimeSformer (timesformer/models/vit.py), Hugging Face's is
+`TimesformerForVideoClassification` of transformers 5. They compute the same with divided and with joint attention; with
+attention over space alone the port gives logits for every frame, where the original, as here, takes the mean over the
+frames before the last norm.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurra.convert.files import weights_of
+from recurra.models.timesformer import TimeSformer, TimeSformerConfig
+
+_CHANNELS_OF_A_HEAD = 64
+"""In all published vision Transformers; the weights do not tell."""
+_TIME_PARTS = ("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection")
+"""What a block has with divided attention only."""
+_HEAD = ("head.weight", "head.bias")
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How a code base names what is here.
+
+    parts: names outside of the blocks. blocks: what stands before a block's number. in_block: names in a block.
+    """
+
+    parts: Mapping[str, str]
+    blocks: str
+    in_block: Mapping[str, str]
+
+    def theirs(self, own: str) -> str:
+        """Give their name of a parameter here."""
+        if match := re.fullmatch(r"encoder\.blocks\.(\d+)\.(.+)\.(\w+)", own):
+            return f"{self.blocks}.{match[1]}.{self.in_block[match[2]]}.{match[3]}"
+        if own in self.parts:
+            return self.parts[own]
+        module, kind = own.rsplit(".", 1)
+        return f"{self.parts[module]}.{kind}"
+
+
+_ORIGINAL = _Names(
+    parts={
+        "embedding.class_token": "cls_token",
+        "embedding.positions": "pos_embed",
+        "embedding.patches.projection": "patch_embed.proj",
+        "encoder.times": "time_embed",
+        "norm": "norm",
+        "head": "head",
+    },
+    blocks="blocks",
+    in_block={
+        "norm_time": "temporal_norm1",
+        "time_attention.queries_keys_values": "temporal_attn.qkv",
+        "time_attention.output_projection": "temporal_attn.proj",
+        "time_projection": "temporal_fc",
+        "norm_attention": "norm1",
+        "attention.queries_keys_values": "attn.qkv",
+        "attention.output_projection": "attn.proj",
+        "norm_feed_forward": "norm2",
+        "feed_forward.0": "mlp.fc1",
+        "feed_forward.3": "mlp.fc2",
+    },
+)
+_HUGGING_FACE = _Names(
+    parts={
+        "embedding.class_token": "timesformer.embeddings.cls_token",
+        "embedding.positions": "timesformer.embeddings.position_embeddings",
+        "embedding.patches.projection": "timesformer.embeddings.patch_embeddings.projection",
+        "encoder.times": "timesformer.embeddings.time_embeddings",
+        "norm": "timesformer.layernorm",
+        "head": "classifier",
+    },
+    blocks="timesformer.encoder.layer",
+    in_block={
+        "norm_time": "temporal_layernorm",
+        "time_attention.queries_keys_values": "temporal_attention.attention.qkv",
+        "time_attention.output_projection": "temporal_attention.output.dense",
+        "time_projection": "temporal_dense",
+        "norm_attention": "layernorm_before",
+        "attention.queries_keys_values": "attention.attention.qkv",
+        "attention.output_projection": "attention.output.dense",
+        "norm_feed_forward": "layernorm_after",
+        "feed_forward.0": "intermediate.dense",
+        "feed_forward.3": "output.dense",
+    },
+)
+
+
+def timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
+    """Make a `TimeSformer` from weights of the original code: it gives the original's logits.
+
+    Args:
+        state_dict: a checkpoint of the original (`.pyth`, see `read_weights`), whose weights stand under `model_state`,
+            or the weights themselves; their names (`model.blocks.0.attn.qkv.weight`, ...) may have `module.` and
+            `model.` in front or not.
+        config: what the weights do not tell, by the names of `TimeSformerConfig`: dropouts, and `n_heads` where a head
+            has not 64 channels. Of what they do tell, three may be given and differ:
+            `image_size`: the position embeddings are interpolated over the grid of patches, nearest, as the original
+            does in its forward pass. (Its loader interpolates along the row of all patches, which mixes lines.)
+            `n_frames`: the time embeddings are interpolated, nearest.
+            `n_classes`: the head is left out and starts fresh, as for fine-tuning on other classes.
+
+    Returns:
+        The model in evaluation mode, in the type of the weights.
+
+    Raises:
+        ValueError: names are missing or unknown; or shapes and options contradict each other. The message says which.
+        TypeError: an option does not exist.
+    """
+    weights = weights_of(state_dict)
+    plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
+    if len(plain) < len(weights):
+        raise ValueError("state_dict has the same names with and without model. in front; give one set of weights")
+    return _convert(plain, _ORIGINAL, config)
+
+
+def timesformer_from_huggingface(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
+    """Make a `TimeSformer` from weights of Hugging Face's `TimesformerForVideoClassification`: it gives its logits.
+
+    Args:
+        state_dict: its `state_dict()`, or what `read_weights` read from model.safetensors or pytorch_model.bin.
+        config: as for `timesformer_from_original`.
+
+    Returns:
+        The model in evaluation mode, in the type of the weights.
+
+    Raises:
+        ValueError: names are missing or unknown, as those of the biases where the port was made with qkv_bias=False; or
+            shapes and options contradict each other. The message says which.
+        TypeError: an option does not exist.
+    """
+    return _convert(weights_of(state_dict), _HUGGING_FACE, config)
+
+
+def _convert(weights: Mapping[str, Tensor], names: _Names, options: dict[str, Any]) -> TimeSformer:
+    known = {field.name for field in fields(TimeSformerConfig)}
+    if wrong := [name for name in options if name not in known]:
+        raise TypeError(f"there is no option {', '.join(wrong)}; there are: {', '.join(sorted(known))}")
+    fixed = _fixed_sizes(weights, names)
+    for name in fixed.keys() & options.keys():
+        if options[name] != fixed[name]:
+            raise ValueError(f"{name} is given as {options[name]}; in the weights it is {fixed[name]}")
+    of_data = _data_sizes(weights, names, fixed["patch_size"])
+    if "n_heads" not in options:
+        fixed["n_heads"] = _n_heads(fixed["d_model"])
+    model = TimeSformer(TimeSformerConfig(**{**of_data, **fixed, **options}))
+    model.to(weights[names.theirs("embedding.patches.projection.weight")].dtype)
+    _copy(weights, names, model, keep_head=model.config.n_classes != of_data["n_classes"])
+    return model.eval()
+
+
+def _shape(weights: Mapping[str, Tensor], names: _Names, own: str) -> torch.Size:
+    if names.theirs(own) not in weights:
+        raise ValueError(f"state_dict is no TimeSformer, or not a whole one; missing: {names.theirs(own)}")
+    return weights[names.theirs(own)].shape
+
+
+def _fixed_sizes(weights: Mapping[str, Tensor], names: _Names) -> dict[str, Any]:
+    """What the weights tell of the configuration and no option may change."""
+    projection = _shape(weights, names, "embedding.patches.projection.weight")
+    if len(projection) != 4 or projection[2] != projection[3]:
+        name = names.theirs("embedding.patches.projection.weight")
+        raise ValueError(f"{name} is of shape {tuple(projection)}; expected (channels, colours, edge, edge)")
+    numbers = (re.match(rf"{re.escape(names.blocks)}\.(\d+)\.", name) for name in weights)
+    of_time = tuple(f".{names.in_block[own]}." for own in _TIME_PARTS)
+    if any(part in name for name in weights for part in of_time):
+        attention = "divided"
+    else:
+        attention = "joint" if names.theirs("encoder.times") in weights else "space"
+    return {
+        "d_model": projection[0],
+        "n_channels": projection[1],
+        "patch_size": projection[2],
+        "n_layer": 1 + max((int(match[1]) for match in numbers if match), default=0),
+        "d_channel_mixing": _shape(weights, names, "encoder.blocks.0.feed_forward.0.weight")[0],
+        "attention": attention,
+    }
+
+
+def _data_sizes(weights: Mapping[str, Tensor], names: _Names, patch_size: int) -> dict[str, int]:
+    """What the weights tell of the data that they were trained on."""
+    n_patches = _shape(weights, names, "embedding.positions")[-2] - 1
+    edge = round(n_patches**0.5)
+    if edge**2 != n_patches:
+        raise ValueError(
+            f"{names.theirs('embedding.positions')} has {n_patches} patches; expected those of a square frame"
+        )
+    sizes = {"image_size": edge * patch_size, "n_classes": _shape(weights, names, "head.weight")[0]}
+    if names.theirs("encoder.times") in weights:
+        sizes["n_frames"] = _shape(weights, names, "encoder.times")[-2]
+    return sizes
+
+
+def _n_heads(d_model: int) -> int:
+    if d_model % _CHANNELS_OF_A_HEAD:
+        raise ValueError(
+            f"the weights do not tell n_heads, and with d_model = {d_model} a head cannot have the usual "
+            f"{_CHANNELS_OF_A_HEAD} channels; give n_heads"
+        )
+    return d_model // _CHANNELS_OF_A_HEAD
+
+
+def _copy(weights: Mapping[str, Tensor], names: _Names, model: TimeSformer, *, keep_head: bool) -> None:
+    """Fill the model, all but its head where that is kept, and refuse weights that are not exactly its own."""
+    places = {names.theirs(own): (own, parameter) for own, parameter in model.named_parameters()}
+    missing = [name for name in places if name not in weights]
+    unknown = [name for name in weights if name not in places]
+    if missing or unknown:
+        parts = (f"{what}: {', '.join(found)}" for what, found in (("missing", missing), ("unknown", unknown)) if found)
+        config = model.config
+        raise ValueError(
+            f"state_dict does not fit this TimeSformer (attention {config.attention}, n_layer {config.n_layer}); "
+            f"{'; '.join(parts)}"
+        )
+    for name, (own, parameter) in places.items():
+        if keep_head and own in _HEAD:
+            continue
+        values = weights[name]
+        if values.dim() == 3:  # only the embeddings are, and they begin with an axis of 1
+            values = _adapted(own, values, model.config)
+        if values.shape != parameter.shape:
+            raise ValueError(
+                f"{name} does not fit: {tuple(values.shape)} of its numbers where the model has "
+                f"{tuple(parameter.shape)}"
+            )
+        with torch.no_grad():
+            parameter.copy_(values)
+
+
+def _adapted(own: str, values: Tensor, config: TimeSformerConfig) -> Tensor:
+    """Give one of their embeddings the shape that it has here, and the length that the options ask for."""
+    if own == "embedding.class_token":
+        return values[0, 0]
+    if own == "embedding.positions":
+        return torch.cat([values[0, :1], _resized_grid(values[0, 1:], config.image_size // config.patch_size)])
+    if own == "encoder.times":
+        return functional.interpolate(values.transpose(1, 2), size=config.n_frames, mode="nearest")[0].T
+    return values
+
+
+def _resized_grid(positions: Tensor, edge: int) -> Tensor:
+    """Interpolate the embeddings (P, d_model) of a square grid of patches to another one."""
+    grid = positions.T.unflatten(1, (round(len(positions) ** 0.5), -1))
+    return functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0].flatten(1).T

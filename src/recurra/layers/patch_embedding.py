@@ -1,0 +1,22 @@
+"""Images as sequences of patches (Dosovitskiy et al., arXiv 2010.11929, eq. (1))."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class PatchEmbedding(nn.Module):
+    """Cut images into square patches and project each linearly.
+
+    Args:
+        n_channels: channels of the images.
+        patch_size: pixels of a patch's edge; it divides height and width.
+        d_model: channels of the result.
+    """
+
+    def __init__(self, n_channels: int, patch_size: int, d_model: int) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
+
+    def forward(self, images: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P d_model"]:
+        """Give the patches of every image, row by row from the top left."""
+        return self.projection(images).flatten(2).transpose(1, 2)

@@ -1,0 +1,64 @@
+"""The memory that a compact recurrent vision Transformer carries from segment to segment (CRT section 3)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.cells import GRUCell
+from recurra.layers.rnn import RNN, RNNState
+
+
+class PatchMemory(nn.Module):
+    """One vector per patch position, kept by an RNN that reads the outputs at that position frame by frame.
+
+    The paper does not say how many vectors there are. One for each position is our reading: the memory joins time
+    attention, which runs at every patch position by itself. All positions share the RNN's weights.
+
+    Args:
+        cell: the recurrent cell, d_model to d_model.
+        n_patches: patch positions.
+    """
+
+    def __init__(self, cell: GRUCell, n_patches: int) -> None:
+        super().__init__()
+        self.n_patches = n_patches
+        self.rnn = RNN(cell)
+
+    @property
+    def n_vectors(self) -> int:
+        """Vectors of the memory."""
+        return self.n_patches
+
+    def start(self, clip: Float[Tensor, "B T C H W"]) -> Float[Tensor, "B M d"]:
+        """Give the memory at the start of a stream: zeros, float32 or better."""
+        dtype = torch.promote_types(clip.dtype, torch.float32)
+        return clip.new_zeros((clip.shape[0], self.n_vectors, self.rnn.cell.hidden_size), dtype=dtype)
+
+    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
+        """Give the token that joins time attention at every patch position."""
+        return memory
+
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+        """Give the memory after the outputs y of a segment, going on from what it was before them."""
+        return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
+
+
+class PooledMemory(PatchMemory):
+    """The variant with a single vector: the RNN reads the mean over the patches, and every position sees the vector."""
+
+    @property
+    def n_vectors(self) -> int:
+        """Vectors of the memory: one."""
+        return 1
+
+    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
+        """Give the vector once for every patch position."""
+        return memory.expand(-1, self.n_patches, -1)
+
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+        """Give the memory after the outputs y of a segment, going on from what it was before them."""
+        return super().read(y.mean(1, keepdim=True), memory)
+
+
+PATCH_MEMORIES: dict[str, type[PatchMemory]] = {"per_patch": PatchMemory, "pooled": PooledMemory}
+"""How many vectors are carried."""

@@ -1,0 +1,206 @@
+"""TimeSformer: segments, kinds of attention, initialisation, errors. tests/convert has its equations checked."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recurra import state as states
+from recurra.models import TimeSformer, TimeSformerConfig, TimeSformerState
+
+KINDS = ["divided", "joint", "space"]
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def small(**options) -> TimeSformerConfig:
+    sizes = {"n_classes": 5, "n_frames": 3, "image_size": 8, "patch_size": 4, "n_layer": 2, "d_model": 12}
+    return TimeSformerConfig(**{**sizes, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0, **options})
+
+
+def moved(model):
+    """Weights away from the start, where no time attention is heard."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model
+
+
+def make(attention="divided", **options) -> TimeSformer:
+    return moved(TimeSformer(small(attention=attention, **options)).double())
+
+
+def draw(batch=2, frames=6):
+    return torch.randn(batch, frames, 3, 8, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_every_segment_is_classified_by_itself(attention):
+    model, clip = make(attention), draw(2, 9)
+    logits, state = model(clip)
+    assert logits.shape == (2, 3, 5)
+    assert state == TimeSformerState()
+    for number, segment in enumerate(clip.split(3, 1)):
+        alone, state = model(segment, state)
+        torch.testing.assert_close(alone[:, 0], logits[:, number], **CLOSE)
+
+
+def test_the_state_is_nothing_and_bears_what_states_bear():
+    _, state = make()(draw())
+    assert states.detach(state) == states.select(state, torch.tensor([1])) == state
+    assert states.n_bytes(state) == 0
+
+
+def test_losses_are_those_of_every_segment():
+    model, clip, targets = make(), draw(), torch.tensor([[1, -100], [4, 0]])
+    losses, _ = model.loss(clip, targets)
+    expected = functional.cross_entropy(model(clip)[0].flatten(0, 1), targets.flatten(), reduction="none")
+    torch.testing.assert_close(losses.flatten(), expected)
+    assert losses[0, 1] == 0.0
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_only_attention_over_space_is_blind_to_the_order_of_frames(attention):
+    model, clip = make(attention), draw(2, 3)
+    same = torch.allclose(model(clip)[0], model(clip[:, [2, 0, 1]])[0], rtol=1e-9)
+    assert same == (attention == "space")
+
+
+def test_attention_over_space_takes_the_mean_before_the_norm():
+    model, clip = make("space"), draw(2, 3)
+    single = copy.deepcopy(model)
+    single.config = small(attention="space", n_frames=1)
+    single.norm, single.head = torch.nn.Identity(), torch.nn.Identity()
+    expected = model.head(model.norm(single(clip)[0].mean(1)))
+    torch.testing.assert_close(model(clip)[0][:, 0], expected, **CLOSE)
+
+
+def test_a_new_divided_model_sees_frame_by_frame():
+    model = TimeSformer(small())
+    assert not any(block.time_projection.weight.any() for block in model.encoder.blocks)
+    assert not any(block.time_projection.bias.any() for block in model.encoder.blocks)
+    assert not model.encoder.times.any()
+    clip = draw(2, 3).float()
+    torch.testing.assert_close(model(clip)[0], model(clip[:, [2, 0, 1]])[0])
+
+
+def test_weights_are_drawn_as_published():
+    model = TimeSformer(small(d_model=96, n_layer=1))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == (1.0 if name.endswith("weight") else 0.0)).all(), name
+        elif name.endswith("bias") and "patches" not in name:
+            assert not parameter.any(), name
+        elif "time_projection" not in name and "patches" not in name and name != "encoder.times":
+            assert 0.015 < parameter.std() < 0.025, name
+
+
+def test_stochastic_depth_rises_from_0_to_drop_path():
+    blocks = TimeSformer(small(n_layer=4, drop_path=0.3)).encoder.blocks
+    assert [block.drop_path.p for block in blocks] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert small(n_layer=1, drop_path=0.3).drop_paths == [0.0]
+
+
+def test_stochastic_depth_drops_a_patch_position_a_frame_or_a_row():
+    """As in the published code, where the layer behind time attention comes after the dropping."""
+    block, seen = make().encoder.blocks[1], []
+
+    class DropAll(torch.nn.Module):
+        def forward(self, x):
+            seen.append(tuple(x.shape))
+            return 0.0 * x
+
+    block.drop_path = DropAll()
+    x = torch.randn(2, 1 + 4 * 3, 12, dtype=torch.float64)
+    y = block(x)
+    assert seen == [(2 * 4, 3, 12), (2 * 3, 1 + 4, 12), (2, 1 + 4 * 3, 12)]
+    assert torch.equal(y[:, 0], x[:, 0])
+    assert torch.equal(y[:, 1:], x[:, 1:] + block.time_projection.bias)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize("option", ["dropout", "attention_dropout", "drop_path", "head_dropout"])
+def test_dropouts_are_for_training(attention, option):
+    model, clip = make(attention, **{option: 0.5}), draw()
+    assert not torch.allclose(model(clip)[0], model(clip)[0])
+    model.eval()
+    assert torch.equal(model(clip)[0], model(clip)[0])
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_every_parameter_gets_a_gradient(attention):
+    model = make(attention)
+    model(draw())[0].square().sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_copies_files_and_empty_batches(attention, tmp_path):
+    model, clip = make(attention), draw()
+    expected = model(clip)[0]
+    assert torch.equal(copy.deepcopy(model)(clip)[0], expected)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other = make(attention)
+    assert not torch.allclose(other(clip)[0], expected)
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(other(clip)[0], expected)
+    assert model(draw(0))[0].shape == (0, 2, 5)
+    torch.testing.assert_close(model(clip[1:])[0], expected[1:], **CLOSE)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_it_runs_under_autocast(attention):
+    model, clip = make(attention).float(), draw().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses, _ = model.loss(clip, torch.tensor([[0, 1], [2, 3]]))
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, model.loss(clip, torch.tensor([[0, 1], [2, 3]]))[0], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("attention", KINDS)
+def test_compile_equals_eager(attention):
+    torch.compiler.reset()
+    model, clip = make(attention), draw()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (compiled, model):
+        model.zero_grad()
+        logits, state = function(clip)
+        logits, _ = function(clip, state)
+        logits.square().sum().backward()
+        results.append([logits, *(parameter.grad for parameter in model.parameters())])
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 4, 3, 8, 8), r"4 frames; expected one or more whole segments of n_frames = 3"),
+        ((2, 0, 3, 8, 8), r"0 frames; expected one or more"),
+        ((2, 3, 3, 8, 12), r"\(2, 3, 3, 8, 12\); expected \(batch, frames, 3, 8, 8\)"),
+        ((2, 3, 1, 8, 8), r"\(2, 3, 1, 8, 8\); expected \(batch, frames, 3, 8, 8\)"),
+    ],
+)
+def test_other_clips_are_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        make()(torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "both"}, "attention is 'both'; expected one of divided, joint, space"),
+        ({"n_heads": 5}, "n_heads is 5; it must divide d_model = 12"),
+        ({"patch_size": 3}, "patch_size is 3; it must divide image_size = 8"),
+        ({"n_frames": 0}, "n_frames is 0; expected at least 1"),
+        ({"n_classes": 0}, "n_classes is 0; expected at least 1"),
+        ({"n_layer": 0}, "n_layer is 0; expected at least 1"),
+        ({"drop_path": 1.0}, "drop_path is 1.0; expected a probability"),
+        ({"head_dropout": -0.5}, "head_dropout is -0.5; expected a probability"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
