@@ -42,6 +42,10 @@ print(*[m for m in {HEAVY} if m in sys.modules])
     assert run(program) == ["reference", "auto", "numba", "llvmlite"]
 
 
+def test_data_without_video_files_load_no_pyav():
+    assert run("import sys, recurra.data, recurra.data.video; print('av' in sys.modules)") == ["False"]
+
+
 def test_the_import_needs_nothing_heavy():
     """None of it installed, no compiler, no folder to write into: the import and a first step still work."""
     program = f"""

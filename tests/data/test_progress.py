@@ -1,7 +1,7 @@
 import sys
 
 from recurra.data import progress
-from recurra.data.progress import byte_progress
+from recurra.data.progress import byte_progress, item_progress
 
 
 class Terminal:
@@ -46,3 +46,17 @@ def test_no_bar_without_a_terminal(capsys):
     with byte_progress("Encoding train.txt", 2**30) as advance:
         advance(2**29)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_that_counts_items(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with item_progress("Writing", progress._MANY_ITEMS - 1) as advance:
+        advance(100)
+    assert terminal.text == ""
+    with item_progress("Writing", 2000) as advance:
+        advance(700)
+        advance(300)
+    assert "Writing" in terminal.text
+    assert "1000/2000" in terminal.text

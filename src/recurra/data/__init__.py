@@ -1,11 +1,12 @@
-"""Data sets as numbered batches: the Memory Horizon task and text corpora."""
+"""Data sets as numbered batches: the Memory Horizon task, text corpora and videos."""
 
-from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, BatchSource, DataSet, Split
+from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, BatchSource, DataSet, Split, TokenDataSet
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.memory_horizon import memory_horizon_targets, memory_spans
 from recurra.data.memory_horizon_data import MemoryHorizon, MemoryHorizonConfig
 from recurra.data.text import TextConfig, TextData
+from recurra.data.video import MotionsConfig, VideoConfig, VideoData
 from recurra.data.vocabulary import Vocabulary
 
 __all__ = [
@@ -17,11 +18,15 @@ __all__ = [
     "DataSet",
     "MemoryHorizon",
     "MemoryHorizonConfig",
+    "MotionsConfig",
     "Split",
     "TextConfig",
     "TextCorpus",
     "TextData",
     "TextEncoder",
+    "TokenDataSet",
+    "VideoConfig",
+    "VideoData",
     "Vocabulary",
     "memory_horizon_targets",
     "memory_spans",

@@ -18,8 +18,8 @@ IGNORED_TARGET = -100
 class Batch(NamedTuple):
     """One step's input.
 
-    inputs: (B, L) int64, always inside the vocabulary.
-    targets: (B, L) int64; `IGNORED_TARGET` where nothing is asked.
+    inputs: (B, L) int64, always inside the vocabulary; of video, clips (B, T, C, H, W) of normalised frames, float32.
+    targets: (B, L) int64; `IGNORED_TARGET` where nothing is asked; of video, (B, S) for the S segments of a clip.
     continues: True when row b goes on where row b of the previous step's batch ended, so that the state is
         carried over; False when every row is the start of a stream (state None).
     """
@@ -27,6 +27,11 @@ class Batch(NamedTuple):
     inputs: Tensor
     targets: Tensor
     continues: bool
+
+    @property
+    def n_steps(self) -> int:
+        """How much there is to read: the tokens, or the frames, of all rows."""
+        return self.inputs.shape[0] * self.inputs.shape[1]
 
 
 @runtime_checkable
@@ -50,13 +55,19 @@ class BatchSource(Protocol):
 
 @runtime_checkable
 class DataSet(Protocol):
-    """Three splits over one vocabulary."""
+    """Up to three splits, and what a target may be."""
 
-    vocab_size: int
-    """How many values an input may take."""
     output_size: int
     """How many values a target may take."""
 
     def source(self, split: Split) -> BatchSource:
         """The batches of a split. Raises ValueError for a split that is not there."""
         ...
+
+
+@runtime_checkable
+class TokenDataSet(DataSet, Protocol):
+    """A data set whose inputs are whole numbers below `vocab_size`."""
+
+    vocab_size: int
+    """How many values an input may take."""

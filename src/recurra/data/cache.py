@@ -71,14 +71,18 @@ class Cache:
         self._warned = True
 
 
-def _usual_folders(corpus: Path) -> list[Path]:
-    folders = [corpus / _BESIDE]
+def user_cache_folder() -> Path | None:
+    """$XDG_CACHE_HOME/recurra or ~/.cache/recurra; None for an account without a home, as in some containers."""
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody's home: an account without one, as in some containers
-        return folders
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurra"
+    except RuntimeError:
+        return None
+
+
+def _usual_folders(corpus: Path) -> list[Path]:
+    base = user_cache_folder()
     digest = hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()
-    return [*folders, base / "recurra" / digest[:16]]
+    return [corpus / _BESIDE] + ([] if base is None else [base / digest[:16]])
 
 
 def _require_write_bit(folder: Path) -> None:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, Split
 from recurra.data.fields import require_choice, require_rank, require_whole_number
 from recurra.data.memory_horizon import draw_memory_horizon_tokens, memory_horizon_targets, memory_spans
-from recurra.data.order import epoch_permutation, require_step
+from recurra.data.rows import RowOrder
 
 _OWNER = "MemoryHorizonConfig"
 
@@ -121,15 +120,8 @@ class MemoryHorizon:
 
 
 class SampleSource:
-    """Batches of independent sequences; every one starts from state None.
-
-    With a seed (training): a new permutation each epoch. The last batch is kept though it may be smaller.
-    All ranks have equally many rows in a step, so that the mean of their mean losses is the mean over the
-    batch: where the last batch does not divide evenly, up to world_size - 1 sequences of that epoch's
-    permutation are left out.
-
-    Without one (evaluation): the order of the rows, nothing left out. A rank whose share is short of a row
-    gets a copy of another one with all its targets ignored.
+    """Batches of independent sequences, each from state None, in the order of `RowOrder`: a new permutation each epoch
+    with a seed (training), the order of the rows without one (evaluation).
 
     tokens, targets: (N, L) int64. batch_size: rows of a step over all ranks together; the attribute of that
     name counts the rows on this rank.
@@ -145,34 +137,17 @@ class SampleSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.batch_size = -(-batch_size // world_size)
         self._tokens = tokens
         self._targets = targets
-        self._rows_in_all = batch_size
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+        self._order = RowOrder(len(tokens), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
+        self.batch_size = self._order.rows_here
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self._tokens), self._rows_in_all)
-        return full + (self._share(rest) > 0)
+        return len(self._order)
 
     def batch(self, epoch: int, step: int) -> Batch:
         """The batch of a step: (rows, L) inputs and targets. Raises as `BatchSource.batch` says."""
-        require_step(len(self), epoch, step)
-        n = len(self._tokens)
-        first = step * self._rows_in_all
-        last = min(first + self._rows_in_all, n)
-        share = self._share(last - first)
-        places = torch.arange(first, last)[self._rank * share : (self._rank + 1) * share]
-        n_missing = share - len(places)
-        places = torch.cat([places, torch.full((n_missing,), first)])
-        if self._seed is not None:
-            places = torch.from_numpy(epoch_permutation(n, self._seed, epoch)[places.numpy()])
+        places, n_counted = self._order.rows(epoch, step)
         targets = self._targets[places]
-        targets[share - n_missing :] = IGNORED_TARGET
+        targets[n_counted:] = IGNORED_TARGET
         return Batch(self._tokens[places], targets, continues=False)
-
-    def _share(self, rows: int) -> int:
-        """Rows on each rank of a step of `rows` in all: rounded down in training, up in evaluation."""
-        return rows // self._world_size if self._seed is not None else -(-rows // self._world_size)

@@ -37,3 +37,6 @@ def require_step(n_steps: int, epoch: int, step: int) -> None:
 _EPOCH_ORDER = 1
 MEMORY_HORIZON_TOKENS = 2
 TEXT_WINDOWS = 3
+VIDEO_CLIPS = 4
+VIDEO_HELD_OUT = 5
+MOTIONS = 6

@@ -1,10 +1,11 @@
-"""A progress bar for work that reads a big file."""
+"""Progress bars for work on a big file or on many files."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _WORTH_A_BAR = 32 * 2**20
+_MANY_ITEMS = 500
 
 
 @contextmanager
@@ -23,3 +24,21 @@ def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], No
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(description, total=n_bytes)
         yield lambda n_read: progress.advance(task, n_read)
+
+
+@contextmanager
+def item_progress(description: str, n_items: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many more items are done.
+
+    A bar is drawn where standard error is a terminal and there are more than a few seconds' items (500).
+    """
+    if n_items < _MANY_ITEMS or not sys.stderr.isatty():
+        yield lambda n_done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=n_items)
+        yield lambda n_done: progress.advance(task, n_done)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -80,10 +81,13 @@ class TextConfig:
         require_rank(_OWNER, rank, world_size, self.batch_size)
         vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary
         if self.tokenizer is not None:
-            load = BytePairEncoding.load if self.vocabulary == "bpe" else Vocabulary.load
-            vocabulary = load(self.tokenizer)
+            vocabulary = self.load_tokenizer(self.tokenizer)
         corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
         return TextData(self, corpus, rank=rank, world_size=world_size)
+
+    def load_tokenizer(self, path: str | Path) -> TextEncoder:
+        """Read a vocabulary of this kind without the corpus. Raises OSError, and ValueError for a foreign file."""
+        return BytePairEncoding.load(path) if self.vocabulary == "bpe" else Vocabulary.load(path)
 
 
 class TextData:
@@ -109,6 +113,12 @@ class TextData:
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """The text of the numbers. Raises ValueError for one outside the vocabulary."""
         return self.corpus.encoder.decode(tokens)
+
+    def save_tokenizer(self, path: Path) -> None:
+        """Write the vocabulary as `TextConfig.load_tokenizer` reads it. Raises OSError."""
+        encoder = self.corpus.encoder
+        assert isinstance(encoder, (Vocabulary, BytePairEncoding))  # what `TextConfig.build` makes
+        encoder.save(path)
 
     def source(self, split: Split) -> BatchSource:
         """The batches of a split: training as `sampling` says, the others as streams that leave nothing out.

@@ -1,0 +1,294 @@
+"""Motions: a generated video task that half of a video does not solve, written as real mp4 files.
+
+A shape moves in one direction in the first half of a video and in another, drawn independently, in the second. Picture
+and movement wrap around at the edges and the start is uniform, so the position in a half says nothing about the other
+one; neither do shape, colour, size, speed and background, which stay the same. Of K directions:
+
+- label "pair": the class is the ordered pair, one of K * K. Whoever sees one half only is right at best in 1/K of the
+  videos, and chance is 1/K^2.
+- label "sum": the class is (first + second) mod K, with the directions numbered. One half alone says nothing at all:
+  at best 1/K, which is chance.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from recurra.data.cache import user_cache_folder
+from recurra.data.fields import require_choice, require_whole_number
+from recurra.data.order import MOTIONS, random_generator
+from recurra.data.progress import item_progress
+from recurra.data.video.pyav import require_av
+from recurra.data.video.video_data import VideoConfig, VideoData
+
+_OWNER = "MotionsConfig"
+DIRECTIONS = {
+    "right": (1, 0),
+    "left": (-1, 0),
+    "up": (0, -1),
+    "down": (0, 1),
+    "right-down": (1, 1),
+    "left-up": (-1, -1),
+    "right-up": (1, -1),
+    "left-down": (-1, 1),
+}
+"""Columns and rows per step of each direction; a task takes the first so many."""
+_FRAMES_PER_SECOND = 8
+_CODECS = ("libx264", "mpeg4")
+_FORMAT = 1  # of what is drawn and written
+
+
+@dataclass(frozen=True)
+class MotionsConfig:
+    """The generated task and its clips. The videos are written on first use, without a download.
+
+    Raises TypeError or ValueError, naming the field, for a value that cannot be.
+    """
+
+    path: str | None = None
+    """Folder for the videos; it is made, or holds the same ones already. None: in the user's cache folder."""
+    n_videos: int = 2000
+    """Videos in all; a tenth each (rounded down) for validation and test, the others for training."""
+    n_motions: int = 4
+    """Directions: 2 to 8 of right, left, up, down and the diagonals."""
+    label: Literal["pair", "sum"] = "pair"
+    """The class: the ordered pair of directions, or their sum modulo n_motions."""
+    frames_per_motion: int = 8
+    """Frames of each half of a video."""
+    image_size: int = 32
+    """Pixels on a side, an even number."""
+    n_frames: int = 8
+    """Frames of a segment."""
+    n_segments: int = 2
+    """Segments of a clip. A clip spans the whole video: with two segments each sees one motion."""
+    label_segments: Literal["all", "last"] = "all"
+    """Training: the segments that are asked for the label. Evaluation always asks the last one."""
+    batch_size: int = 32
+    """Clips of a training step, over all ranks together."""
+    eval_batch_size: int = 64
+    """Clips of an evaluation step, over all ranks together."""
+    workers: int = 1
+    """Threads that prepare clips, one step ahead. The frames of all videos that were read stay in memory."""
+    seed: int = 0
+    """Draws the videos and the order of training."""
+
+    def __post_init__(self) -> None:
+        require_choice(_OWNER, "label", self.label, tuple(MOTION_LABELS))
+        for field, minimum in {"n_videos": 10, "n_motions": 2, "frames_per_motion": 2, "image_size": 16}.items():
+            require_whole_number(_OWNER, field, getattr(self, field), minimum)
+        if self.n_motions > len(DIRECTIONS):
+            raise ValueError(f"{_OWNER}.n_motions must be at most {len(DIRECTIONS)}, got {self.n_motions}")
+        if self.image_size % 2:
+            raise ValueError(f"{_OWNER}.image_size must be even, for the videos' colours, got {self.image_size}")
+        self._videos(Path())
+
+    def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
+        """Write the videos where they are not there yet, and open them.
+
+        Raises ValueError for a folder that holds something else, and as `VideoConfig.build` says.
+        """
+        folder = self._folder()
+        write_motions(
+            folder,
+            self.n_videos,
+            n_motions=self.n_motions,
+            label=self.label,
+            frames_per_motion=self.frames_per_motion,
+            image_size=self.image_size,
+            seed=self.seed,
+        )
+        return self._videos(folder).build(rank=rank, world_size=world_size)
+
+    def _folder(self) -> Path:
+        if self.path is not None:
+            return Path(self.path).expanduser()
+        base = user_cache_folder()
+        if base is None:
+            raise ValueError(f"there is no user's cache folder on this machine; give a folder as {_OWNER}.path")
+        sizes = (self.n_videos, self.n_motions, self.label, self.frames_per_motion, self.image_size, self.seed)
+        return base / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
+
+    def _videos(self, folder: Path) -> VideoConfig:
+        shared = ("n_frames", "n_segments", "image_size", "label_segments", "batch_size", "eval_batch_size")
+        return VideoConfig(
+            path=str(folder),
+            **{field: getattr(self, field) for field in (*shared, "workers", "seed")},
+            scale_jitter=(self.image_size, self.image_size),
+            flip=False,  # a mirrored video is of another class
+            test_views=1,
+            test_crops=1,
+            on_bad_file="error",
+            keep_decoded=True,
+        )
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """class_names: in the order of their numbers. number: the class of (first, second) of K directions."""
+
+    class_names: Callable[[list[str]], list[str]]
+    number: Callable[[int, int, int], int]
+
+
+MOTION_LABELS = {
+    "pair": _Labels(
+        lambda directions: [f"{first} then {second}" for first in directions for second in directions],
+        lambda first, second, n_motions: first * n_motions + second,
+    ),
+    "sum": _Labels(
+        lambda directions: [f"sum {number}" for number in range(len(directions))],
+        lambda first, second, n_motions: (first + second) % n_motions,
+    ),
+}
+"""What the class of a video is, by name."""
+
+
+def write_motions(
+    folder: str | os.PathLike[str],
+    n_videos: int,
+    *,
+    n_motions: int = 4,
+    label: Literal["pair", "sum"] = "pair",
+    frames_per_motion: int = 8,
+    image_size: int = 32,
+    seed: int = 0,
+) -> None:
+    """Write the videos, the lists train.csv, valid.csv and test.csv, and classes.txt into a folder.
+
+    Nothing is done where the folder holds the very same ones. It appears whole or not at all, so an interrupted call
+    leaves nothing half done, and several processes may make the same one.
+
+    Raises ValueError for a folder that holds other motions or something else; ImportError where PyAV is missing.
+    """
+    folder = Path(folder)
+    made_from = {
+        "format": _FORMAT,
+        "n_videos": n_videos,
+        "n_motions": n_motions,
+        "label": label,
+        "frames_per_motion": frames_per_motion,
+        "image_size": image_size,
+        "seed": seed,
+    }
+    if _holds(folder, made_from):
+        return
+    new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
+    (new / "videos").mkdir(parents=True)
+    try:
+        labels = MOTION_LABELS[label]
+        names = labels.class_names(list(DIRECTIONS)[:n_motions])
+        rows = []
+        with item_progress("writing the videos", n_videos) as count:
+            for number in range(n_videos):
+                random = random_generator(seed, MOTIONS, number)
+                first, second = (int(motion) for motion in random.integers(0, n_motions, size=2))
+                pictures = draw_motions(first, second, frames_per_motion, image_size, random)
+                place = f"videos/{number:06d}.mp4"
+                _write_video(new / place, pictures)
+                rows.append(f"{place},{names[labels.number(first, second, n_motions)]}\n")
+                count(1)
+        tenth = n_videos // 10
+        starts = {"train": 0, "valid": n_videos - 2 * tenth, "test": n_videos - tenth, "": n_videos}
+        for (split, start), end in zip(starts.items(), list(starts.values())[1:]):
+            (new / f"{split}.csv").write_text("path,label\n" + "".join(rows[start:end]), encoding="utf-8")
+        (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        (new / "motions.json").write_text(json.dumps(made_from), encoding="utf-8")
+        _put_in_place(new, folder, made_from)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def draw_motions(
+    first: int, second: int, frames_per_motion: int, image_size: int, random: np.random.Generator
+) -> UInt8[np.ndarray, "N S S 3"]:
+    """The pictures of one video: `frames_per_motion` steps in direction `first`, then as many in `second`.
+
+    Everything else is drawn: a disc, square, diamond or ring a quarter to two fifths of the picture wide, its bright
+    colour, where it starts, its speed (1/12 to 1/7 of the picture's side a frame, along each axis that it moves on),
+    and a dark background of noise, part of which flickers.
+    """
+    size = image_size
+    outline = _OUTLINES[int(random.integers(len(_OUTLINES)))]
+    radius = random.uniform(size / 8, size / 5)
+    speed = random.uniform(size / 12, size / 7)
+    colour = _bright_colour(random)
+    position = random.uniform(0, size, size=2)  # column, row
+    background = random.uniform(0, 70, size=(size, size, 3))
+    vectors = list(DIRECTIONS.values())
+    pictures = np.empty((2 * frames_per_motion, size, size, 3), dtype=np.uint8)
+    for number in range(len(pictures)):
+        if number:
+            motion = first if number < frames_per_motion else second
+            position = (position + speed * np.array(vectors[motion])) % size
+        inside = outline(*_offsets(position, size), radius)[..., None]
+        flicker = random.uniform(-10, 10, size=(size, size, 3))
+        pictures[number] = np.clip(background * (1 - inside) + colour * inside + flicker, 0, 255)
+    return pictures
+
+
+def _bright_colour(random: np.random.Generator) -> Float[np.ndarray, " 3"]:
+    colour = random.uniform(60, 255, size=3)
+    colour[random.integers(3)] = 255
+    return colour
+
+
+def _offsets(position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and rows from the position to every pixel, the shorter way around: (size, size) each."""
+    axis = (np.arange(size)[None] - position[:, None] + size / 2) % size - size / 2
+    return axis[0][None, :], axis[1][:, None]
+
+
+def _soft(distance: np.ndarray, radius: float) -> np.ndarray:
+    """1 inside, 0 outside, over one pixel between."""
+    return np.clip(radius - distance + 0.5, 0, 1)
+
+
+_OUTLINES: tuple[Callable[[np.ndarray, np.ndarray, float], np.ndarray], ...] = (
+    lambda x, y, radius: _soft(np.hypot(x, y), radius),
+    lambda x, y, radius: _soft(np.maximum(abs(x), abs(y)), 0.9 * radius),
+    lambda x, y, radius: _soft(abs(x) + abs(y), 1.3 * radius),
+    lambda x, y, radius: _soft(abs(np.hypot(x, y) - 0.75 * radius), 0.35 * radius),
+)
+
+
+def _write_video(path: Path, pictures: UInt8[np.ndarray, "N S S 3"]) -> None:
+    av = require_av()
+    codec = next(name for name in _CODECS if name in av.codecs_available)
+    options = {"preset": "veryfast", "crf": "10"} if codec == "libx264" else {"qscale": "2"}
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=_FRAMES_PER_SECOND, options=options)
+        stream.width = stream.height = pictures.shape[1]
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.thread_count = 1
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
+    """Whether the folder holds these motions. Raises ValueError where it holds something else."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    try:
+        found = json.loads((folder / "motions.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is not empty and holds no motions; give another folder") from None
+    if found != made_from:
+        raise ValueError(f"{folder} holds other motions: {found}, and {made_from} was asked for; give another folder")
+    return True
+
+
+def _put_in_place(new: Path, folder: Path, made_from: Mapping[str, object]) -> None:
+    try:
+        os.replace(new, folder)
+    except OSError:
+        if not _holds(folder, made_from):  # another process was faster
+            raise

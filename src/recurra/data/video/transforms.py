@@ -1,0 +1,65 @@
+"""From frames to the clip that a model sees: scale, crop, flip, normalise. One draw serves all frames of a clip."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+MEAN = 0.45
+"""Taken from every channel of a picture in [0, 1] (TimeSformer's)."""
+STD = 0.225
+"""What every channel is divided by then (TimeSformer's)."""
+
+
+def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
+    """Pictures of whole numbers 0..255 to float32, each channel less `MEAN` and over `STD`."""
+    return (frames.float() / 255 - MEAN) / STD
+
+
+def resize_short_side(frames: Float[Tensor, "T C H W"], short_side: int) -> Float[Tensor, "T C h w"]:
+    """Scale pictures, bilinearly, so that the shorter side has `short_side` pixels; the shape stays."""
+    height, width = frames.shape[-2:]
+    if min(height, width) == short_side:
+        return frames
+    factor = short_side / min(height, width)
+    size = (max(short_side, round(height * factor)), max(short_side, round(width * factor)))
+    return interpolate(frames, size=size, mode="bilinear", align_corners=False)
+
+
+def training_clip(
+    frames: UInt8[Tensor, "T C H W"],
+    random: np.random.Generator,
+    *,
+    image_size: int,
+    scale_jitter: tuple[int, int],
+    flip: bool,
+) -> Float[Tensor, "T C S S"]:
+    """A random view of a clip, normalised: TimeSformer's training transform.
+
+    The shorter side is scaled to a number of pixels drawn uniformly from `scale_jitter` (both included), a square
+    of `image_size` is cut at a random place, and with `flip` half of the clips are mirrored left to right.
+    """
+    short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
+    places, mirrored = random.random(2), random.random() < 0.5
+    frames = resize_short_side(frames.float(), short_side)
+    top, left = (int(place * (side - image_size + 1)) for place, side in zip(places, frames.shape[-2:]))
+    cut = frames[..., top : top + image_size, left : left + image_size]
+    return normalise(cut.flip(-1) if flip and mirrored else cut).contiguous()
+
+
+def evaluation_crops(
+    frames: UInt8[Tensor, "T C H W"], *, image_size: int, n_crops: int = 1
+) -> Float[Tensor, "n_crops T C S S"]:
+    """Fixed views of a clip, normalised: the shorter side scaled to `image_size`, then squares along the longer one.
+
+    n_crops: 1 for the middle; more: at even distances from the left (or top) end to the right (or bottom).
+    """
+    scaled = resize_short_side(frames.float(), image_size)
+    space = [side - image_size for side in scaled.shape[-2:]]
+    crops = []
+    for crop in range(n_crops):
+        where = crop / (n_crops - 1) if n_crops > 1 else 0.5
+        top, left = (round(where * side) for side in space)
+        crops.append(scaled[..., top : top + image_size, left : left + image_size])
+    return normalise(torch.stack(crops))
