@@ -44,6 +44,66 @@ def test_select(index):
     assert chosen.layers[1][0].shape == (2,)
 
 
+def rows(*numbers: int) -> Outer:
+    """A batched state whose tensors tell the row."""
+    row = torch.tensor(numbers, dtype=torch.float32)
+    return Outer((Inner(row[:, None] * torch.ones(2), 4), [row]), None)
+
+
+def test_concatenate_puts_streams_side_by_side():
+    together = states.concatenate([rows(3), rows(1, 2), rows(7)])
+    assert isinstance(together, Outer)
+    assert isinstance(together.layers[1], list)
+    assert together.layers[0].steps == 4
+    assert together.layers[0].h.tolist() == [[3, 3], [1, 1], [2, 2], [7, 7]]
+    assert together.layers[1][0].tolist() == [3, 1, 2, 7]
+    assert states.concatenate([None, None]) is None
+
+
+def test_split_is_the_way_back_and_leaves_nothing_behind():
+    together = rows(3, 1, 2)
+    apart = states.split(together)
+    assert [state.layers[1][0].tolist() for state in apart] == [[3], [1], [2]]
+    assert all(isinstance(state, Outer) and isinstance(state.layers[0], Inner) for state in apart)
+    assert all(tensor.untyped_storage().nbytes() <= 8 for state in apart for tensor in states.tensors(state))
+    assert torch.equal(states.concatenate(apart).layers[0].h, together.layers[0].h)
+
+
+def other_layouts() -> dict[str, object]:
+    h, steps = rows(1).layers[0]
+    last = rows(1).layers[1]
+    return {
+        "size": Outer((Inner(h[:, :1], steps), last), None),
+        "type": Outer((Inner(h.double(), steps), last), None),
+        "rank": Outer((Inner(h[..., None], steps), last), None),
+        "number": Outer((Inner(h, 5), last), None),
+        "kind-of-number": Outer((Inner(h, 4.0), last), None),  # type: ignore[arg-type]
+        "class": Outer(((h, steps), last), None),
+        "length": Outer((Inner(h, steps), last * 2), None),
+        "nothing": None,
+    }
+
+
+@pytest.mark.parametrize("name", other_layouts())
+def test_states_of_other_layouts_are_not_concatenated(name):
+    other = other_layouts()[name]
+    assert states.layout(other) != states.layout(rows(1))
+    with pytest.raises(ValueError, match="state 1 has another layout than state 0"):
+        states.concatenate([rows(1), other])
+
+
+def test_the_batch_is_no_part_of_the_layout():
+    assert states.layout(rows(1)) == states.layout(rows(5, 6))
+    assert hash(states.layout(rows(1))) == hash(states.layout(rows(5, 6)))
+
+
+def test_what_cannot_be_put_together_or_taken_apart():
+    with pytest.raises(ValueError, match="states is empty"):
+        states.concatenate([])
+    with pytest.raises(ValueError, match="has no tensor"):
+        states.split((3, None))
+
+
 def test_n_bytes():
     assert states.n_bytes(example()) == (6 + 3) * 4
     assert states.n_bytes(None) == 0

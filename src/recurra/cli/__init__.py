@@ -9,6 +9,10 @@ from importlib import import_module
 COMMANDS = {
     "train": ("recurra.cli.train", "train a recipe, or go on with a run"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
+    "generate": ("recurra.cli.generate", "go on with a text, from a trained run"),
+    "classify": ("recurra.cli.classify", "say what videos show, segment by segment, with a video model"),
+    "export": ("recurra.cli.export", "write a run in a form that other programs load"),
+    "convert": ("recurra.cli.convert", "runs, folders for transformers and single files, each into the others"),
     "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
     "table": ("recurra.cli.table", "list a family's recipes, published and measured"),
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),

@@ -1,4 +1,5 @@
-"""A run as the commands read it: its experiment, its data, and its model with the weights of a checkpoint."""
+"""A run as the commands read it: its experiment, its data or its tokenizer, and its model with the weights of a
+checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +7,17 @@ from typing import Any
 
 from torch import nn
 
-from recurra.data import DataSet
-from recurra.training import CheckpointFolder, Experiment, RunFolder, load_recipe, load_weights, scored_weights
+from recurra.data import DataSet, TextConfig, TextEncoder
+from recurra.training import (
+    CheckpointFolder,
+    DataSizes,
+    Experiment,
+    RunFolder,
+    TextExperiment,
+    load_recipe,
+    load_weights,
+    scored_weights,
+)
 from recurra.training.experiment import RESUMABLE, differences, to_plain
 
 
@@ -52,6 +62,51 @@ def open_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = 
     load_weights(model, scored_weights(saved), file)
     position: dict[str, Any] = saved["position"]
     return Run(folder, experiment, data, model.eval(), position["step"], run_changes(folder, overrides))
+
+
+@dataclass
+class TextRun:
+    """A trained language model and its tokenizer, without the corpus."""
+
+    model: nn.Module
+    tokenizer: TextEncoder
+    experiment: TextExperiment
+    step: int
+    """The step of the checkpoint that the weights are from."""
+
+
+def open_text_run(path: str, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> TextRun:
+    """Load a run over text without its corpus; arguments as `open_run`.
+
+    A run whose folder has no tokenizer, as older ones have none, takes it from the corpus.
+
+    Raises:
+        FileNotFoundError: the folder holds no run, or neither a tokenizer nor is the corpus where it was.
+        CheckpointError: the checkpoint cannot be used.
+        ValueError: the run is not over text.
+    """
+    folder = RunFolder(path)
+    folder.require_run()
+    experiment = load_recipe(folder.config, overrides)
+    if not isinstance(experiment, TextExperiment):
+        raise ValueError(f"{path} is a run of {experiment.experiment}; expected one over text")
+    file, saved = CheckpointFolder(folder.checkpoints).load(checkpoint)
+    tokenizer = _tokenizer(folder, experiment.data)
+    model = experiment.model.build(DataSizes(len(tokenizer), len(tokenizer), experiment.data.segment_length))
+    load_weights(model, scored_weights(saved), file)
+    return TextRun(model.eval(), tokenizer, experiment, saved["position"]["step"])
+
+
+def _tokenizer(folder: RunFolder, config: TextConfig) -> TextEncoder:
+    if folder.tokenizer.exists():
+        return config.load_tokenizer(folder.tokenizer)
+    try:
+        return config.build().corpus.encoder
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{folder.path} has no {folder.tokenizer.name}, and its corpus cannot be read either ({error}); say where "
+            "it is with --data.path FOLDER"
+        ) from error
 
 
 def run_changes(folder: RunFolder, overrides: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from recurra.cli.arguments import command_parser, split_overrides
+from recurra.data import TextData
+from recurra.data.files import replacing
+from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
 from recurra.training import RunFolder, Trainer, load_recipe, recipe_help, split_row, to_yaml
 from recurra.training.allocator import keep_large_blocks
@@ -69,8 +72,9 @@ def _new(arguments: Namespace, overrides: Sequence[str]) -> Trainer:
     folder = RunFolder(arguments.run or default_run_folder(arguments.recipe))
     folder.require_new()
     trainer = Trainer(experiment, folder, evaluate)
+    trainer.begin()
     # Only now: a recipe that cannot be built, say for want of its corpus, leaves no run behind.
-    folder.write_config(to_yaml(experiment))
+    _write_down(trainer)
     return trainer
 
 
@@ -80,5 +84,16 @@ def _resumed(arguments: Namespace, overrides: Sequence[str]) -> Trainer:
     experiment = load_recipe(folder.config, overrides)
     trainer = Trainer(experiment, folder, evaluate)
     trainer.resume(arguments.checkpoint or "last")
-    folder.write_config(to_yaml(experiment))
+    _write_down(trainer)
     return trainer
+
+
+def _write_down(trainer: Trainer) -> None:
+    """What the run is, into its folder."""
+    folder = trainer.folder
+    folder.write_config(to_yaml(trainer.experiment))
+    if isinstance(trainer.data, TextData) and not folder.tokenizer.exists():
+        trainer.data.save_tokenizer(folder.tokenizer)
+    if isinstance(trainer.data, VideoData):
+        with replacing(folder.classes) as file:
+            file.write("".join(f"{name}\n" for name in trainer.data.class_names).encode())

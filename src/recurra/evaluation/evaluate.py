@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
@@ -24,7 +25,7 @@ class EvaluationResult(NamedTuple):
         the logits of all classes (an adaptive softmax over a large vocabulary).
     n_targets: the targets that counted.
     seconds: how long it took.
-    tokens_per_second: input tokens read in a second.
+    tokens_per_second: input tokens (of video, frames) read in a second.
     """
 
     loss: float
@@ -82,7 +83,7 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
                 losses, state = cast(Any, model).loss(inputs, targets, carried)
             total += losses.sum(dtype=torch.float64)
             n_targets += int((batch.targets != IGNORED_TARGET).sum())
-            n_tokens += batch.inputs.numel()
+            n_tokens += batch.n_steps
     nats = float(total)  # waits for the device, so that the time below is the whole time
     seconds = perf_counter() - start
     return EvaluationResult(
@@ -124,11 +125,15 @@ def evaluate_by_span(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every module of it back into its own mode afterwards."""
+    """Put a model in evaluation mode, and every module of it back into its own mode afterwards.
+
+    Meanwhile the weights must not change: what is made from parameters (an NCGRU's orthogonal matrix) is made once.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with parametrize.cached():
+            yield
     finally:
         for module, training in modes:
             module.training = training

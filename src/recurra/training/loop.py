@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.models import PlainLikelihood
+from recurra.packed_state import pack_state, unpack_state
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
-from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
+from recurra.training.checkpoint import CheckpointError, CheckpointFolder, Payload, load_weights, versions
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
 from recurra.training.metrics import CsvLog, MetricLog, TensorBoardLog, Window
 from recurra.training.optimizer import build_optimizer
-from recurra.training.packed_state import pack_state, unpack_state
 from recurra.training.process import set_up_process
 from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
@@ -58,7 +58,7 @@ class TrainingDiverged(FloatingPointError):
 
 @dataclass
 class Position:
-    """How far a run has come: the next batch is number `batch` of epoch `epoch`."""
+    """How far a run has come: the next batch is number `batch` of epoch `epoch`. tokens: of video, frames."""
 
     step: int = 0
     epoch: int = 0
@@ -80,7 +80,7 @@ class Trainer:
         self.experiment, self.folder, self.evaluate = experiment, folder, evaluate
         self.config = experiment.training
         self.fabric = set_up_process(self.config)
-        data = experiment.build_data()
+        self.data = data = experiment.build_data()
         self.source, self.validation = data.source("train"), data.source("valid")
         self.model = experiment.build_model(data)
         if self.config.monitor == "accuracy" and not isinstance(self.model, PlainLikelihood):
@@ -100,9 +100,23 @@ class Trainer:
         self.window = Window(self.fabric.device)
         self.state: Any = None
         self.scores: dict[str, dict[str, int | float]] = {}
+        self._begun: str | None = None
         self._clock = perf_counter()
 
     # --- where a run stands ---
+
+    def begin(self) -> str:
+        """Give a run that is at its start the weights that its experiment starts from; `fit` does it otherwise.
+
+        Returns:
+            where they are from, in a line of words; nothing where they are the fresh ones.
+
+        Raises:
+            ValueError: they cannot be read, or do not fit.
+        """
+        if self._begun is None:
+            self._begun = self.experiment.load_initial_weights(self.model) if self.position.step == 0 else ""
+        return self._begun
 
     def snapshot(self) -> Payload:
         """Everything that the next update depends on, and what the log has not shown yet, as plain data."""
@@ -126,8 +140,13 @@ class Trainer:
             ValueError: the experiment differs from the checkpoint's in more than how long to go on.
         """
         if which == "last" and not self.checkpoints.steps():
-            return
+            return  # `fit` begins it
         path, saved = self.checkpoints.load(which, self.fabric.device)
+        if saved["optimizer"] is None:
+            raise CheckpointError(
+                f"{path} holds weights alone, without the optimiser's state, as `recurra convert` writes them: no training "
+                "can go on from there"
+            )
         require_resumable(saved["config"], self.experiment)
         load_weights(self.model, saved["model"], path)
         self.average.load_state_dict(saved["average"])
@@ -135,7 +154,8 @@ class Trainer:
         self.position = Position(**saved["position"])
         self.window.load_state_dict(saved["window"])
         self.scores = saved["scores"]
-        self.state = unpack_state(saved["state"], self.model)
+        if saved["state"] is not None:
+            self.state = unpack_state(saved["state"], self.model, self.source.batch(0, 0).inputs)
         self.checkpoints.drop_after(self.position.step)
         set_random_state(saved["random"])
 
@@ -160,6 +180,8 @@ class Trainer:
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
         progress = watch(self.total_steps, step, console or Console())
+        if note := self.begin():
+            progress.note(note)
         if self.total_steps <= self.experiment.schedule.warmup_steps:
             progress.note(
                 f"note: all {self.total_steps} steps of this run lie in its warm-up "
@@ -194,14 +216,14 @@ class Trainer:
     def _update(self) -> Tensor | None:
         """One update from up to `accumulate` batches; each target of them weighs the same."""
         at, config = self.position, self.experiment
-        factor = learning_rate_factor(at.step, self.total_steps, config.schedule)
+        factor = learning_rate_factor(at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch)
         scale_learning_rates(self.optimizer, factor)
         last = min(at.batch + self.config.accumulate, len(self.source))
         batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         for batch, n_targets in zip(batches, counts):
             loss = self._loss(batch)
-            self.window.add(loss, n_targets, batch.inputs.numel())
+            self.window.add(loss, n_targets, batch.n_steps)
             self.fabric.backward(loss / max(1, sum(counts)))
         norm = self._clip_gradients()
         self.optimizer.step()
@@ -209,7 +231,7 @@ class Trainer:
         at.step += 1
         self.average.update(at.step)
         at.epoch, at.batch = (at.epoch, last) if last < len(self.source) else (at.epoch + 1, 0)
-        at.tokens += sum(batch.inputs.numel() for batch in batches)
+        at.tokens += sum(batch.n_steps for batch in batches)
         return norm
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -244,7 +266,7 @@ class Trainer:
         return {
             "step": at.step,
             "epoch": math.ceil(at.step / self.steps_per_epoch),
-            "tokens": at.tokens,
+            self.experiment.unit: at.tokens,
             "seconds": at.seconds,
             **row,
         }
@@ -257,7 +279,7 @@ class Trainer:
         row = {
             "train_loss": loss,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "tokens_per_second": self.window.n_tokens / self.window.seconds,
+            f"{self.experiment.unit}_per_second": self.window.n_tokens / self.window.seconds,
         }
         self.window = Window(self.fabric.device)
         return row if gradient_norm is None else {**row, "gradient_norm": float(gradient_norm)}
@@ -304,9 +326,9 @@ class Trainer:
             "steps": at.step,
             "epochs": at.step / self.steps_per_epoch,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "tokens": at.tokens,
+            self.experiment.unit: at.tokens,
             "seconds": at.seconds,
-            "tokens_per_second": at.tokens / at.seconds if at.seconds else None,
+            f"{self.experiment.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
             "validation": self.scores,
             "versions": versions(),
             "hardware": hardware(),

@@ -11,6 +11,8 @@ class RunFolder:
     """Where one run keeps everything.
 
     config.yaml     the complete experiment, a recipe in itself
+    tokenizer.json  of text: the vocabulary, so that the run can be used where its corpus is not
+    classes.txt     of videos: the names of the classes, one a line
     metrics.csv     one row for each report
     tensorboard/    the same for TensorBoard
     checkpoints/    step-*.pt, best.pt
@@ -21,6 +23,8 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.classes = self.path / "classes.txt"
         self.metrics = self.path / "metrics.csv"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"

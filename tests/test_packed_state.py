@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.training.packed_state import pack_state, unpack_state
+from recurra.packed_state import pack_state, unpack_state
 
 
 class Inner(NamedTuple):
@@ -73,3 +73,12 @@ def test_no_state_stays_no_state():
 def test_another_models_state_is_refused(state, damage):
     with pytest.raises(ValueError, match="does not fit the model's"):
         unpack_state(damage(pack_state(state)), Model())
+
+
+def test_the_error_says_where(state):
+    packed = pack_state(state)
+    packed[0][0][0] = packed[0][0][0].real
+    with pytest.raises(
+        ValueError, match=r"state.layers.0.real is torch.float32 \(3, 2\) against torch.complex64 \(3, 2\)"
+    ):
+        unpack_state(packed, Model())

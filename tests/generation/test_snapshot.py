@@ -1,0 +1,225 @@
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from recurra.generation import SamplingConfig, Stream
+from recurra.state import n_bytes, tensors
+
+from .conftest import SEGMENT, VOCABULARY, build
+
+
+def fed(model: nn.Module, n: int = 8) -> Stream:
+    stream = Stream(model)
+    stream.feed(torch.randint(VOCABULARY, (n,)))
+    return stream
+
+
+def same(one: Stream, other: Stream) -> bool:
+    pairs = zip(tensors(one.state), tensors(other.state), strict=True)
+    return (
+        all(torch.equal(*pair) for pair in pairs)
+        and type(one.state) is type(other.state)
+        and torch.equal(one.logits, other.logits)
+        and one._at.recent == other._at.recent
+        and one.position == other.position
+    )
+
+
+# --- in memory ---
+
+
+def test_later_steps_do_not_change_a_snapshot(model):
+    stream = fed(model)
+    twin, snapshot = stream.fork(), stream.snapshot()
+    before = [tensor.clone() for tensor in tensors(snapshot.at)]
+    first = list(stream.generate(9))
+    assert all(torch.equal(*pair) for pair in zip(before, tensors(snapshot.at), strict=True))
+    stream.restore(snapshot)
+    assert same(stream, twin)
+    assert list(stream.generate(9)) == first
+    with pytest.raises(AttributeError):
+        snapshot.at = twin._at  # type: ignore[misc]
+
+
+def test_a_snapshot_of_another_model_is_refused(gateloop, crt):
+    snapshot = fed(gateloop).snapshot()
+    stream = fed(crt)
+    before = stream.fork()
+    with pytest.raises(ValueError, match="the snapshot is of another model: LanguageModel against Compact"):
+        stream.restore(snapshot)
+    assert same(stream, before)
+
+
+# --- in files ---
+
+
+def test_a_saved_stream_goes_on_where_it_stood(any_model, tmp_path):
+    model = any_model
+    stream = fed(model)
+    stream.save(tmp_path / "stream")
+    other = Stream(model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    settings = SamplingConfig(repetition_penalty=1.4)
+    assert list(other.generate(20, sampling=settings)) == list(stream.generate(20, sampling=settings))
+    assert list(tmp_path.iterdir()) == [tmp_path / "stream"]
+
+
+def test_every_place_of_a_segment_can_be_saved(crt, tmp_path):
+    for n in range(1, 2 * SEGMENT + 2):
+        stream = fed(crt, n)
+        stream.save(tmp_path / "stream")
+        other = Stream(crt)
+        other.load(tmp_path / "stream")
+        assert same(other, stream)
+        assert other.state.position == n % SEGMENT
+
+
+def test_a_stream_at_its_start(gateloop, tmp_path):
+    Stream(gateloop).save(tmp_path / "stream")
+    stream = fed(gateloop)
+    stream.load(tmp_path / "stream")
+    assert (stream.position, stream.state) == (0, None)
+    with pytest.raises(ValueError, match="has read nothing yet"):
+        _ = stream.logits
+
+
+@pytest.mark.parametrize("name", ["gateloop", "s4d", "crt-gru", "transformer-xl"])
+def test_the_bytes_are_the_same_however_long_the_stream_is(name, tmp_path):
+    model = build(name).float()
+    sizes = []
+    for n_fed, position in ((10, 10), (2000, 100_000)):  # both at the start of a segment, with a full memory
+        stream = fed(model, n_fed)
+        stream._at = stream._at._replace(position=position)
+        stream.save(tmp_path / "stream")
+        sizes.append((stream.snapshot().n_bytes, (tmp_path / "stream").stat().st_size, n_bytes(stream.state)))
+    assert sizes[0] == sizes[1]
+    assert sizes[0][0] == sizes[0][2] + VOCABULARY * 4 + 65 * 8
+
+
+class Counting(nn.Module):
+    """Its state has everything that a state may hold."""
+
+    class State(NamedTuple):
+        parts: tuple
+        steps: int
+        share: float
+        begun: bool
+        nothing: None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, tokens: Tensor, state: "Counting.State | None" = None) -> tuple[Tensor, "Counting.State"]:
+        steps = tokens.shape[1] + (0 if state is None else state.steps)
+        tensor = torch.full((len(tokens), 2), steps, dtype=torch.complex128) * (1 + 0.5j)
+        parts = ([tensor, tensor.conj()], tensor.real.bfloat16(), tensor.real > 3)
+        logits = torch.zeros(*tokens.shape, 4, dtype=torch.bfloat16) + self.weight[0].bfloat16()
+        return logits, Counting.State(parts, steps, steps / 8, True, None)
+
+
+def test_states_of_all_kinds(tmp_path):
+    model = Counting().eval()
+    stream = Stream(model)
+    stream.feed([1, 2, 3, 0, 1])
+    stream.save(tmp_path / "stream")
+    other = Stream(model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    assert type(other.state.parts[0]) is list
+    assert other.state[1:] == (5, 5 / 8, True, None)
+    assert [type(item) for item in other.state[1:]] == [int, float, bool, type(None)]
+
+
+def test_other_models_files_are_refused(tmp_path):
+    stream = fed(build("gateloop"))
+    stream.save(tmp_path / "stream")
+    for model, message in (
+        (build("gateloop", seed=1), "a LanguageModel like it, but with other weights"),
+        (build("gateloop").float(), "other weights"),
+        (build("retnet"), "mixer 'gateloop' against 'retnet'"),
+        (build("crt-gru"), "LanguageModel against CompactRecurrentTransformer"),
+    ):
+        other = fed(model)
+        before = other.fork()
+        with pytest.raises(ValueError, match=f"stream is of another model: .*{message}"):
+            other.load(tmp_path / "stream")
+        assert same(other, before)
+
+
+def test_a_state_of_another_structure_is_refused(tmp_path):
+    """As after a change of a model's code, which its configuration does not show."""
+
+    class Model(Counting):
+        pass
+
+    model = Model().eval()
+    Stream(model).feed([1])
+    stream = Stream(model)
+    stream.feed([1])
+    stream.save(tmp_path / "stream")
+    forward = model.forward
+    model.forward = lambda tokens, state=None: (  # type: ignore[method-assign]
+        forward(tokens, state)[0],
+        forward(tokens, state)[1]._replace(parts=([torch.zeros(len(tokens), 2, 3)] * 2, *[torch.zeros(1)] * 2)),
+    )
+    message = r"state.parts.0.0 is torch.complex128 \(1, 2\) against torch.float32 \(1, 2, 3\)"
+    with pytest.raises(ValueError, match=message):
+        Stream(model).load(tmp_path / "stream")
+
+
+def test_damaged_and_foreign_files(gateloop, tmp_path):
+    path = tmp_path / "stream"
+    fed(gateloop).save(path)
+    whole = path.read_bytes()
+    stream = Stream(gateloop)
+    for place in (3, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"stream (is damaged|was not written|has the format)"):
+            stream.load(path)
+    for content in (b"", whole[:-1], b"hello, world", whole[:100]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged, or no file of a stream at all"):
+            stream.load(path)
+    path.write_bytes(torch.tensor([]).numpy().tobytes() + (16).to_bytes(8, "little") + b'{"__metadata__":{}}'[:16])
+    with pytest.raises(ValueError, match="is damaged"):
+        stream.load(path)
+    with pytest.raises(FileNotFoundError):
+        stream.load(tmp_path / "nowhere")
+    assert stream.position == 0
+
+
+def test_foreign_safetensors_and_later_formats(gateloop, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2)}, tmp_path / "stream")
+    with pytest.raises(ValueError, match=r"was not written by Stream\.save"):
+        Stream(gateloop).load(tmp_path / "stream")
+    content = {"format": "recurra-stream", "format_version": 2}
+    save_file({"weight": torch.ones(2)}, tmp_path / "stream", metadata={"recurra": json.dumps(content)})
+    with pytest.raises(ValueError, match="has the format 2; this version of recurra reads 1"):
+        Stream(gateloop).load(tmp_path / "stream")
+
+
+def test_others_can_read_the_file(gateloop, tmp_path):
+    stream = fed(gateloop, 5)
+    stream.save(tmp_path / "stream")
+    with safe_open(tmp_path / "stream", framework="pt") as file:
+        assert int(file.get_tensor("position")) == 5
+        assert file.get_tensor("recent").tolist() == [-1] * 59 + list(stream._at.recent)
+        assert torch.equal(file.get_tensor("logits"), stream.logits)
+        content = json.loads(file.metadata()["recurra"])
+        assert content["model"]["config"]["d_model"] == 12
+        assert content["structure"] == [[[{"complex": "state.0"}], [{"complex": "state.1"}]]]
+
+
+def test_equal_streams_give_equal_files(gateloop, tmp_path):
+    stream = fed(gateloop)
+    stream.save(tmp_path / "one")
+    stream.fork().save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

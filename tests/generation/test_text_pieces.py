@@ -1,0 +1,79 @@
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from recurra.data import BytePairEncoding
+from recurra.generation import TextPieces
+
+
+def pieces_of(tokenizer, tokens, before=()):
+    pieces = TextPieces(tokenizer, before)
+    return [*(pieces.add(token) for token in tokens), pieces.flush()]
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(max_size=60))
+def test_a_text_comes_back_letter_by_whole_letter(bpe, text):
+    tokens = bpe.encode(text).tolist()
+    pieces = pieces_of(bpe, tokens)
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_any_tokens_come_out_as_they_decode(bpe, data):
+    """Half letters, and bytes that are no letter at all, included."""
+    half_a_letter = [token for token in range(len(bpe)) if "\ufffd" in bpe.decode([token])]
+    assert len(half_a_letter) > 50
+    token = st.one_of(st.integers(0, len(bpe) - 1), st.sampled_from(half_a_letter))
+    tokens = data.draw(st.lists(token, max_size=60))
+    assert "".join(pieces_of(bpe, tokens)) == bpe.decode(tokens)
+
+
+def test_half_a_letter_waits_for_the_rest():
+    # no merges: a token for each byte
+    plain = BytePairEncoding.train(["a"], 256)
+    one, two, three, four = plain.encode("🙂").tolist()
+    pieces = TextPieces(plain)
+    assert [pieces.add(token) for token in (one, two, three)] == ["", "", ""]
+    assert pieces.flush() == "\ufffd"
+    assert pieces.add(four) == "🙂"
+    assert pieces.flush() == ""
+
+
+def test_garbage_without_end_is_passed_on_and_not_kept():
+    plain = BytePairEncoding.train(["a"], 256)
+    (first, *_) = plain.encode("é").tolist()
+    pieces = TextPieces(plain)
+    given_out = "".join(pieces.add(first) for _ in range(1000))
+    assert set(given_out) == {"\ufffd"}
+    assert len(given_out) >= 990
+    assert len(pieces._window) <= 16
+
+
+def test_words_have_a_blank_between_and_none_around_line_feeds(words):
+    tokens = words.encode("a cat\n\nthe dog\n").tolist()
+    assert pieces_of(words, tokens) == ["a", " cat", "\n", "\n", "the", " dog", "\n", ""]
+
+
+def test_the_tokens_before_decide_on_the_first_blank(words):
+    (cat,) = words.encode("cat").tolist()
+    assert TextPieces(words, words.encode("the").tolist()).add(cat) == " cat"
+    assert TextPieces(words, words.encode("the dog\n").tolist()).add(cat) == "cat"
+
+
+@pytest.mark.parametrize("byte", ["é", "日"])
+def test_tokenizers_that_fall_back_to_bytes(byte):
+    """Their decoder makes one U+FFFD of every byte of an unfinished letter."""
+    vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256, "▁a": 257}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    fallback = BytePairEncoding(tokenizer)
+    tokens = [257, *byte.encode(), 257]
+    *pieces, rest = pieces_of(fallback, tokens)
+    assert pieces == [" a", *[""] * (len(byte.encode()) - 1), byte, " a"]
+    assert rest == ""

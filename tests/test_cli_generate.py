@@ -1,0 +1,272 @@
+"""`recurra generate`: a run's folder in, text out."""
+
+import contextlib
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import generate, main
+from recurra.cli.runs import open_text_run
+from recurra.data import TextConfig
+from recurra.generation import SamplingConfig, Stream
+
+TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
+
+RECIPE = """
+experiment: {experiment}
+data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
+model: {model}
+training: {{epochs: 2, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+MODELS = {
+    "text": "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}",
+    "text-crt": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru}",
+    "text-transformer-xl": "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [5]}",
+}
+RUNS = {
+    "words": ("text", "vocabulary: words"),
+    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264"),
+    "crt": ("text-crt", "vocabulary: words"),
+    "txl": ("text-transformer-xl", "vocabulary: words"),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, str]:
+    """Finished runs by name; their corpora are gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
+    for name, (experiment, vocabulary) in RUNS.items():
+        recipe = folder / f"{name}.yaml"
+        recipe.write_text(
+            RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=MODELS[experiment])
+        )
+        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+    shutil.move(corpus, folder / "moved")
+    return {name: str(folder / name) for name in RUNS}
+
+
+def output(capsys, *words: str) -> tuple[str, str]:
+    """What a command prints, and what it says beside."""
+    capsys.readouterr()
+    assert main(["generate", *words]) == 0
+    return capsys.readouterr()
+
+
+def failure(capsys, *words: str) -> str:
+    capsys.readouterr()
+    assert main(["generate", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("recurra generate: ")
+    return captured.err
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_prints_what_a_stream_generates(capsys, runs, name):
+    out, said = output(capsys, runs[name], "--prompt", "the dog", "--max-tokens", "20", "--seed", "3", "--top-k", "5")
+    run = open_text_run(runs[name])
+    stream = Stream(run.model, run.tokenizer)
+    stream.feed("the dog")
+    n_read = stream.position
+    text = "".join(stream.generate_text(20, seed=3, sampling=SamplingConfig(top_k=5)))
+    assert out == text if text.endswith("\n") else text + "\n"
+    assert said.startswith(f"read {n_read} tokens (")
+    assert "wrote 20 tokens (" in said
+    assert said.endswith(" tokens/s)\n")
+
+
+def test_each_token_is_shown_at_once(runs, monkeypatch):
+    shown = []
+
+    class Out(io.StringIO):
+        def flush(self):
+            shown.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    main(["generate", runs["words"], "--prompt", "the", "--max-tokens", "6"])
+    assert [len(text.split(" ")) + text.count("\n") for text in shown[:2]] == [2, 3]
+    assert len(shown) >= 6
+
+
+PROMPT = ("--prompt", "the dog", "--max-tokens", "50")
+
+
+@pytest.fixture(scope="module")
+def plain(runs) -> str:
+    """What comes out without options."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["generate", runs["words"], *PROMPT])
+    return out.getvalue()
+
+
+def test_the_same_words_print_the_same_text(capsys, runs, plain):
+    assert output(capsys, runs["words"], *PROMPT).out == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--temperature", "0"],
+        ["--temperature", "3"],
+        ["--top-k", "1"],
+        ["--top-p", "0.05"],
+        ["--min-p", "0.9"],
+        ["--repetition-penalty", "5"],
+        ["--seed", "1"],
+        ["--checkpoint", "previous"],
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_every_option_makes_a_difference(capsys, runs, plain, options):
+    assert output(capsys, runs["words"], *PROMPT, *options).out != plain
+
+
+def test_the_window_makes_a_difference_of_its_own(capsys, runs):
+    words = [runs["words"], *PROMPT, "--repetition-penalty", "5"]
+    assert output(capsys, *words).out != output(capsys, *words, "--repetition-window", "1").out
+
+
+def test_stop(capsys, runs, plain):
+    stop = plain[30:34]
+    out = output(capsys, runs["words"], *PROMPT, "--stop", "not there", "--stop", stop).out
+    assert out.rstrip("\n") == plain[: plain.index(stop)].rstrip("\n")
+
+
+def test_without_a_prompt_a_line_begins(capsys, runs):
+    words = [runs["words"], "--max-tokens", "9"]
+    assert output(capsys, *words).out == output(capsys, *words, "--prompt", "\n").out
+
+
+def test_a_state_goes_on_where_it_stood(capsys, runs, tmp_path):
+    file = str(tmp_path / "state")
+    greedy = ["--temperature", "0"]
+    whole, _ = output(capsys, runs["crt"], "--prompt", "the dog", "--max-tokens", "15", *greedy)
+    first, _ = output(capsys, runs["crt"], "--prompt", "the dog", "--max-tokens", "6", *greedy, "--save-state", file)
+    second, _ = output(capsys, runs["crt"], "--max-tokens", "9", *greedy, "--load-state", file)
+    assert (first.removesuffix("\n") + second).split() == whole.split()
+    # and goes on with more text
+    assert "read 3 tokens" in output(capsys, runs["crt"], "--load-state", file, "--prompt", "a cat\n").err
+    message = failure(capsys, runs["txl"], "--load-state", file)
+    assert "is of another model: CompactRecurrentTransformer against TransformerXL" in message
+
+
+# --- the standard input ---
+
+
+@pytest.mark.parametrize("name", ["words", "bpe"])
+def test_standard_input_is_a_prompt(capsys, runs, monkeypatch, name):
+    words = [runs[name], "--max-tokens", "10"]
+    expected = output(capsys, *words, "--prompt", TEXT * 3)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(TEXT * 3))
+    got = output(capsys, *words, "--prompt", "-")
+    assert got.out == expected.out
+    assert got.err.split("(")[0] == expected.err.split("(")[0]
+
+
+def test_a_line_is_fed_before_the_next_is_there(capsys, runs, monkeypatch):
+    fed = []
+    monkeypatch.setattr(Stream, "feed", lambda self, text, feed=Stream.feed: (fed.append(text), feed(self, text))[1])
+
+    class Typed(io.StringIO):
+        def readline(self, size=-1):
+            line = super().readline(size)
+            if line.startswith("two"):
+                assert fed == ["one\n"]
+            return line
+
+    monkeypatch.setattr(sys, "stdin", Typed("one\ntwo\n"))
+    output(capsys, runs["words"], "--prompt", "-", "--max-tokens", "1")
+    assert fed[:2] == ["one\n", "two\n"]
+
+
+def test_no_input_at_all_is_a_lines_start(capsys, runs, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    words = [runs["words"], "--max-tokens", "9"]
+    assert output(capsys, *words, "--prompt", "-").out == output(capsys, *words).out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "one two\nthree", "a " * 40, "x" * 100, "ab cdefghijklmnop qr\ns\n\n" * 5, " x" * 9]
+)
+@pytest.mark.parametrize("length", [1, 7, 20, 64])
+def test_long_lines_are_cut_before_blanks(text, length):
+    parts = list(generate.lines(io.StringIO(text).readline, length))
+    assert "".join(parts) == text
+    assert "" not in parts
+    assert all(len(part) <= 2 * length and "\n" not in part[:-1] for part in parts)
+    if length >= 20 and "x" * 100 not in text:
+        assert [word for part in parts for word in part.split()] == text.split()
+
+
+# --- the run's folder ---
+
+
+@pytest.mark.parametrize("name", ["words", "bpe"])
+def test_a_run_keeps_its_tokenizer(runs, name):
+    folder = Path(runs[name])
+    config = TextConfig(str(folder.parent / "moved"), name, bpe_vocab_size=264 if name == "bpe" else None)
+    assert config.build().corpus.encoder.fingerprint == open_text_run(str(folder)).tokenizer.fingerprint
+    assert not Path(folder.parent / "corpus").exists()
+
+
+def test_older_runs_take_it_from_the_corpus(capsys, runs, tmp_path):
+    run = shutil.copytree(runs["words"], tmp_path / "run")
+    (run / "tokenizer.json").unlink()
+    assert "say where it is with --data.path FOLDER" in failure(capsys, str(run))
+    moved = Path(runs["words"]).parent / "moved"
+    words = ["--prompt", "the", "--max-tokens", "9"]
+    expected = output(capsys, runs["words"], *words).out
+    assert output(capsys, str(run), *words, "--data.path", str(moved)).out == expected
+    # going on with such a run gives it one
+    assert main(["train", "--resume", str(run), "--training.epochs", "3", "--data.path", str(moved)]) == 0
+    assert (run / "tokenizer.json").read_text() == (Path(runs["words"]) / "tokenizer.json").read_text()
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top-p", "2"], "top_p is 2.0"),
+        (["--temperature", "0", "--top-k", "3"], "top_k would have no effect"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--stop", ""], "empty"),
+        (["--load-state", "nowhere"], "nowhere"),
+        (["--checkpoint", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_told_plainly(capsys, runs, words, message):
+    assert message in failure(capsys, runs["words"], "--prompt", "a", *words)
+
+
+def test_only_text_is_generated(capsys, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "experiment: memory-horizon\n"
+        "data: {n_samples: 20, sequence_length: 8, batch_size: 8, resets_per_sample: 1}\n"
+        "model: {n_layer: 1, d_model: 8}\n"
+        "training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}\n"
+    )
+    assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 0
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+    assert "is a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
+    assert "holds no run" in failure(capsys, str(tmp_path / "nowhere"))
