@@ -25,7 +25,7 @@ def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
         packed = PackedLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
         for shape in ((n_in,), (1, 1, n_in), (2, 3, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
             x = torch.randn(shape)
-            expected = functional.linear(x.double(), packed.dense().double(), packed.bias.double())
+            expected = functional.linear(x.double(), packed.weight.double(), packed.bias.double())
             torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
 
 
@@ -41,9 +41,9 @@ def test_what_the_numbers_keep_of_a_weight():
     with torch.no_grad():
         linear.weight[3] = 0.0
     w = linear.weight
-    assert torch.equal(PackedLinear(linear, "float32").dense(), w)
-    assert torch.equal(PackedLinear(linear, "bfloat16").dense(), w.bfloat16().float())
-    error = (PackedLinear(linear, "int8").dense() - w).abs()
+    assert torch.equal(PackedLinear(linear, "float32").weight, w)
+    assert torch.equal(PackedLinear(linear, "bfloat16").weight, w.bfloat16().float())
+    error = (PackedLinear(linear, "int8").weight - w).abs()
     assert (error <= w.abs().amax(1, keepdim=True) / 254 * 1.0001).all()
     assert (error > 0).any()
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.cli.runs import open_text_run
+from recurra.decoding import NUMBERS
 from recurra.generation import SamplingConfig, Stream
 from recurra.training.allocator import keep_large_blocks
 
@@ -26,7 +27,7 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     keep_large_blocks()
     trained = open_text_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    stream = Stream(trained.model, trained.tokenizer)
+    stream = Stream(trained.model, trained.tokenizer, weights=arguments.weights)
     # What a model makes from its parameters at every call, the orthogonal matrices of an NCGRU, is made once here.
     with parametrize.cached():
         if arguments.load_state:
@@ -80,6 +81,12 @@ def _parser() -> Any:
     add("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
     add("--load-state", metavar="FILE", help="go on from a state that --save-state wrote")
     add("--save-state", metavar="FILE", help="write the state after the last token, to go on from later")
+    add(
+        "--weights",
+        choices=NUMBERS,
+        help="run a copy made for decoding on a CPU, its weights kept as these numbers; float32 is the model up to the "
+        "order of sums, bfloat16 and int8 are rounded and faster (default: the model as it is)",
+    )
     add("--checkpoint", default="best", metavar="WHICH", help="best (default), last, previous or a file")
     return parser
 

@@ -3,6 +3,14 @@ once, and single steps recorded."""
 
 from recurra.decoding.pack import pack_linear_layers
 from recurra.decoding.packed_linear import NUMBERS, PackedLinear
-from recurra.decoding.recorded_step import RecordedStep
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.recorded_step import RecordedStep, StepNotSteady
 
-__all__ = ["NUMBERS", "PackedLinear", "RecordedStep", "pack_linear_layers"]
+__all__ = [
+    "NUMBERS",
+    "PackedLinear",
+    "RecordedStep",
+    "StepNotSteady",
+    "pack_linear_layers",
+    "prepare_for_decoding",
+]

@@ -29,7 +29,7 @@ class PackedLinear(nn.Module):
         ValueError: there are no such numbers, or the layer is of another type or on another device.
     """
 
-    weight: Tensor
+    packed: Tensor
     scale: Tensor
     bias: Tensor
 
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         if numbers == "int8":
             scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
             weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        self.register_buffer("weight", weight.to(getattr(torch, numbers)).contiguous())
+        self.register_buffer("packed", weight.to(getattr(torch, numbers)).contiguous())
         self.register_buffer("scale", scale)
         self.register_buffer("bias", torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach())
 
@@ -62,12 +62,13 @@ class PackedLinear(nn.Module):
             raise ValueError(f"x is {x.dtype} of width {x.shape[-1]}; expected float32 of width {self.in_features}")
         vectors = x.numel() // self.in_features
         if not 0 < vectors <= MOST_VECTORS:
-            return functional.linear(x, self.dense(), self.bias)
-        return packed_linear(x, self.weight, self.scale, self.bias)
+            return functional.linear(x, self.weight, self.bias)
+        return packed_linear(x, self.packed, self.scale, self.bias)
 
-    def dense(self) -> Float[Tensor, "n_out n_in"]:
-        """The weights as float32."""
-        return self.weight if self.numbers == "float32" else self.weight.float() * self.scale.unsqueeze(1)
+    @property
+    def weight(self) -> Float[Tensor, "n_out n_in"]:
+        """The weights as float32, for those that read them without calling the layer; unpacked each time."""
+        return self.packed if self.numbers == "float32" else self.packed.float() * self.scale.unsqueeze(1)
 
     def extra_repr(self) -> str:
         """What print shows."""

@@ -17,11 +17,16 @@ from recurra.state import map_tensors, tensors
 _CHECKED_STEPS = 3
 
 
+class StepNotSteady(ValueError):
+    """A model's steps cannot be recorded."""
+
+
 class RecordedStep(nn.Module):
     """A model in evaluation mode that runs one token per row from a recording, and all else as it is.
 
     The recording is made at construction for `batch` rows; other inputs, among them the first step of a stream, go
-    through the model. The model's weights are taken to stay as they are.
+    through the model. The model's weights are taken to stay as they are. Whatever else the model has (its `config`, its
+    `head`) is found here, too.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`.
@@ -29,8 +34,9 @@ class RecordedStep(nn.Module):
         batch: rows of the inputs that the recording takes.
 
     Raises:
-        ValueError: the model is in training mode; or a step cannot be recorded, because it depends on numbers in the
-            state that are no tensors (a position that counts up) or its state grows.
+        ValueError: the model is in training mode.
+        StepNotSteady: a step cannot be recorded, because it depends on numbers in the state that are no tensors (a
+            position that counts up) or its state grows. It is a ValueError.
     """
 
     def __init__(self, model: nn.Module, vocab_size: int, batch: int = 1) -> None:
@@ -55,6 +61,12 @@ class RecordedStep(nn.Module):
         logits, *after = self._program(tokens, *tensors(state))
         return logits, self._state(after)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
     def _state(self, flat: list[Tensor]) -> Any:
         parts = iter(flat)
         return map_tensors(lambda _: next(parts), self._like)
@@ -72,7 +84,9 @@ class RecordedStep(nn.Module):
             logits, mine = self(row, mine)
             right, expected = self.model(row, expected)
             if not all(map(torch.equal, (logits, *tensors(mine)), (right, *tensors(expected)))):
-                raise ValueError(f"a recorded step of {type(self.model).__name__} gives other numbers than the model")
+                raise StepNotSteady(
+                    f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
+                )
 
 
 class _Flat(nn.Module):
@@ -91,7 +105,7 @@ class _Flat(nn.Module):
 def _require_steady(before: Any, after: Any) -> None:
     """Raise ValueError where a step changes more of a state than the values of its tensors."""
     if _outline(before) != _outline(after):
-        raise ValueError(
+        raise StepNotSteady(
             "the model's steps cannot be recorded: from one to the next, its state changes in more than the values of "
             "its tensors (a position that counts up, or a window that grows)"
         )

@@ -42,14 +42,15 @@ def read(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tup
     """Feed at least one token a row, and give the logits after the last and the state; no gradients.
 
     A model with the methods `hidden` and `head`, as all language models here have them, makes no other logits than
-    these. Long texts are fed in pieces, so that memory does not grow with them.
+    these. Long texts are fed in pieces, so that memory does not grow with them. One token goes to the model as it is:
+    it may have a shorter way for that (`recurra.decoding.RecordedStep`).
 
     Raises:
         ValueError: there is no token.
     """
     if not tokens.numel():
         raise ValueError(f"tokens are of shape {tuple(tokens.shape)}; expected at least one stream and one token")
-    by_hidden = inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head")
+    by_hidden = tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head")
     step = model.hidden if by_hidden else model
     for piece in tokens.split(max(1, TOKENS_A_CALL // len(tokens)), 1):
         out, state = step(piece, state)  # type: ignore[operator]

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.data import TextEncoder
+from recurra.decoding import prepare_for_decoding
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.reading import read, require_evaluation_mode
 from recurra.generation.sampling import SamplingConfig, sample
@@ -38,14 +39,18 @@ class Stream:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode, into which it is not put by
             itself.
         tokenizer: for feeding and generating text; one whose numbers are the model's tokens.
+        weights: run a copy of the model made for decoding on a CPU, its weights kept as "float32", "bfloat16" or "int8"
+            (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results but for the order of sums.
+            None runs the model itself. States are the same form, and may be saved with one and loaded with another.
 
     Raises:
-        ValueError: the model is in training mode.
+        ValueError: the model is in training mode; or there are no such weights, or the model is not float32 on the CPU.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
+        self._runs = model if weights is None else prepare_for_decoding(model, weights)
         self._at = Standing()
         self._identity: ModelIdentity | None = None
 
@@ -75,7 +80,7 @@ class Stream:
     def fork(self) -> "Stream":
         """Give a twin that stands where this stream stands and goes its own way."""
         twin = Stream(self.model, self.tokenizer)
-        twin._at, twin._identity = self._at, self._identity
+        twin._runs, twin._at, twin._identity = self._runs, self._at, self._identity
         return twin
 
     # --- in ---
@@ -96,7 +101,7 @@ class Stream:
             require_evaluation_mode(self.model)
         tokens = self.encode(what)
         if len(tokens):
-            logits, state = read(self.model, tokens[None], self._at.state)
+            logits, state = read(self._runs, tokens[None], self._at.state)
             self.advance(tokens, logits[0], state)
         return self.logits
 

@@ -1,0 +1,47 @@
+"""A stream through a copy made for decoding: the model's results, its states, and rounding where it was asked for."""
+
+import pytest
+import torch
+
+from recurra.decoding import RecordedStep
+from recurra.generation import Stream
+from recurra.state import tensors
+
+from .conftest import VOCABULARY
+
+pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
+
+
+def test_float32_gives_the_models_results(any_model):
+    model = any_model.float()
+    plain, fast = Stream(model), Stream(model, weights="float32")
+    for length in (1, 1, 7, 1, 1, 12, 1):
+        tokens = torch.randint(VOCABULARY, (length,)).tolist()
+        torch.testing.assert_close(fast.feed(tokens), plain.feed(tokens), rtol=1e-4, atol=1e-5)
+    for mine, other in zip(tensors(fast.state), tensors(plain.state)):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    assert list(fast.generate(10, seed=3)) == list(plain.generate(10, seed=3))
+
+
+def test_states_go_from_one_to_the_other(any_model, tmp_path):
+    model = any_model.float()
+    fast, plain = Stream(model, weights="int8"), Stream(model)
+    fast.feed([1, 2, 3])
+    fast.save(tmp_path / "state")
+    plain.load(tmp_path / "state")
+    assert all(map(torch.equal, tensors(plain.state), tensors(fast.state)))
+    twin = fast.fork()
+    assert torch.equal(twin.step(4), fast.step(4))
+    assert not torch.equal(twin.logits, plain.step(4))  # the twin is rounded, too
+
+
+def test_a_recurrence_is_recorded_and_a_segment_model_is_not(gateloop, crt):
+    assert isinstance(Stream(gateloop.float(), weights="float32")._runs, RecordedStep)
+    assert not isinstance(Stream(crt.float(), weights="float32")._runs, RecordedStep)
+
+
+def test_errors(gateloop):
+    with pytest.raises(ValueError, match="numbers is 'int4'"):
+        Stream(gateloop.float(), weights="int4")
+    with pytest.raises(ValueError, match="expected float32 on the CPU"):
+        Stream(gateloop.double(), weights="float32")
