@@ -14,6 +14,7 @@ from recurra.training import (
     MemoryHorizonExperiment,
     ScheduleConfig,
     TextExperiment,
+    VideoExperiment,
     load_recipe,
     parameter_groups,
     read_family,
@@ -42,6 +43,9 @@ class Sizes:
 
 def build(experiment: Experiment) -> nn.Module:
     """The experiment's model, without memory for its weights and without its corpus."""
+    if isinstance(experiment, VideoExperiment):
+        with torch.device("meta"):
+            return experiment.model.build(experiment.sizes_of(31))
     if isinstance(experiment, TextExperiment):
         n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
         sizes = Sizes(n_words, n_words)
@@ -157,7 +161,7 @@ def test_memory_horizon_is_table_2_and_table_3(name, transition):
     assert optimizer.betas == (0.9, 0.98)
     assert optimizer.weight_decay == 0.05
     assert (optimizer.transition_learning_rate, optimizer.transition_weight_decay) == (None, None)
-    assert experiment.schedule == ScheduleConfig(warmup_steps=10_000, final_fraction=0.0)
+    assert experiment.schedule == ScheduleConfig(warmup_steps=10_000)
     assert (model.n_layer, model.d_channel_mixing, model.d_model) == (4, 128, 64)
     assert model.mixer == "gateloop"
     assert model.mixer_options == {
@@ -187,7 +191,7 @@ def test_wikitext_103_is_table_4():
     assert optimizer.transition_weight_decay == 0.0
     assert optimizer.betas == (0.9, 0.98)
     assert optimizer.weight_decay == 0.25
-    assert experiment.schedule == ScheduleConfig(warmup_steps=5000, final_fraction=0.0)
+    assert experiment.schedule == ScheduleConfig(warmup_steps=5000)
     assert (model.n_layer, model.d_channel_mixing, model.d_model) == (12, 1872, 624)
     assert model.mixer_options == {
         "d_qk": 624,
@@ -213,3 +217,34 @@ def test_the_two_variants_differ_in_the_transition_alone(folder):
     assert one["model"]["mixer_options"].pop("transition") == "data"
     assert other["model"]["mixer_options"].pop("transition") == "fixed"
     assert one == other
+
+
+@pytest.mark.parametrize(
+    ("row", "epochs", "segments", "published"),
+    [("timesformer", 15, 1, 68.4), ("crvit-gru", 40, 2, 73.4), ("crvit-ncgru", 40, 2, 72.2)],
+)
+def test_smarthome_is_what_was_published(row, epochs, segments, published):
+    path = FOLDER / "smarthome" / "models.yaml"
+    experiment = load_recipe(f"{path}#{row}")
+    assert isinstance(experiment, VideoExperiment)
+    data, optimizer, model = experiment.data, experiment.optimizer, build(experiment)
+    assert (data.layout, data.protocol) == ("smarthome", "cross-subject")
+    assert (data.n_frames, data.image_size, data.n_segments) == (8, 224, segments)
+    assert data.batch_size * experiment.training.accumulate == 64
+    assert (optimizer.algorithm, optimizer.learning_rate, optimizer.weight_decay) == ("sgd", 0.005, 1e-4)
+    assert optimizer.options == {"momentum": 0.9, "nesterov": False}
+    assert experiment.schedule.options == {"steps": [11, 14], "factor": 0.1}
+    assert experiment.training.epochs == epochs
+    assert model.config.head_dropout == 0.5
+    assert (model.config.n_layer, model.config.d_model, model.config.patch_size) == (12, 768, 16)
+    assert n_parameters(model) > 121e6  # TimeSformer's published 121.4M
+    if segments == 2:
+        assert model.config.cell == row.removeprefix("crvit-")
+    assert read_family(path).published[row]["test_mean_class_accuracy"] == published
+
+
+@pytest.mark.parametrize("name", ["timesformer", "crvit"])
+def test_motions_are_two_segments_that_see_one_motion_each(name):
+    experiment = load_recipe(FOLDER / "motions" / f"{name}.yaml")
+    assert experiment.data.n_segments == 2
+    assert experiment.data.label == "pair"

@@ -111,7 +111,7 @@ def test_impossible_model_values_are_refused_by_name(field, value):
 def test_plain_data_holds_no_objects():
     plain = to_plain(TextExperiment(data=TextConfig(path="somewhere")))
     assert plain["experiment"] == "text"
-    assert plain["optimizer"]["betas"] == [0.9, 0.98]
+    assert plain["data"]["path"] == "somewhere"
     assert plain["model"] == asdict(ModelConfig())
 
 

@@ -18,7 +18,7 @@ from recurra.cli.evaluate import evaluation_file
 from recurra.cli.runs import run_changes
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.data.files import replacing
-from recurra.training import DataSizes, Experiment, RunFolder, load_recipe
+from recurra.training import DataSizes, Experiment, RunFolder, VideoSizes, load_recipe
 
 DESCRIPTION = "Count what the models of recipes or runs do for one segment, beside the CRT paper's formulas (Table 1)."
 CAPTION = (
@@ -166,7 +166,7 @@ def _run_folder(word: str) -> RunFolder:
     return folder
 
 
-def _sizes(word: str, experiment: Experiment) -> DataSizes:
+def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:
     try:
         return experiment.sizes(experiment.build_data())
     except (OSError, ValueError) as error:

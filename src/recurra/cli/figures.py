@@ -16,13 +16,13 @@ from recurra.analysis.plots import (
 from recurra.cli.runs import Run
 from recurra.data import MemoryHorizon, TextData, memory_spans
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate_by_span
-from recurra.training import read_metrics
+from recurra.training import VideoExperiment, read_metrics
 
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled for a point of Figure 7."""
 
 PANELS: Mapping[str, Sequence[str]] = {
-    "loss (nats per token)": ["train_loss", "valid_loss"],
+    "loss (nats per target)": ["train_loss", "valid_loss"],
     "validation perplexity": ["valid_perplexity"],
     "validation accuracy": ["valid_accuracy"],
 }
@@ -53,18 +53,17 @@ def draw_gates(run: Run) -> list[Path]:
 def draw_comparison(
     runs: Sequence[Run], scores: Mapping[str, SpanAccuracy], chance: float | None, folder: Path
 ) -> list[Path]:
-    """What several runs share: Figure 4, the curves of losses and accuracy, and Figure 7 where there are
-    spans."""
+    """What several runs share: the curves of losses and accuracy, Figure 4 unless all are over videos, and Figure 7
+    where there are spans."""
     metrics = {run.name: curve_rows(run) for run in runs}
     panels = {
         title: columns
         for title, columns in PANELS.items()
         if any(row.get(column) for rows in metrics.values() for row in rows for column in columns)
     }
-    files = [
-        *save(magnitude_activations(), folder, "magnitude-activations"),
-        *save(metric_curves(metrics, panels), folder, "curves"),
-    ]
+    files = save(metric_curves(metrics, panels), folder, "curves")
+    if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
+        files += save(magnitude_activations(), folder, "magnitude-activations")
     if scores:
         files += save(accuracy_over_span(scores, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
     return files

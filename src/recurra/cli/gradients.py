@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -21,7 +21,7 @@ from recurra.cli.arguments import command_parser, split_overrides
 from recurra.cli.runs import Run, open_run
 from recurra.data import SPLITS, Split, TextData
 from recurra.data.files import replacing
-from recurra.models import CompactRecurrentTransformer
+from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.training.allocator import keep_large_blocks
 
 
@@ -107,7 +107,7 @@ def _measure(run: Run, tokens: Tensor, warm_up: int, track: Callable[..., Iterab
     assert isinstance(model, CompactRecurrentTransformer)
     border = warm_up * model.config.segment_length
     with torch.no_grad():
-        state = model.hidden(tokens[:, :border])[1] if warm_up else None
+        state = cast(CompactRecurrentTransformerState, model.hidden(tokens[:, :border])[1]) if warm_up else None
     return measure_gradient_flow(model, tokens[:, border:], state, track=track)
 
 

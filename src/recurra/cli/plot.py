@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import command_parser, split_overrides
+from recurra.cli.evaluate import evaluation_file
 from recurra.cli.figures import draw_comparison, draw_gates, score_by_span
 from recurra.cli.runs import open_run
+from recurra.cli.video_scores import draw_written_confusion
 from recurra.data import MemoryHorizon
+from recurra.training import VideoExperiment
 
 
 def run(words: Sequence[str]) -> int:
-    """Draw each run's gates into its own folder and everything that compares runs into one."""
+    """Draw each run's gates or confusion matrix into its own folder and everything that compares runs into one."""
     own, overrides = split_overrides(words)
     parser = command_parser(
-        "plot", "Draw a run's gates, and the curves and the accuracy by memory span of all given runs."
+        "plot",
+        "Draw a run's gates or, over videos, its confusion matrix, and the curves and the accuracy by memory span of "
+        "all given runs.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the runs' folders")
     parser.add_argument("--out", metavar="FOLDER", help="for figures of all runs (default: the first RUN's figures)")
@@ -25,6 +30,9 @@ def run(words: Sequence[str]) -> int:
     if len({run.name for run in runs}) < len(runs):
         raise ValueError(f"the runs' folders must have different names, got {', '.join(run.name for run in runs)}")
     files = [file for run in runs for file in draw_gates(run)]
+    for run in runs:
+        if isinstance(run.experiment, VideoExperiment):
+            files += draw_written_confusion(run.folder.path / evaluation_file("test", run.changes), run.folder.figures)
     folder = Path(arguments.out) if arguments.out else runs[0].folder.figures
     horizon = [run for run in runs if isinstance(run.data, MemoryHorizon)]
     scores = {run.name: score_by_span(run)[1] for run in horizon}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,22 +14,39 @@ from recurra.cli.train import default_run_folder
 from recurra.training import RecipeError, read_family
 
 
+class Score(NamedTuple):
+    """A score that papers report: what a table calls it, where `recurra eval` writes it, and in which unit."""
+
+    title: str
+    measured: str
+    factor: float = 1.0
+
+
+SCORES = {
+    "test_perplexity": Score("Test perplexity", "perplexity"),
+    "test_mean_class_accuracy": Score("Test mean class accuracy, per cent", "mean_class_accuracy", 100.0),
+}
+"""By the key of a family's published figures; a family has one of them."""
+
+
 def run(words: Sequence[str]) -> int:
     """Print a table."""
     parser = command_parser(
-        "table", "List the recipes of a family, with published and measured test perplexities.", overrides=False
+        "table", "List the recipes of a family, with published and measured test scores.", overrides=False
     )
     parser.add_argument("family", metavar="FILE", help="a family of recipes, such as recipes/ptb/transformers.yaml")
     parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
     arguments = parser.parse_args(words)
     family = read_family(arguments.family)
-    table = Table("recipe", "tables", "published", "measured", title="Test perplexity")
+    reported = {key for row in family.published.values() for key in row}
+    key = next((key for key in SCORES if key in reported), "test_perplexity")
+    table = Table("recipe", "tables", "published", "measured", title=SCORES[key].title)
     for name in family.rows:
         published = family.published.get(name, {})
         tables = published.get("tables", [])
         if arguments.number is not None and arguments.number not in tables:
             continue
-        cells = (published.get("test_perplexity"), _measured(default_run_folder(f"{family.path}#{name}")))
+        cells = (published.get(key), _measured(default_run_folder(f"{family.path}#{name}"), SCORES[key]))
         table.add_row(name, ", ".join(map(str, tables)), *("" if cell is None else f"{cell:.1f}" for cell in cells))
     if not table.row_count:
         known = sorted({number for row in family.published.values() for number in row.get("tables", [])})
@@ -37,10 +55,9 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _measured(run_folder: Path) -> float | None:
-    """The test perplexity that `recurra eval` left in the run's folder, if there is one."""
+def _measured(run_folder: Path, score: Score) -> float | None:
+    """What `recurra eval` left in the run's folder, if there is anything."""
     file = run_folder / evaluation_file("test", {})
     if not file.is_file():
         return None
-    perplexity: float = json.loads(file.read_text(encoding="utf-8"))["perplexity"]
-    return perplexity
+    return score.factor * float(json.loads(file.read_text(encoding="utf-8"))[score.measured])

@@ -1,14 +1,27 @@
-"""How good a model is: losses, perplexity, accuracy, accuracy by memory span."""
+"""How good a model is: losses, perplexity, accuracy, accuracy by memory span and by class."""
 
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
+from recurra.evaluation.classification import (
+    ClassScores,
+    VideoProbabilities,
+    class_scores,
+    classify_videos,
+)
 from recurra.evaluation.evaluate import EvaluationResult, evaluate, evaluate_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
+from recurra.evaluation.video_stream import SegmentPrediction, classify_stream
 
 __all__ = [
+    "ClassScores",
     "EvaluationResult",
+    "SegmentPrediction",
     "SpanAccuracy",
+    "VideoProbabilities",
     "accuracy_by_span",
     "bits_per_token",
+    "class_scores",
+    "classify_stream",
+    "classify_videos",
     "evaluate",
     "evaluate_by_span",
     "perplexity",

@@ -5,24 +5,31 @@ from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleCo
 from recurra.training.experiment import (
     EXPERIMENTS,
     CompactRecurrentTransformerExperiment,
+    CompactRecurrentViTExperiment,
     Experiment,
     MemoryHorizonExperiment,
     TextExperiment,
+    TimeSformerExperiment,
     TransformerXLExperiment,
+    VideoExperiment,
 )
 from recurra.training.loop import Trainer, TrainingDiverged
 from recurra.training.metrics import read_metrics
 from recurra.training.models import (
     CompactRecurrentTransformerRecipe,
+    CompactRecurrentViTRecipe,
     DataSizes,
     ModelConfig,
+    TimeSformerRecipe,
     TransformerXLRecipe,
+    VideoSizes,
 )
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
 from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_row
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
+from recurra.training.starting_weights import start_from
 
 __all__ = [
     "EXPERIMENTS",
@@ -31,6 +38,8 @@ __all__ = [
     "CheckpointFolder",
     "CompactRecurrentTransformerExperiment",
     "CompactRecurrentTransformerRecipe",
+    "CompactRecurrentViTExperiment",
+    "CompactRecurrentViTRecipe",
     "DataSizes",
     "Experiment",
     "MemoryHorizonExperiment",
@@ -41,11 +50,15 @@ __all__ = [
     "RunFolder",
     "ScheduleConfig",
     "TextExperiment",
+    "TimeSformerExperiment",
+    "TimeSformerRecipe",
     "Trainer",
     "TrainingConfig",
     "TrainingDiverged",
     "TransformerXLExperiment",
     "TransformerXLRecipe",
+    "VideoExperiment",
+    "VideoSizes",
     "build_optimizer",
     "learning_rate_factor",
     "load_checkpoint",
@@ -57,5 +70,6 @@ __all__ = [
     "recipe_help",
     "scored_weights",
     "split_row",
+    "start_from",
     "to_yaml",
 ]

@@ -4,8 +4,9 @@ is made.
 Every config refuses impossible values when it is made, with the field's full name as a recipe spells it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 def require(holds: bool, field: str, allowed: str, value: object) -> None:
@@ -14,18 +15,55 @@ def require(holds: bool, field: str, allowed: str, value: object) -> None:
         raise ValueError(f"{field} must be {allowed}, got {value!r}")
 
 
+def chosen_options(
+    config: object, section: str, choice: str, options: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The options of what was chosen, those that were not set with their defaults; those of other choices are refused.
+
+    Args:
+        config: has the choice and every option as a field; an option that was not set is None.
+        section: where a recipe has them.
+        choice: the field that chooses.
+        options: the options of each choice, with their defaults.
+
+    Raises:
+        ValueError: the choice is unknown, or an option is set that it does not have.
+    """
+    chosen = getattr(config, choice)
+    require(chosen in options, f"{section}.{choice}", "one of " + ", ".join(options), chosen)
+    for field in dict.fromkeys(name for names in options.values() for name in names):
+        if field not in options[chosen]:
+            value = getattr(config, field)
+            require(value is None, f"{section}.{field}", f"left out where {section}.{choice} is {chosen}", value)
+    given = {field: getattr(config, field) for field in options[chosen]}
+    return {field: options[chosen][field] if value is None else value for field, value in given.items()}
+
+
+OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"betas": (0.9, 0.98), "epsilon": 1e-8},
+    "sgd": {"momentum": 0.9, "nesterov": False},
+}
+
+
 @dataclass
 class OptimizerConfig:
-    """AdamW, with a rule of their own for the parameters that make the state transition."""
+    """An optimiser, with a rule of its own for the parameters that make the state transition."""
 
+    algorithm: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or stochastic gradient descent with momentum."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
-    betas: tuple[float, float] = (0.9, 0.98)
-    """AdamW's decay rates of the first and the second moment, each in [0, 1)."""
-    epsilon: float = 1e-8
-    """AdamW's term in the denominator, > 0."""
+    betas: tuple[float, float] | None = None
+    """adamw: the decay rates of the first and the second moment, each in [0, 1); null: 0.9 and 0.98."""
+    epsilon: float | None = None
+    """adamw: the term in the denominator, > 0; null: 1e-8."""
+    momentum: float | None = None
+    """sgd: how much of the last update enters the next one, in [0, 1); null: 0.9."""
+    nesterov: bool | None = None
+    """sgd: look ahead by the momentum (Nesterov); null: false."""
     weight_decay: float = 0.05
-    """Decoupled weight decay of matrices (embeddings among them); biases and norm scales have none."""
+    """Weight decay of matrices (embeddings among them); biases and norm scales have none. adamw: decoupled from the
+    gradient; sgd: added to it, as an L2 penalty is."""
     transition_learning_rate: float | None = None
     """Peak learning rate of the transition's parameters; null: the same as of all others."""
     transition_weight_decay: float | None = None
@@ -35,30 +73,61 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         name = "optimizer."
+        options = self.options
         require(self.learning_rate > 0, name + "learning_rate", "greater than 0", self.learning_rate)
-        require(all(0 <= b < 1 for b in self.betas), name + "betas", "two numbers in [0, 1)", self.betas)
-        require(self.epsilon > 0, name + "epsilon", "greater than 0", self.epsilon)
+        betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
+        require(all(0 <= b < 1 for b in betas), name + "betas", "two numbers in [0, 1)", betas)
+        require(0 <= momentum < 1, name + "momentum", "in [0, 1)", momentum)
+        require(not self.nesterov or momentum > 0, name + "nesterov", "false without a momentum", self.nesterov)
         require(self.weight_decay >= 0, name + "weight_decay", "0 or more", self.weight_decay)
-        for field in ("transition_learning_rate", "gradient_clip"):
+        for field in ("epsilon", "transition_learning_rate", "gradient_clip"):
             value = getattr(self, field)
             require(value is None or value > 0, name + field, "greater than 0, or null", value)
         decay = self.transition_weight_decay
         require(decay is None or decay >= 0, name + "transition_weight_decay", "0 or more, or null", decay)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the algorithm, with their defaults where they were not set."""
+        return chosen_options(self, "optimizer", "algorithm", OPTIMIZER_OPTIONS)
+
+
+SCHEDULE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cosine": {"final_fraction": 0.0},
+    "steps": {"steps": (), "factor": 0.1},
+}
+
 
 @dataclass
 class ScheduleConfig:
-    """The learning rate over a run: a linear warm-up, then a cosine down to a floor."""
+    """The learning rate over a run: a linear warm-up, then a fall."""
 
+    shape: Literal["cosine", "steps"] = "cosine"
+    """How it falls: along a cosine that ends with the run, or in steps at the ends of some epochs."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises from 0 to its peak."""
-    final_fraction: float = 0.0
-    """Where the cosine ends, as a fraction of the peak, in [0, 1]."""
+    final_fraction: float | None = None
+    """cosine: where it ends, as a fraction of the peak, in [0, 1]; null: 0."""
+    steps: list[int] | None = None
+    """steps: the numbers of epochs after which the learning rate falls, increasing, each 1 or more."""
+    factor: float | None = None
+    """steps: what each multiplies the learning rate by, in (0, 1); null: 0.1."""
 
     def __post_init__(self) -> None:
+        options = self.options
         require(self.warmup_steps >= 0, "schedule.warmup_steps", "0 or more", self.warmup_steps)
-        final = self.final_fraction
+        final, factor = options.get("final_fraction", 0.0), options.get("factor", 0.5)
         require(0 <= final <= 1, "schedule.final_fraction", "between 0 and 1", final)
+        require(0 < factor < 1, "schedule.factor", "between 0 and 1", factor)
+        if "steps" in options:
+            steps = options["steps"]
+            rising = bool(steps) and list(steps) == sorted(set(steps)) and steps[0] >= 1
+            require(rising, "schedule.steps", "increasing numbers of epochs, such as [11, 14]", self.steps)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the shape, with their defaults where they were not set."""
+        return chosen_options(self, "schedule", "shape", SCHEDULE_OPTIONS)
 
 
 @dataclass
@@ -81,7 +150,7 @@ class AveragingConfig:
 class TrainingConfig:
     """How long a run is, how it is computed, and when it logs, evaluates and saves.
 
-    A step is one update of the weights. The cosine of the schedule ends where the run ends.
+    A step is one update of the weights. A cosine of the schedule ends where the run ends.
     """
 
     epochs: int = 1

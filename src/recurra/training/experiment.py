@@ -5,20 +5,27 @@ field and one line in that table; the loop, the recipes and the command line the
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
-from recurra.data import DataSet, MemoryHorizonConfig, TextConfig
+from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
+from recurra.data.video import MotionsConfig, VideoConfig
+from recurra.models import CompactRecurrentViT, TimeSformer
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.training.metrics import Unit
 from recurra.training.models import (
     CompactRecurrentTransformerRecipe,
+    CompactRecurrentViTRecipe,
     DataSizes,
     ModelConfig,
     ModelRecipe,
+    TimeSformerRecipe,
     TransformerXLRecipe,
+    VideoSizes,
 )
+from recurra.training.starting_weights import start_from
 
 
 @runtime_checkable
@@ -33,6 +40,9 @@ class DataConfig(Protocol):
 @dataclass(kw_only=True)
 class Experiment:
     """What all experiments have: data, a model, and how to train it."""
+
+    unit: ClassVar[Unit] = "tokens"
+    """What the data's steps are, and speed is counted in."""
 
     experiment: str
     data: DataConfig
@@ -54,9 +64,17 @@ class Experiment:
         """Make the model for the sizes of `data`, with fresh weights."""
         return self.model.build(self.sizes(data))
 
-    def sizes(self, data: DataSet) -> DataSizes:
+    def sizes(self, data: DataSet) -> DataSizes | VideoSizes:
         """What the model takes from `data`."""
-        return DataSizes(data.vocab_size, data.output_size)
+        return DataSizes(_vocab_size(data), data.output_size)
+
+    def load_initial_weights(self, model: nn.Module) -> str:
+        """Give a fresh model the weights that the run starts from, where these are others than its own.
+
+        Returns:
+            where they are from, in a line of words; nothing where the fresh ones stay.
+        """
+        return ""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +102,7 @@ class TextExperiment(Experiment):
 
     def sizes(self, data: DataSet) -> DataSizes:
         """What the model takes from `data`: the vocabulary, and what a segment is."""
-        return DataSizes(data.vocab_size, data.output_size, self.data.segment_length)
+        return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
 
 
 @dataclass(kw_only=True)
@@ -109,11 +127,89 @@ class CompactRecurrentTransformerExperiment(TextExperiment):
     """The model."""
 
 
+def _vocab_size(data: DataSet) -> int:
+    if not isinstance(data, TokenDataSet):
+        raise TypeError(f"the model reads tokens, and the inputs of {type(data).__name__} are not")
+    return data.vocab_size
+
+
+@dataclass(kw_only=True)
+class VideoExperiment(Experiment):
+    """What the experiments over videos have in common: segments of frames, and weights to start from."""
+
+    unit: ClassVar[Unit] = "frames"
+
+    experiment: str
+    data: VideoConfig | MotionsConfig
+    model: TimeSformerRecipe | CompactRecurrentViTRecipe
+
+    def sizes(self, data: DataSet) -> VideoSizes:
+        """What the model takes from `data`: the classes, and what a segment is."""
+        return self.sizes_of(data.output_size)
+
+    def sizes_of(self, n_classes: int) -> VideoSizes:
+        """What the model takes from data of so many classes, which need not be there."""
+        return VideoSizes(n_classes, self.data.n_frames, self.data.image_size)
+
+    def load_initial_weights(self, model: nn.Module) -> str:
+        """Give a fresh model the weights of `model.init_from`."""
+        assert isinstance(model, (TimeSformer, CompactRecurrentViT))
+        return start_from(model, self.model.init_from) if self.model.init_from else ""
+
+
+@dataclass(kw_only=True)
+class TimeSformerExperiment(VideoExperiment):
+    """Classification of videos with TimeSformer, which sees each segment by itself."""
+
+    experiment: Literal["video-timesformer"] = "video-timesformer"
+    """The kind of experiment."""
+    data: VideoConfig
+    """The videos."""
+    model: TimeSformerRecipe = field(default_factory=TimeSformerRecipe)
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class CompactRecurrentViTExperiment(VideoExperiment):
+    """Classification of videos with the compact recurrent vision Transformer."""
+
+    experiment: Literal["video-crvit"] = "video-crvit"
+    """The kind of experiment."""
+    data: VideoConfig
+    """The videos."""
+    model: CompactRecurrentViTRecipe = field(default_factory=CompactRecurrentViTRecipe)
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class MotionsTimeSformerExperiment(TimeSformerExperiment):
+    """The generated motions with TimeSformer."""
+
+    experiment: Literal["motions-timesformer"] = "motions-timesformer"  # type: ignore[assignment]
+    """The kind of experiment."""
+    data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
+    """The videos, which are made when they are first needed."""
+
+
+@dataclass(kw_only=True)
+class MotionsCompactRecurrentViTExperiment(CompactRecurrentViTExperiment):
+    """The generated motions with the compact recurrent vision Transformer."""
+
+    experiment: Literal["motions-crvit"] = "motions-crvit"  # type: ignore[assignment]
+    """The kind of experiment."""
+    data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
+    """The videos, which are made when they are first needed."""
+
+
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "memory-horizon": MemoryHorizonExperiment,
     "text": TextExperiment,
     "text-transformer-xl": TransformerXLExperiment,
     "text-crt": CompactRecurrentTransformerExperiment,
+    "video-timesformer": TimeSformerExperiment,
+    "video-crvit": CompactRecurrentViTExperiment,
+    "motions-timesformer": MotionsTimeSformerExperiment,
+    "motions-crvit": MotionsCompactRecurrentViTExperiment,
 }
 
 RESUMABLE = frozenset(
@@ -152,16 +248,29 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
     Raises:
         ValueError: something outside `RESUMABLE` differs; the message names the keys and both values.
     """
+    # A checkpoint that does not know a key was made when there was no choice: with what is now its default.
+    known = {key for key, _ in _flat(saved)}
     changed = [
         f"{key} (was {before!r}, now {now!r})"
         for key, (before, now) in differences(saved, to_plain(experiment)).items()
-        if key not in RESUMABLE
+        if key not in RESUMABLE and (key in known or now != _plain(_default(experiment, key)))
     ]
     if changed:
         raise ValueError(
             f"a run goes on with the settings that it was started with; changed: {', '.join(changed)}. "
             f"Only these may change: {', '.join(sorted(RESUMABLE))}"
         )
+
+
+def _default(experiment: Experiment, key: str) -> Any:
+    """The default of a dotted key; MISSING where it has none."""
+    *sections, name = key.split(".")
+    owner: Any = experiment
+    for section in sections:
+        owner = getattr(owner, section, None)
+    if not is_dataclass(owner):
+        return MISSING
+    return next((field.default for field in fields(owner) if field.name == name), MISSING)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from torch import Tensor
 from recurra.data.files import replacing
 
 Row = Mapping[str, Any]
+
+Unit: TypeAlias = Literal["tokens", "frames"]
+UNITS: tuple[Unit, ...] = ("tokens", "frames")
+"""What a step of the input is, and what speed is counted in."""
 
 COLUMNS = (
     "step",
@@ -24,10 +28,12 @@ COLUMNS = (
     "gradient_norm",
     "tokens",
     "tokens_per_second",
+    "frames",
+    "frames_per_second",
     "seconds",
 )
-"""Losses in nats per counted target; tokens and seconds since the run began, evaluation left out; an empty
-cell was not measured."""
+"""Losses in nats per counted target; tokens or frames, and seconds, since the run began, evaluation left out; an
+empty cell was not measured."""
 
 
 class Window:
@@ -41,7 +47,7 @@ class Window:
         self.seconds = 0.0
 
     def add(self, loss: Tensor, n_targets: int, n_tokens: int) -> None:
-        """Add a batch: its summed loss, its targets that count, its input tokens."""
+        """Add a batch: its summed loss, its targets that count, its input tokens or frames."""
         self.loss += loss.detach()
         self.n_targets += n_targets
         self.n_tokens += n_tokens

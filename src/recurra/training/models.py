@@ -1,6 +1,6 @@
 """Models as a recipe describes them: everything but the sizes that the data give."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
@@ -9,8 +9,14 @@ from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
     CompactRecurrentTransformerShape,
+    CompactRecurrentViT,
+    CompactRecurrentViTConfig,
+    CompactRecurrentViTShape,
     LanguageModel,
     LanguageModelConfig,
+    TimeSformer,
+    TimeSformerConfig,
+    TimeSformerShape,
     TransformerXL,
     TransformerXLConfig,
     TransformerXLShape,
@@ -30,12 +36,27 @@ class DataSizes(NamedTuple):
     segment_length: int | None = None
 
 
+class VideoSizes(NamedTuple):
+    """What a model takes from its data where these are videos.
+
+    n_classes: how many there are to tell apart. n_frames: frames of a segment. image_size: pixels of a frame's edge.
+    """
+
+    n_classes: int
+    n_frames: int
+    image_size: int
+
+
 @runtime_checkable
 class ModelRecipe(Protocol):
     """What builds a model once its data are known."""
 
-    def build(self, sizes: DataSizes) -> nn.Module:
-        """Make the model with fresh weights."""
+    def build(self, sizes: Any) -> nn.Module:
+        """Make the model with fresh weights.
+
+        Args:
+            sizes: the data's, of the kind that the model takes: `DataSizes` or `VideoSizes`.
+        """
         ...
 
 
@@ -93,3 +114,36 @@ def _segmented(sizes: DataSizes) -> dict[str, Any]:
     if sizes.segment_length is None:
         raise ValueError("the model reads segments, and the data have none")
     return {"vocab_size": sizes.vocab_size, "segment_length": sizes.segment_length}
+
+
+@dataclass(kw_only=True)
+class StartingWeights:
+    """What recipes of video models say besides the shape: where the weights come from."""
+
+    init_from: str | None = None
+    """Start from these weights instead of fresh ones: a run's folder (its best checkpoint), a checkpoint, the published
+    weights of TimeSformer (.pyth), or a Hugging Face folder or file of it. Embeddings of other sizes are interpolated,
+    and other classes get a fresh classifier. A run that is resumed goes on with its own."""
+
+
+@dataclass(kw_only=True)
+class TimeSformerRecipe(TimeSformerShape, StartingWeights):
+    """A TimeSformer; classes, frames of a segment and pixels are the data's."""
+
+    def build(self, sizes: VideoSizes) -> TimeSformer:
+        """Make the model with fresh weights."""
+        return TimeSformer(TimeSformerConfig(**sizes._asdict(), **_shape(self, TimeSformerShape)))
+
+
+@dataclass(kw_only=True)
+class CompactRecurrentViTRecipe(CompactRecurrentViTShape, StartingWeights):
+    """A compact recurrent vision Transformer; classes, frames of a segment and pixels are the data's."""
+
+    def build(self, sizes: VideoSizes) -> CompactRecurrentViT:
+        """Make the model with fresh weights."""
+        config = CompactRecurrentViTConfig(**sizes._asdict(), **_shape(self, CompactRecurrentViTShape))
+        return CompactRecurrentViT(config)
+
+
+def _shape(recipe: object, shape: type) -> dict[str, Any]:
+    return {field.name: getattr(recipe, field.name) for field in fields(shape)}

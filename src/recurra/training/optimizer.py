@@ -1,4 +1,4 @@
-"""AdamW over parameter groups made by rule.
+"""AdamW or SGD over parameter groups made by rule.
 
 Decided, where the papers are silent: only matrices (and larger) decay, embeddings among them; biases and
 norm scales do not. The parameters that make the state transition (every module with a
@@ -7,27 +7,27 @@ in Table 4 of the GateLoop paper.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from recurra.training.config import OptimizerConfig
 
 ParameterGroup = dict[str, Any]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
-    """AdamW over `parameter_groups`, in its fused form: one pass over each parameter, on the CPU as on a
-    GPU."""
-    return AdamW(
-        parameter_groups(model, config),
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.epsilon,
-        fused=True,
-    )
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimiser of `config.algorithm` over `parameter_groups`, in its fused form: one pass over each parameter, on
+    the CPU as on a GPU."""
+    groups = parameter_groups(model, config)
+    options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
+    return _ALGORITHMS[config.algorithm](groups, lr=config.learning_rate, fused=True, **options)
+
+
+_ALGORITHMS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "sgd": SGD}
+_TORCH_NAMES = {"epsilon": "eps"}
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:

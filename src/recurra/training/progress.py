@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from recurra.training.metrics import UNITS
+
 
 @runtime_checkable
 class RunProgress(Protocol):
@@ -45,7 +47,7 @@ class BarProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} tokens/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -69,7 +71,7 @@ class BarProgress:
             self._progress.update(
                 self._task,
                 loss=f"{row['train_loss']:.4f}",
-                speed=f"{row['tokens_per_second']:,.0f}",
+                speed=", ".join(_speeds(row)),
             )
         if "valid_loss" in row:
             self.note(describe(row, self._total_steps))
@@ -104,12 +106,15 @@ class PlainProgress:
 def describe(row: Mapping[str, Any], total_steps: int) -> str:
     """A row of the log in one line."""
     parts = [f"epoch {row['epoch']}  step {row['step']}/{total_steps}"]
-    for name, form in (
-        ("train_loss", "loss {:.4f}"),
-        ("tokens_per_second", "{:,.0f} tokens/s"),
-        ("valid_loss", "validation: loss {:.4f}"),
-        ("valid_accuracy", "accuracy {:.4f}"),
-    ):
+    if "train_loss" in row:
+        parts += [f"loss {row['train_loss']:.4f}", *_speeds(row)]
+    for name, form in (("valid_loss", "validation: loss {:.4f}"), ("valid_accuracy", "accuracy {:.4f}")):
         if name in row:
             parts.append(form.format(row[name]))
     return "  ".join(parts)
+
+
+def _speeds(row: Mapping[str, Any]) -> list[str]:
+    """The speed, in the unit of the data, where the row has it."""
+    named = {unit: f"{unit}_per_second" for unit in UNITS}
+    return [f"{row[name]:,.0f} {unit}/s" for unit, name in named.items() if name in row]

@@ -1,8 +1,10 @@
 """Figures, one a file: data in, `matplotlib.figure.Figure` out, `save` writes it as PNG and SVG."""
 
 from recurra.analysis.plots.activations import magnitude_activations
+from recurra.analysis.plots.confusion import confusion_matrix
+from recurra.analysis.plots.contact_sheet import contact_sheet
 from recurra.analysis.plots.curves import metric_curves
-from recurra.analysis.plots.figure import save
+from recurra.analysis.plots.figure import save, save_png
 from recurra.analysis.plots.gates import gate_magnitudes
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
 from recurra.analysis.plots.perplexity_over_flops import CostPoint, perplexity_over_flops
@@ -12,6 +14,8 @@ from recurra.analysis.plots.spans import accuracy_over_span
 __all__ = [
     "CostPoint",
     "accuracy_over_span",
+    "confusion_matrix",
+    "contact_sheet",
     "gate_magnitudes",
     "gate_phases",
     "gradient_over_distance",
@@ -19,4 +23,5 @@ __all__ = [
     "metric_curves",
     "perplexity_over_flops",
     "save",
+    "save_png",
 ]

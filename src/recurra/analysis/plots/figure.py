@@ -76,11 +76,18 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     Raises:
         ValueError: name is empty or has folders in it.
     """
+    png = save_png(figure, folder, name)
+    svg = png.with_name(f"{name}.svg")
+    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return [png, svg]
+
+
+@house_style()
+def save_png(figure: Figure, folder: str | Path, name: str) -> Path:
+    """Write folder/name.png alone, as `save` does: for photographs, of which an SVG has nothing to add."""
     if not name or Path(name).name != name:
         raise ValueError(f"name must be a file's name without folders, got {name!r}; put folders into folder")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0], metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
-    return paths
+    path = Path(folder) / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path

@@ -1,0 +1,123 @@
+"""The weights that a video model starts from: of a run, of TimeSformer as published, of Hugging Face's port of it."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurra.convert import read_weights, timesformer_from_huggingface, timesformer_from_original
+from recurra.models import CompactRecurrentViT, TimeSformer, TimeSformerConfig, load_timesformer
+from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
+from recurra.training.run_folder import RunFolder
+
+_HEAD = ("head.weight", "head.bias")
+_OWN_SUFFIX = ".pt"
+_HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class _Source(NamedTuple):
+    """Weights by our names, of the model's sizes; the classifier's are of `n_classes` classes, or already fresh."""
+
+    weights: dict[str, Tensor]
+    n_classes: int
+    what: str
+
+
+def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
+    """Give a fresh model trained weights.
+
+    A CR-ViT may start from a TimeSformer (`load_timesformer`) or from a CR-ViT, a TimeSformer from a TimeSformer.
+    Where the image size or the frames of a segment differ, the embeddings of places or times are interpolated, nearest;
+    where the number of classes differs, the classifier stays fresh.
+
+    Args:
+        model: changed in place.
+        path: a run's folder (its best checkpoint), a checkpoint of a run (.pt), weights of TimeSformer's own code
+            (.pyth), or a Hugging Face folder or file.
+
+    Returns:
+        What was done, in a line.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it holds no weights of such a model, or of one with other sizes.
+    """
+    place = Path(path).expanduser()
+    source = _of_checkpoint(model, place) if _is_ours(place) else _published(model, place)
+    own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _HEAD}
+    fresh_head = source.n_classes != model.config.n_classes
+    weights = dict(source.weights)
+    has_memory = any(name.startswith("memory.") for name in weights)
+    if has_memory and isinstance(model, TimeSformer):
+        raise ValueError(f"{source.what} is a CR-ViT; a TimeSformer can only start from a TimeSformer")
+    if isinstance(model, CompactRecurrentViT) and not has_memory:
+        if fresh_head:
+            weights |= {name: tensor[..., : model.config.d_model] for name, tensor in own_head.items()}
+        load_timesformer(model, weights)
+    else:
+        load_weights(model, weights | own_head if fresh_head else weights, place)
+    if not fresh_head:
+        return f"starts from {source.what}"
+    model.load_state_dict(own_head, strict=False)
+    return f"starts from {source.what}, with a fresh classifier: {source.n_classes} classes there"
+
+
+def _is_ours(place: Path) -> bool:
+    return RunFolder(place).checkpoints.is_dir() or place.suffix == _OWN_SUFFIX
+
+
+def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _Source:
+    if place.is_dir():
+        file, saved = CheckpointFolder(RunFolder(place).checkpoints).load("best")
+    else:
+        file, saved = place, load_checkpoint(place)
+    weights = scored_weights(saved)
+    if "embedding.positions" not in weights:
+        raise ValueError(f"{file} is of a {saved['config'].get('experiment')} run; expected one of a video model")
+    n_heads = saved["config"]["model"]["n_heads"]
+    if n_heads != model.config.n_heads:
+        raise ValueError(f"{file} is of a model with model.n_heads {n_heads}; this one has {model.config.n_heads}")
+    n_classes = len(weights["head.weight"])
+    return _Source(_resized(weights, model.config), n_classes, f"{file}, step {saved['position']['step']}")
+
+
+def _published(model: TimeSformer | CompactRecurrentViT, place: Path) -> _Source:
+    file = _weights_file(place)
+    weights = read_weights(file)
+    known = {field.name for field in fields(TimeSformerConfig)}
+    options = {name: value for name, value in vars(model.config).items() if name in known}
+    hugging_face = any(name.startswith("timesformer.") for name in weights)
+    convert = timesformer_from_huggingface if hugging_face else timesformer_from_original
+    converted = convert(weights, **{"attention": "divided", **options})
+    head = next(tensor for name, tensor in weights.items() if name.endswith(("head.weight", "classifier.weight")))
+    return _Source(converted.state_dict(), len(head), str(file))
+
+
+def _weights_file(place: Path) -> Path:
+    if place.is_file():
+        return place
+    if not place.exists():
+        raise FileNotFoundError(f"model.init_from is {place}, and there is no such file or folder")
+    for name in _HUGGING_FACE_FILES:
+        if (place / name).is_file():
+            return place / name
+    raise ValueError(
+        f"{place} is neither a run's folder (with checkpoints) nor a Hugging Face folder (with "
+        f"{' or '.join(_HUGGING_FACE_FILES)})"
+    )
+
+
+def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """Bring the embeddings of places and times to the model's numbers of them, as `recurra.convert` does."""
+    resized = dict(weights)
+    positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
+    grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
+    grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
+    resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])
+    if (times := weights.get("encoder.times")) is not None:
+        resized["encoder.times"] = functional.interpolate(times.T[None], size=config.n_frames, mode="nearest")[0].T
+    return resized

@@ -1,0 +1,200 @@
+"""The command line over videos: training, scores, plots, and classifying a stream, on a tiny generated task."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import main
+from recurra.data.video import VideoFile
+
+RECIPE = """
+experiment: motions-{model}
+data: {{n_videos: 20, n_motions: 2, frames_per_motion: 3, image_size: 16, n_frames: 3, batch_size: 8, workers: 0}}
+model: {{patch_size: 8, n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}}
+training: {{max_steps: 2, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with videos, a run of TimeSformer and one of CR-ViT that starts from it."""
+    folder = tmp_path_factory.mktemp("video")
+    (folder / "motions").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for model, start in (("timesformer", []), ("crvit", ["--model.init_from", "runs/motions-timesformer"])):
+            Path(f"motions/{model}.yaml").write_text(RECIPE.format(model=model))
+            assert main(["train", f"motions/{model}.yaml", "--data.path", "videos", *start]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch, workplace):
+    monkeypatch.chdir(workplace)
+
+
+def failure(capsys, *words: str) -> str:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def video(number: int) -> str:
+    return f"videos/videos/{number:06d}.mp4"
+
+
+def test_eval_prints_and_writes_the_scores_and_draws_the_confusion(capsys, workplace):
+    assert main(["eval", "runs/motions-crvit"]) == 0
+    printed = capsys.readouterr().out
+    assert "mean class accuracy" in printed
+    assert "top 1" in printed
+    assert "top 5" not in printed  # of 4 classes
+    scores = json.loads(Path("runs/motions-crvit/eval-test.json").read_text())
+    confusion = torch.tensor(scores["confusion"])
+    assert (confusion.shape, int(confusion.sum())) == ((4, 4), 2)
+    assert scores["top_1"] == int(confusion.diagonal().sum()) / 2
+    assert (scores["views"], scores["crops"], scores["n_videos"], scores["n_videos_left_out"]) == (1, 1, 2, 0)
+    seen = [name for name, accuracy in scores["class_accuracies"].items() if accuracy is not None]
+    accuracies = [scores["class_accuracies"][name] for name in seen]
+    assert scores["mean_class_accuracy"] == sum(accuracies) / len(accuracies)
+    assert sorted([*seen, *scores["classes_without_videos"]]) == sorted(scores["class_accuracies"])
+    for suffix in ("png", "svg"):
+        assert Path(f"runs/motions-crvit/figures/confusion-test.{suffix}").stat().st_size > 1000
+
+
+def test_plot_draws_curves_and_confusion(capsys):
+    assert main(["eval", "runs/motions-crvit"]) == 0
+    assert main(["eval", "runs/motions-timesformer"]) == 0
+    capsys.readouterr()
+    assert main(["plot", "runs/motions-timesformer", "runs/motions-crvit", "--out", "both"]) == 0
+    names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert names.count("confusion-test.png") == 2
+    assert names.count("curves.png") == 1
+    assert not any("magnitude" in name for name in names)
+
+
+def test_plot_asks_for_scores_that_are_not_there(capsys, tmp_path):
+    Path("runs/motions-crvit/eval-test.json").unlink(missing_ok=True)
+    assert "recurra eval runs/motions-crvit" in failure(capsys, "plot", "runs/motions-crvit", "--out", str(tmp_path))
+
+
+def test_classify_says_each_segment_and_draws_a_sheet(capsys, tmp_path):
+    csv_file = tmp_path / "said.csv"
+    words = ["classify", "runs/motions-crvit", video(0), video(1), "--csv", str(csv_file), "--top", "2"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == video(0)
+    assert lines[1].split()[:4] == ["0.00", "to", "0.38", "s"]  # 3 frames of 8 a second
+    assert lines[2].split()[:4] == ["0.38", "to", "0.75", "s"]
+    assert lines[1].count(" then ") == 2  # the names of two classes
+    assert lines[3] == str(tmp_path / "classify-000000.png")
+    assert Path(lines[3]).stat().st_size > 1000
+    rows = list(csv.DictReader(csv_file.open()))
+    assert [row["video"] for row in rows] == [video(0)] * 2 + [video(1)] * 2
+    for row in rows:
+        assert sum(float(row[name]) for name in row if " then " in name) == pytest.approx(1, abs=1e-5)
+
+
+def test_classify_agrees_with_the_scores(capsys, tmp_path):
+    """The last segment of a test video is what `recurra eval` saw of it: the same frames, state and view."""
+    from recurra.cli.runs import open_run
+    from recurra.evaluation import classify_videos
+
+    run = open_run("runs/motions-crvit")
+    expected = classify_videos(run.model, run.data.views("test"))
+    paths = [str(checked.path) for checked in run.data.videos("test")]
+    assert (
+        main(["classify", "runs/motions-crvit", *paths, "--csv", str(tmp_path / "a.csv"), "--out", str(tmp_path)]) == 0
+    )
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))[1::2]
+    for row, probabilities in zip(rows, expected.probabilities):
+        said = [float(value) for name, value in row.items() if " then " in name]
+        assert said == pytest.approx(probabilities.tolist(), abs=1e-5)
+
+
+def test_a_short_last_segment_is_said(capsys, tmp_path):
+    words = ["classify", "runs/motions-timesformer", video(0), "--rate", "5", "--out", str(tmp_path)]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "ends within the segment: its last frame stands 2 more times" in lines[2]  # 4 frames of 0.75 s at 5 a second
+    assert "ends within" not in lines[1]
+
+
+def test_classify_needs_no_training_videos(capsys, tmp_path, workplace):
+    (tmp_path / "one.mp4").write_bytes(Path(video(0)).read_bytes())
+    (workplace / "videos").rename(workplace / "gone")
+    try:
+        assert main(["classify", "runs/motions-crvit", str(tmp_path / "one.mp4"), "--out", str(tmp_path)]) == 0
+    finally:
+        (workplace / "gone").rename(workplace / "videos")
+
+
+def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
+    (tmp_path / "text.mp4").write_text("no video")
+    run = "runs/motions-crvit"
+    assert "text.mp4 cannot be read as a video" in failure(capsys, "classify", run, str(tmp_path / "text.mp4"))
+    assert "missing.mp4" in failure(capsys, "classify", run, str(tmp_path / "missing.mp4"))
+    assert "--rate must be greater than 0" in failure(capsys, "classify", run, video(0), "--rate", "0")
+    assert "--top must be 1 or more" in failure(capsys, "classify", run, video(0), "--top", "0")
+    assert "different names" in failure(capsys, "classify", run, video(0), video(0))
+    assert "holds no run" in failure(capsys, "classify", str(tmp_path), video(0))
+    other = "patch_size is 5; it must divide image_size = 16"
+    assert other in failure(capsys, "classify", run, video(0), "--model.patch_size", "5")
+
+
+def test_a_long_stream_keeps_a_bounded_number_of_frames(monkeypatch, capsys, tmp_path):
+    import recurra.cli.classify as command
+
+    kept = []
+    monkeypatch.setattr(command, "_draw", lambda seen, *rest: kept.append(seen) or Path("none"))
+    with VideoFile(video(0)) as file:
+        duration = file.probe().duration
+    assert main(["classify", "runs/motions-timesformer", video(0), "--rate", "400", "--out", str(tmp_path)]) == 0
+    (seen,) = kept
+    assert len(seen.frames.items) <= command.SHOWN_FRAMES < 400 * duration
+    times = [time for time, _ in seen.frames.items]
+    assert times == pytest.approx([seen.frames.stride / 400 * place for place in range(len(times))])
+
+
+def test_a_bad_start_leaves_no_run_behind(capsys):
+    words = (
+        "train",
+        "motions/crvit.yaml",
+        "--run",
+        "runs/none",
+        "--data.path",
+        "videos",
+        "--model.init_from",
+        "nowhere",
+    )
+    assert "no such file or folder" in failure(capsys, *words)
+    assert not Path("runs/none").exists()
+
+
+def test_table_lists_mean_class_accuracies(capsys, workplace):
+    Path("motions/family.yaml").write_text(
+        "axes: {model: {timesformer: {experiment: motions-timesformer}, crvit: {experiment: motions-crvit}}}\n"
+        "published: {crvit: {test_mean_class_accuracy: 73.4, tables: [7]}}\n"
+    )
+    assert main(["eval", "runs/motions-crvit"]) == 0
+    accuracy = json.loads(Path("runs/motions-crvit/eval-test.json").read_text())["mean_class_accuracy"]
+    capsys.readouterr()
+    assert main(["table", "motions/family.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "Test mean class accuracy" in printed
+    row = next(line for line in printed.splitlines() if "crvit" in line)
+    assert "73.4" in row
+    assert f"{100 * accuracy:.1f}" in row
