@@ -247,4 +247,5 @@ def test_smarthome_is_what_was_published(row, epochs, segments, published):
 def test_motions_are_two_segments_that_see_one_motion_each(name):
     experiment = load_recipe(FOLDER / "motions" / f"{name}.yaml")
     assert experiment.data.n_segments == 2
+    assert experiment.data.n_frames == experiment.data.frames_per_motion
     assert experiment.data.label == "pair"

@@ -58,7 +58,7 @@ def test_the_files_are_videos_of_their_classes(tmp_path):
     folder = tmp_path / "motions"
     write_motions(folder, 30, n_motions=3, frames_per_motion=4, image_size=32, seed=5)
     names = (folder / "classes.txt").read_text().splitlines()
-    assert names[:4] == ["right then right", "right then left", "right then up", "left then right"]
+    assert names[:4] == ["right then right", "right then down", "right then left", "down then right"]
     rows = {split: (folder / f"{split}.csv").read_text().splitlines()[1:] for split in ("train", "valid", "test")}
     assert [len(rows[split]) for split in rows] == [24, 3, 3]
     paths = [row.split(",")[0] for split in rows for row in rows[split]]

@@ -32,18 +32,19 @@ from recurra.data.video.video_data import VideoConfig, VideoData
 _OWNER = "MotionsConfig"
 DIRECTIONS = {
     "right": (1, 0),
+    "down": (0, 1),
     "left": (-1, 0),
     "up": (0, -1),
-    "down": (0, 1),
     "right-down": (1, 1),
     "left-up": (-1, -1),
     "right-up": (1, -1),
     "left-down": (-1, 1),
 }
-"""Columns and rows per step of each direction; a task takes the first so many."""
+"""Columns and rows per step of each direction; a task takes the first so many. Two of them differ in their axis, which the
+places that a shape passes tell without their order in time; with three and more the order counts."""
 _FRAMES_PER_SECOND = 8
 _CODECS = ("libx264", "mpeg4")
-_FORMAT = 1  # of what is drawn and written
+_FORMAT = 2  # of what is drawn and written
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class MotionsConfig:
     n_videos: int = 2000
     """Videos in all; a tenth each (rounded down) for validation and test, the others for training."""
     n_motions: int = 4
-    """Directions: 2 to 8 of right, left, up, down and the diagonals."""
+    """Directions: 2 to 8 of right, down, left, up and the diagonals."""
     label: Literal["pair", "sum"] = "pair"
     """The class: the ordered pair of directions, or their sum modulo n_motions."""
     frames_per_motion: int = 8
