@@ -118,3 +118,47 @@ def test_detach():
 def test_foreign_content_is_refused():
     with pytest.raises(TypeError, match="it came with str"):
         states.detach(("hidden",))
+
+
+def two_places():
+    """Four streams in one layer's state as any other, in the next with windows of 3, 4, 3 and 4 steps."""
+    windows = [(torch.full((1, length, 2), float(row)), length) for row, length in enumerate((3, 4, 3, 4))]
+    return Outer((torch.arange(4.0), states.batch(windows)), None)
+
+
+def test_a_batch_of_streams_at_different_places():
+    state = two_places()
+    assert isinstance(state.layers[1], states.Rows)
+    assert states.n_streams(state) == states.n_streams(state.layers[1]) == 4
+    assert [one.layers[1][1] for one in states.split(state)] == [3, 4, 3, 4]
+    assert all(not isinstance(one.layers[1], states.Rows) for one in states.split(state))
+    assert states.n_streams(None) is None
+    detached = states.detach(states.map_tensors(lambda tensor: tensor.clone().requires_grad_(), state))
+    assert isinstance(detached.layers[1], states.Rows)
+    assert not any(tensor.requires_grad for tensor in states.tensors(detached))
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (torch.tensor([3, 0]), [3, 0]),
+        (torch.tensor([True, False, False, True]), [0, 3]),
+        (slice(1, 3), [1, 2]),
+        (torch.tensor([2, 0, 0]), [2, 0, 0]),
+        (slice(0), []),
+    ],
+)
+def test_select_at_different_places(index, rows):
+    selected = states.select(two_places(), index)
+    assert selected.layers[0].tolist() == rows
+    assert states.n_streams(selected.layers[1]) == len(rows)
+    for row, one in zip(rows, states.split(selected), strict=True):
+        window, length = one.layers[1]
+        assert length == (3, 4)[row % 2]
+        assert torch.equal(window, torch.full((1, length, 2), float(row)))
+    assert isinstance(selected.layers[1], states.Rows) == (len({row % 2 for row in rows}) > 1)
+
+
+def test_streams_at_different_places_are_not_concatenated():
+    with pytest.raises(ValueError, match="split the states"):
+        states.concatenate([two_places(), two_places()])

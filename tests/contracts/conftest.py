@@ -13,6 +13,8 @@ from recurra.layers import RNN
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
+    CompactRecurrentViT,
+    CompactRecurrentViTConfig,
     LanguageModel,
     LanguageModelConfig,
     TransformerXL,
@@ -48,6 +50,8 @@ class Case(NamedTuple):
     name: str
     build: Callable[[], nn.Module]
     draw: Callable[[int, int], Tensor]  # (batch, length) -> input
+    takes_no_steps: bool = True
+    traced_steps: int = 9  # the compiler unrolls them
 
 
 def _channels(batch: int, length: int) -> Tensor:
@@ -81,6 +85,39 @@ def _crt(memory: str, position: str) -> nn.Module:
     return CompactRecurrentTransformer(config)
 
 
+class _BySegment(nn.Module):
+    """A model of clips whose steps are segments, (B, S, n_frames, C, H, W), as the suite counts and cuts steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, state=None):
+        return self.model(x.flatten(1, 2), state)
+
+
+def _clips(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, 2, 3, 4, 4, dtype=torch.float64)
+
+
+def _video(cell: str, memory: str) -> nn.Module:
+    """A CR-ViT with weights moved away from its start, where no time attention is heard and no gradient reaches it."""
+    config = CompactRecurrentViTConfig(
+        n_classes=5, n_frames=2, image_size=4, patch_size=2, n_layer=1, d_model=D_MODEL, n_heads=2,
+        d_channel_mixing=16, drop_path=0.0, cell=cell, memory=memory,
+    )  # fmt: skip
+    model = CompactRecurrentViT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return _BySegment(model)
+
+
+VIDEO_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "cr-vit-gru": lambda: _video("gru", "per_patch"),
+    "cr-vit-ncgru-pooled": lambda: _video("ncgru", "pooled"),
+}
+
 SEGMENT_MODELS: dict[str, Callable[[], nn.Module]] = {
     "transformer-xl": _transformer_xl,
     "transformer-xl-adaptive": lambda: _transformer_xl(cutoffs=[4, 7], div_val=2),
@@ -111,6 +148,8 @@ def _cases() -> list[Case]:
     cases.append(Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels))
     for name, build in SEGMENT_MODELS.items():
         cases.append(Case(name, build, _tokens))
+    for name, build in VIDEO_MODELS.items():
+        cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3))
     hybrid = ["gateloop", "relative-attention"]
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
     cases.append(Case("hybrid", lambda: _language_model(hybrid, mixer_options=options), _tokens))

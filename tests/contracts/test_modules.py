@@ -52,7 +52,7 @@ def test_every_parameter_gets_a_gradient(case, module):
 def test_compile_equals_eager(case, module):
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # traces both ways, needs no compiler
-    x = case.draw(2, 9)
+    x = case.draw(2, case.traced_steps)
 
     def run(function):
         module.zero_grad()

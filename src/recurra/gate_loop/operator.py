@@ -96,7 +96,7 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Sequences side by side as rows, behind whose ends the state stays as it is: a = 1, k = 0."""
-    packed = PackedRows(cu_seqlens, q)
+    packed, mode = PackedRows(cu_seqlens, q), _choose_mode(mode, q, k, v)
     columns = [packed.rows(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
     outputs, states = [], []
     for *rows, h0 in zip(*columns, packed.states(state)):
@@ -181,6 +181,8 @@ def _choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor) -> str:
         return mode
     if not obstacle:
         return "fused"
+    if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
+        return "scan"
     if q.shape[1] == 1:
         return "recurrent"
     per_state = q.shape[3] * v.shape[3]

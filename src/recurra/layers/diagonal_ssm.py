@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
 from recurra.layers.carried_state import at_least_float32, last_state
+from recurra.layers.variable_lengths import blank, keep
 from recurra.scan import linear_scan
 
 SHORT = 8
@@ -97,9 +98,10 @@ def run_channels(
         h0: the state before the first step; zeros when None.
 
     Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, and no state but the last
-    is formed; shorter ones step through the recurrence. Both give the same.
+    is formed; shorter ones step through the recurrence, and so does a trace for any length. Both give the same.
     """
-    is_long = x.shape[1] >= SHORT and x.shape[0] > 0  # the transform of an empty batch is an error in torch
+    is_any = isinstance(x.shape[1], torch.SymInt)  # traced for any length, short or long
+    is_long = not is_any and x.shape[1] >= SHORT and x.shape[0] > 0  # an empty batch has no transform in torch
     return (run_channels_by_convolution if is_long else run_channels_by_recurrence)(x, ssm, h0)
 
 
@@ -144,8 +146,11 @@ def run_dense(
     b: Complex[Tensor, "N D"],
     c: Complex[Tensor, "D N"],
     h0: Complex[Tensor, "B N"],
+    mask: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B N"]]:
     """Apply h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), one set of modes over all channels, and give the last state.
+
+    Where `mask` is False the state passes through, and y is of no use.
 
     The products with b and c are real ones, over real and imaginary parts side by side, in the precision of x (or of
     autocast); the recurrence runs in float32 or better.
@@ -153,7 +158,9 @@ def run_dense(
     into = torch.view_as_real(b).transpose(1, 2).flatten(0, 1)  # (2 N, D): rows re, im, re, im, ...
     out_of = torch.stack([c.real, -c.imag], -1).flatten(1)  # (D, 2 N)
     driven = at_least_float32(functional.linear(x, into.to(x.dtype))).unflatten(-1, (-1, 2))
-    h = linear_scan(a, torch.view_as_complex(driven), h0)
+    if mask is not None:
+        a = keep(a.expand(*x.shape[:2], -1), mask)
+    h = linear_scan(a, blank(torch.view_as_complex(driven), mask), h0)
     y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), out_of.to(x.dtype))
     return y, last_state(h, h0)
 

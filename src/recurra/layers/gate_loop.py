@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from recurra.gate_loop import Planes, gate_loop_real_part
@@ -12,6 +12,7 @@ from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads, choose
 from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
+from recurra.layers.variable_lengths import blank, check_lengths, in_rows, keep
 
 
 class GateLoopState(NamedTuple):
@@ -70,14 +71,31 @@ class GateLoop(nn.Module):
         return set(self.transition.parameters())
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: GateLoopState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: GateLoopState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], GateLoopState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream."""
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given.
+        """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
-        a = Planes(*(self._heads(plane) for plane in polar_planes(*self.transition(x))))  # type: ignore[arg-type]
+        k = blank(k, mask)
+        re, im = polar_planes(*self.transition(x))
+        a = Planes(self._heads(keep(re, mask)), self._heads(blank(im, mask)))  # type: ignore[arg-type]
         h0 = self._start(x, a) if state is None else state.h
         y, h = gate_loop_real_part(q, k, v, a, state=h0)
-        return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
+        return blank(self.output_projection(self.output_gate(x, y.flatten(-2))), mask), GateLoopState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, -1))

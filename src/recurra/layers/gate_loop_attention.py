@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from recurra.gate_loop import softmax_attention
@@ -12,6 +12,8 @@ from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads, choose
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
+from recurra.layers.variable_lengths import in_pieces
+from recurra.state import Rows
 
 
 class GateLoopAttentionState(NamedTuple):
@@ -80,13 +82,23 @@ class GateLoopAttention(nn.Module):
         return set(self.transition.parameters())
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: GateLoopAttentionState | None = None
-    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopAttentionState]:
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: GateLoopAttentionState | Rows | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopAttentionState | Rows]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: the state comes from a longer window.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state comes from a longer window.
         """
+        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
         known = GateLoopAttentionState(k, v, self._heads(torch.complex(re, im)))  # type: ignore[arg-type]

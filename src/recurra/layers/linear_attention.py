@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -11,6 +11,7 @@ from recurra.gate_loop import gate_loop
 from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads
+from recurra.layers.variable_lengths import blank, check_lengths, in_rows
 
 _EPSILON = 1e-6  # as in the published code
 
@@ -65,15 +66,30 @@ class LinearAttention(nn.Module):
         self.output_projection = nn.Linear(self.d_v, d_model)
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: LinearAttentionState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LinearAttentionState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], LinearAttentionState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream."""
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given.
+        """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
         h = None if state is None else state.h
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(elu_plus_one(q), elu_plus_one(k), self.average.extend(v), never, state=h)
-        return self.output_projection(self.average.reduce(y).flatten(-2)), LinearAttentionState(h)
+            y, h = gate_loop(elu_plus_one(q), blank(elu_plus_one(k), mask), self.average.extend(v), never, state=h)
+        return blank(self.output_projection(self.average.reduce(y).flatten(-2)), mask), LinearAttentionState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))

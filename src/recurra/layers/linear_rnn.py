@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,6 +14,7 @@ from recurra.layers.mixers import register_mixer
 from recurra.layers.options import choose
 from recurra.layers.sizes import check_sizes
 from recurra.layers.transition import stable_exponential
+from recurra.layers.variable_lengths import in_pieces
 from recurra.scan import linear_scan
 
 
@@ -103,13 +104,23 @@ class LinearRNN(nn.Module):
         return set(self.recurrence.parameters())
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: LinearRNNState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LinearRNNState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], LinearRNNState]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: the state has another batch or size.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
         """
+        if mask is not None or cu_seqlens is not None:
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         b = at_least_float32(functional.linear(x, self.input_weights))
         h0 = entering_state(None if state is None else state.h, (x.shape[0], b.shape[-1]), b)
         h = self.recurrence(b, h0)

@@ -5,13 +5,14 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers.carried_state import at_least_float32, entering_state
 from recurra.layers.diagonal_ssm import fixed_gates, run_dense
 from recurra.layers.mixers import register_mixer
 from recurra.layers.sizes import check_sizes
+from recurra.layers.variable_lengths import blank, check_lengths, in_rows
 
 
 class LRUState(NamedTuple):
@@ -83,17 +84,29 @@ class LRU(nn.Module):
         return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: LRUState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LRUState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], LRUState]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: the state has another batch or size.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
         """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
         a = self.eigenvalues()
         gamma = torch.exp(at_least_float32(self.log_gamma))[:, None]
         b = gamma * torch.view_as_complex(at_least_float32(self.input_weights))
         c = torch.view_as_complex(at_least_float32(self.output_weights))
         h0 = entering_state(None if state is None else state.h, (x.shape[0], *a.shape), a)
-        y, h = run_dense(x, a, b, c, h0)
-        return y + self.skip * x, LRUState(h)
+        y, h = run_dense(x, a, b, c, h0, mask)
+        return blank(y, mask) + self.skip * x, LRUState(h)

@@ -3,13 +3,15 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.mixers import register_mixer
 from recurra.layers.sinusoids import sinusoids
+from recurra.layers.variable_lengths import in_pieces
+from recurra.state import Rows
 
 
 class RelativeAttentionState(NamedTuple):
@@ -83,19 +85,29 @@ class RelativeAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B L d_model"],
-        state: RelativeAttentionState | None = None,
+        state: RelativeAttentionState | Rows | None = None,
         encoding: Float[Tensor, "n d_model"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState]:
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState | Rows]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
         Args:
             x: any number of steps, within a segment or over several.
             state: what the steps before left.
-            encoding: `self.encode(x, state)`, where several layers of the same window share one.
+            encoding: `self.encode(x, state)`, where several layers of the same window share one; not for rows of
+                different lengths, which have no distances in common.
+            mask, cu_seqlens: those of `recurra.layers.variable_lengths`.
 
         Raises:
-            ValueError: the state comes from a longer window.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given; the state comes from a
+                longer window.
         """
+        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
+            if encoding is not None:
+                raise ValueError("encoding is given for rows of different lengths, which have no distances in common")
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         state = self._start(x) if state is None else self._fitting(state)
         if not x.shape[1]:
             return x, state

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,6 +12,7 @@ from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads
 from recurra.layers.rotation import phases, rotate
+from recurra.layers.variable_lengths import blank, check_lengths, in_rows, keep
 
 
 class RetentionState(NamedTuple):
@@ -67,22 +68,45 @@ class Retention(nn.Module):
         self.output_projection = nn.Linear(self.d_v, d_model, bias=False)
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: RetentionState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: RetentionState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], RetentionState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream."""
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given.
+        """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
-        length = x.shape[1]
-        angles = phases(torch.arange(1 - length, 1, device=x.device), self.d_k)[:, None]
-        h = None if state is None else self._turned_on(state.h, length)
+        positions, n_steps = self._positions(x, mask)
+        angles = phases(positions, self.d_k)[..., None, :]
+        k = blank(rotate(k * self.d_k**-0.5, angles), mask)
+        h = None if state is None else self._turned_on(state.h, n_steps)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(rotate(q, angles), rotate(k * self.d_k**-0.5, angles), v, self._decay(v), state=h)
+            y, h = gate_loop(rotate(q, angles), k, v, keep(self._decay(v), mask), state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
-        return self.output_projection(y.flatten(-2) * functional.silu(gate)), RetentionState(h)
+        return blank(self.output_projection(y.flatten(-2) * functional.silu(gate)), mask), RetentionState(h)
 
-    def _turned_on(self, h: Tensor, n_steps: int) -> Tensor:
+    def _positions(self, x: Tensor, mask: Tensor | None) -> tuple[Int[Tensor, "#B L"], Int[Tensor, " #B"]]:
+        """Minus the steps of x that come after each, and the steps of every row: those that count."""
+        if mask is None:
+            n_steps = torch.full((1,), x.shape[1], device=x.device)
+            return torch.arange(1 - x.shape[1], 1, device=x.device)[None], n_steps
+        return mask.cumsum(1) - mask.sum(1, keepdim=True), mask.sum(1)
+
+    def _turned_on(self, h: Tensor, n_steps: Int[Tensor, " #B"]) -> Tensor:
         """The state as it is seen `n_steps` later, but for its decay."""
-        angles = phases(torch.full((1,), -n_steps, device=h.device), self.d_k)
+        angles = phases(-n_steps, self.d_k)[:, None, None]
         return rotate(h.transpose(-1, -2), angles).transpose(-1, -2)
 
     def _decay(self, v: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.cells import GRUCell
+from recurra.layers.variable_lengths import in_pieces
 
 
 class RNNState(NamedTuple):
@@ -38,13 +39,23 @@ class RNN(nn.Module):
         self.cell = cell
 
     def forward(
-        self, x: Float[Tensor, "B L D"], state: RNNState | None = None
+        self,
+        x: Float[Tensor, "B L D"],
+        state: RNNState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L H"], RNNState]:
         """Run the cell along time, going on from `state`; None is the start of a stream, h = 0.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: x has another number of channels than the cell's input, or the state another batch or size.
+            TypeError, ValueError: x has another number of channels than the cell's input, or the state another batch or
+                size; the mask or the borders do not fit x, or both are given.
         """
+        if mask is not None or cu_seqlens is not None:
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         projected = self.cell.project(x)
         weights = self.cell.recurrent_weights(projected.dtype)
         h = projected.new_zeros(x.shape[0], self.cell.hidden_size) if state is None else state.h

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def phases(positions: Int[Tensor, " n"], n_channels: int) -> Float[Tensor, "n pairs"]:
+def phases(positions: Int[Tensor, "*n"], n_channels: int) -> Float[Tensor, "*n pairs"]:
     """Give theta_i n in radians and in float64, with theta_i = 10000^(-2i / n_channels) for pair i of the channels.
 
     In float32 the phase of position 10^6 would be off by up to 0.06 radians.
@@ -15,7 +15,7 @@ def phases(positions: Int[Tensor, " n"], n_channels: int) -> Float[Tensor, "n pa
         n_channels: an even number of channels, which are rotated two by two.
     """
     exponents = torch.arange(0, n_channels, 2, dtype=torch.float64, device=positions.device) / n_channels
-    return torch.outer(positions.double(), 10000.0**-exponents)
+    return positions.double()[..., None] * 10000.0**-exponents
 
 
 def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"]) -> Float[Tensor, "*batch d"]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +22,7 @@ from recurra.layers.diagonal_ssm import (
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import choose
 from recurra.layers.sizes import check_pairs, check_sizes
+from recurra.layers.variable_lengths import in_pieces
 
 
 def linear_frequencies(d_state: int) -> Float[Tensor, " n"]:
@@ -107,13 +108,23 @@ class S4D(nn.Module):
         return ChannelSSM(a, factor, 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: S4DState | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: S4DState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], S4DState]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: the state has another batch or size.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
         """
+        if mask is not None or cu_seqlens is not None:
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         ssm = self.ssm()
         h0 = None if state is None else entering_state(state.h, (x.shape[0], *ssm.a.shape), ssm.a)
         y, h = run_channels(at_least_float32(x), ssm, h0)

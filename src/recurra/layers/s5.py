@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,6 +21,7 @@ from recurra.layers.diagonal_ssm import (
 from recurra.layers.hippo import hippo_normal_modes
 from recurra.layers.mixers import register_mixer
 from recurra.layers.sizes import check_sizes
+from recurra.layers.variable_lengths import blank, check_lengths, in_rows
 
 
 class S5State(NamedTuple):
@@ -79,20 +80,32 @@ class S5(nn.Module):
         return zero_order_hold(decaying_eigenvalues(self.log_decay, self.frequency), step)
 
     def forward(
-        self, x: Float[Tensor, "B L d_model"], state: S5State | None = None
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: S5State | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], S5State]:
         """Mix `x` along time, going on from `state`; None is the start of a stream.
 
+        `mask` and `cu_seqlens` are those of `recurra.layers.variable_lengths`.
+
         Raises:
-            ValueError: the state has another batch or size.
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
         """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
         a, factor = self.discretised()
         b = factor[:, None] * torch.view_as_complex(at_least_float32(self.input_weights))
         c = 2 * torch.view_as_complex(at_least_float32(self.output_weights))
         h0 = entering_state(None if state is None else state.h, (x.shape[0], *a.shape), a)
-        y, h = run_dense(x, a, b, c, h0)
+        y, h = run_dense(x, a, b, c, h0, mask)
         u = functional.gelu(y + self.skip * x)
-        return u * torch.sigmoid(self.gate(u)), S5State(h)
+        return blank(u * torch.sigmoid(self.gate(u)), mask), S5State(h)
 
 
 def _as_real(z: Complex[Tensor, "rows columns"]) -> Float[Tensor, "rows columns 2"]:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers import FeedForward
+from recurra.layers.variable_lengths import given_lengths
 
 
 class Block(nn.Module):
@@ -26,8 +27,18 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(d_model, d_channel_mixing, dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "B L d_model"], state: Any = None) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, going on from the mixer's `state`; None is the start of a stream."""
-        mixed, state = self.mixer(self.norm_mixing(x), state)
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, going on from the mixer's `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are the mixer's (`recurra.layers.variable_lengths`); x at padded steps must be finite.
+        """
+        mixed, state = self.mixer(self.norm_mixing(x), state, **given_lengths(mask, cu_seqlens))
         x = x + self.dropout(mixed)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers.adaptive_embedding import AdaptiveEmbedding
@@ -13,11 +13,19 @@ from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.relative_attention import RelativeAttention
 from recurra.layers.segment_attention import SegmentAttention
+from recurra.layers.variable_lengths import (
+    blank,
+    check_lengths,
+    counted_targets,
+    counted_tokens,
+    in_pieces,
+)
 from recurra.layers.vocabulary import Clusters
 from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
 from recurra.models.transformer_shape import TransformerShape, require_choices
 from recurra.models.transformer_xl import _initialise
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
+from recurra.state import Rows
 
 
 @dataclass(kw_only=True)
@@ -115,41 +123,70 @@ class CompactRecurrentTransformer(nn.Module):
         return TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: dropout(config.dropout))
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], state: CompactRecurrentTransformerState | None = None
-    ) -> tuple[Float[Tensor, "B L vocabulary"], CompactRecurrentTransformerState]:
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: CompactRecurrentTransformerState | Rows | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L vocabulary"], CompactRecurrentTransformerState | Rows]:
         """Give the logits after every token, going on from `state`; None is the start of a stream.
 
         With cutoffs they are log-probabilities, in float32 also under autocast; without, the softmax's plain logits.
 
+        Args:
+            tokens: what the model reads.
+            state: what the steps before left; None is the start of a stream.
+            mask: True where a token counts; the others change nothing, and their logits are zeros. They must be in the
+                vocabulary all the same, or `IGNORED_TARGET`. Rows then stand at different places of their segments, and
+                the state is `Rows`.
+            cu_seqlens: the borders of N sequences, packed end to end in tokens (1, T); the state is of batch N.
+
         Raises:
             IndexError: a token is not in the vocabulary.
+            TypeError, ValueError: the mask or the borders do not fit the tokens, or both are given.
         """
-        hidden, state = self.hidden(tokens, state)
-        return self.head(hidden), state
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return blank(self.head(hidden), mask), state
 
     def loss(
         self,
         tokens: Int[Tensor, "B L"],
         targets: Int[Tensor, "B L"],
-        state: CompactRecurrentTransformerState | None = None,
-    ) -> tuple[Float[Tensor, "B L"], CompactRecurrentTransformerState]:
+        state: CompactRecurrentTransformerState | Rows | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L"], CompactRecurrentTransformerState | Rows]:
         """Give the negative log-likelihood of every target in nats, without the logits of the whole vocabulary.
 
         Args:
             tokens: what the model reads.
             targets: what should come after each; `IGNORED_TARGET` gives 0.
             state: what the steps before left; None is the start of a stream.
+            mask, cu_seqlens: as `forward`; what does not count has a loss of 0.
 
         Raises:
             IndexError: a token or a target is not in the vocabulary.
+            TypeError, ValueError: the mask or the borders do not fit the tokens, or both are given.
         """
-        hidden, state = self.hidden(tokens, state)
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        targets = counted_targets(targets, mask)
         return self.head.loss(hidden.flatten(0, 1), targets.flatten()).view_as(targets), state
 
     def hidden(
-        self, tokens: Int[Tensor, "B L"], state: CompactRecurrentTransformerState | None = None
-    ) -> tuple[Float[Tensor, "B L d_model"], CompactRecurrentTransformerState]:
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: CompactRecurrentTransformerState | Rows | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], CompactRecurrentTransformerState | Rows]:
         """Give the last block's output after every token, which the softmax reads; arguments as `forward`."""
+        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
+            check_lengths(tokens, mask, cu_seqlens)
+            tokens = counted_tokens(tokens, mask, self.config.vocab_size)
+            return in_pieces(self.hidden, tokens, state, mask=mask, cu_seqlens=cu_seqlens)
         x = self.dropout(self.word_dropout(self.embedding(tokens), tokens))
         state = self._start(x) if state is None else state
         if not x.shape[1]:

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers import create_mixer
+from recurra.layers.variable_lengths import blank, check_lengths, counted_tokens
 from recurra.models.block import Block
 from recurra.models.likelihood import PlainLikelihood
+from recurra.scan.packed import on_host
 
 
 @dataclass
@@ -101,20 +103,48 @@ class LanguageModel(PlainLikelihood):
             self.head.weight = self.embedding.weight
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], state: LanguageModelState | None = None
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: LanguageModelState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
     ) -> tuple[Float[Tensor, "B L output"], LanguageModelState]:
         """Give the logits after every token, going on from `state`; None is the start of a stream.
 
+        Args:
+            tokens: what the model reads.
+            state: what the steps before left; None is the start of a stream.
+            mask: True where a token counts; the others change nothing, and their logits are zeros. They must be in the
+                vocabulary all the same, or `IGNORED_TARGET`.
+            cu_seqlens: the borders of N sequences, packed end to end in tokens (1, T); the state is of batch N.
+
         Raises:
             IndexError: a token is not in the vocabulary (raised by the embedding).
+            TypeError, ValueError: the mask or the borders do not fit the tokens, or both are given.
         """
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return blank(self.head(hidden), mask), state
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: LanguageModelState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], LanguageModelState]:
+        """Give the final norm's output after every token, which the head reads; arguments as `forward`."""
+        if cu_seqlens is not None:
+            cu_seqlens = on_host(cu_seqlens)  # once, not in every block
+        check_lengths(tokens, mask, cu_seqlens)
         layers = [None] * len(self.blocks) if state is None else state.layers
-        x = self.dropout(self.embedding(tokens))
+        x = self.dropout(self.embedding(counted_tokens(tokens, mask, self.config.vocab_size)))
         next_layers = []
         for block, layer_state in zip(self.blocks, layers):
-            x, layer_state = block(x, layer_state)
+            x, layer_state = block(x, layer_state, mask=mask, cu_seqlens=cu_seqlens)
             next_layers.append(layer_state)
-        return self.head(self.norm(x)), LanguageModelState(tuple(next_layers))
+        return blank(self.norm(x), mask), LanguageModelState(tuple(next_layers))
 
 
 def _initialise(module: nn.Module) -> None:

@@ -5,10 +5,11 @@ import os
 import warnings
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from recurra.scan.operators import differentiable_scan, scan_into
+from recurra.scan.packed import check_cu_seqlens, start_anew
 from recurra.scan.reference import linear_scan_reference
 
 BACKENDS = ("auto", "reference", "numba", "triton")
@@ -25,11 +26,12 @@ _has_warned = False
 def linear_scan(
     a: Tensor,
     b: Shaped[Tensor, "B L *channels"],
-    h0: Shaped[Tensor, "B *channels"] | None = None,
+    h0: Shaped[Tensor, "N *channels"] | None = None,
     *,
     reverse: bool = False,
     backend: str = "auto",
     out: Tensor | None = None,
+    cu_seqlens: Int[Tensor, " borders"] | None = None,
 ) -> Shaped[Tensor, "B L *channels"]:
     """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop eq. (7); the notes' h_t = A h_{t-1} + B c_t).
 
@@ -41,6 +43,11 @@ def linear_scan(
         backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
             interpreter, for tests), or "auto": the fastest that can run here. One asked for by name runs or raises.
         out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for.
+        cu_seqlens: the borders of N sequences that lie end to end in b (1, T, *channels), for each of which the
+            recurrence starts anew, from its own h0 (N, *channels): N + 1 ascending integers from 0 to T. It is still
+            one scan, with transitions of 0 at the borders: no gradient crosses them, but 0 times NaN or infinity is
+            NaN, which then spreads to the sequences behind. The states after the sequences are
+            h[0, cu_seqlens[1:] - 1], where none is empty.
 
     Returns:
         h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
@@ -57,14 +64,16 @@ def linear_scan(
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
     dtype = common_dtype(a, b, h0)
-    check_shapes(a, b, h0)
-    h0 = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=dtype) if h0 is None else h0
+    check_shapes(a, b, h0, cu_seqlens)
     chosen = choose_backend(backend, b.device)
     computed = torch.float32 if dtype in COMPUTED_IN_FLOAT32 else dtype
     batch, length = b.shape[:2]
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
-    a, b, h0 = a.to(computed), b.to(computed), h0.to(computed)
+    a, b, h0 = a.to(computed), b.to(computed), None if h0 is None else h0.to(computed)
+    if cu_seqlens is not None:
+        a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
+    h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return (a * b + h0.unsqueeze(1)).to(dtype) if out is None else out
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
@@ -149,8 +158,8 @@ def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
 
 
-def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
-    """Raise ValueError for shapes that do not make a scan."""
+def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None = None) -> None:
+    """Raise ValueError for shapes that do not make a scan, of one sequence a row or of packed ones."""
     if b.dim() < 2:
         raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
     shape = tuple(b.shape)
@@ -160,12 +169,17 @@ def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
             f"a is of shape {tuple(a.shape)}; expected a shape that broadcasts to b's {shape}: each of its dimensions, "
             f"counted from the last, must be 1 or b's"
         )
-    if h0 is not None and h0.shape != shape[:1] + shape[2:]:
-        raise ValueError(f"h0 is of shape {tuple(h0.shape)}; expected {shape[:1] + shape[2:]}: b's without the time")
+    n_sequences = shape[0]
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, *shape[:2])
+        n_sequences = len(cu_seqlens) - 1
+    if h0 is not None and h0.shape != (n_sequences, *shape[2:]):
+        expected = (n_sequences, *shape[2:])
+        raise ValueError(f"h0 is of shape {tuple(h0.shape)}; expected {expected}: a state for every sequence")
 
 
-def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor, dtype: torch.dtype, backend: str) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, a, b, h0)):
+def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torch.dtype, backend: str) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, a, b, h0)):
         raise RuntimeError("out is not differentiable; leave it away, or call under torch.no_grad()")
     if backend != "numba":
         raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')

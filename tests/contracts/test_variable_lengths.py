@@ -1,0 +1,195 @@
+"""Rows of different lengths, padded or packed, come out as each would alone; later calls go on from where they are."""
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from recurra import state as states
+from recurra.layers.vocabulary import IGNORED_TARGET
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-10}
+N_ROWS = 3
+LENGTHS = st.lists(st.integers(0, 9), min_size=N_ROWS, max_size=N_ROWS)
+SIDES = ("left", "right", "anywhere")
+FEW = settings(
+    max_examples=4,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(autouse=True)
+def _has_steps(case):
+    if not case.takes_no_steps:
+        pytest.skip("the steps of clips are whole segments, which are not padded")
+
+
+def mask_of(lengths, side):
+    """True at as many steps of every row as it is long; two steps at least are padding."""
+    order = torch.arange(max(lengths) + 2)
+    rows = []
+    for length in lengths:
+        places = {"left": order.flip(0), "right": order, "anywhere": torch.randperm(len(order))}[side]
+        rows.append(places < length)
+    return torch.stack(rows)
+
+
+def draw(case, batch, length):
+    x = case.draw(batch, length)
+    return x.requires_grad_() if x.is_floating_point() else x
+
+
+def nothing(x):
+    """What may stand at padded places."""
+    return torch.nan if x.is_floating_point() else IGNORED_TARGET
+
+
+def start(case, module, in_the_middle):
+    """None, or the state of a batch from earlier in a stream, with tensors that record gradients."""
+    if not in_the_middle:
+        return None
+    with torch.no_grad():
+        _, state = module(case.draw(N_ROWS, 5))
+    return states.map_tensors(lambda tensor: tensor.clone().requires_grad_(), state)
+
+
+def row_of(state, row):
+    return None if state is None else states.select(state, slice(row, row + 1))
+
+
+def gradients(outputs, lasts, leaves):
+    weights = torch.Generator().manual_seed(3)
+    flat = [*outputs, *(tensor for last in lasts for tensor in states.tensors(last))]
+    loss = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum().real for t in flat)
+    return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+
+def assert_rows_are_equal(module, leaves, outputs, last, expected_outputs, expected_lasts):
+    lasts = states.split(last)
+    for one, other in zip(outputs, expected_outputs, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    for one, other in zip(lasts, expected_lasts, strict=True):
+        assert states.layout(one) == states.layout(other)
+        for x, y in zip(states.tensors(one), states.tensors(other), strict=True):
+            torch.testing.assert_close(x, y, **CLOSE)
+    leaves = [*leaves, *module.parameters()]
+    found, expected = gradients(outputs, lasts, leaves), gradients(expected_outputs, expected_lasts, leaves)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@given(first=LENGTHS, second=LENGTHS, side=st.sampled_from(SIDES), in_the_middle=st.booleans())
+@example(first=[7, 2, 5], second=[3, 6, 4], side="left", in_the_middle=False)
+@example(first=[4, 0, 1], second=[0, 0, 9], side="anywhere", in_the_middle=True)
+@FEW
+def test_padding_changes_no_row(case, module, first, second, side, in_the_middle):
+    """Two padded calls, one going on from the other, beside every row alone in one call without padding."""
+    entering = start(case, module, in_the_middle)
+    leaves, inputs, masks, outputs, state = [*states.tensors(entering)], [], [], [], entering
+    for lengths in (first, second):
+        mask = mask_of(lengths, side)
+        x = draw(case, *mask.shape)
+        padded = torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, nothing(x))
+        y, state = module(padded, state, mask=mask)
+        assert y.shape[:2] == mask.shape
+        assert not y[~mask].any()
+        leaves += [x] if x.requires_grad else []
+        inputs.append(x)
+        masks.append(mask)
+        outputs.append(y)
+    rows = [torch.cat([y[row][mask[row]] for y, mask in zip(outputs, masks)]) for row in range(N_ROWS)]
+    alone = [torch.cat([x[row][mask[row]] for x, mask in zip(inputs, masks)]) for row in range(N_ROWS)]
+    pairs = [module(x[None], row_of(entering, row)) for row, x in enumerate(alone)]
+    assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
+
+
+@given(first=LENGTHS, second=LENGTHS, in_the_middle=st.booleans())
+@example(first=[7, 2, 5], second=[3, 6, 4], in_the_middle=True)
+@example(first=[0, 4, 0], second=[1, 0, 0], in_the_middle=False)
+@FEW
+def test_packed_sequences_are_run_apart(case, module, first, second, in_the_middle):
+    """Two packed calls, one going on from the other, beside every sequence alone in one call."""
+    entering = start(case, module, in_the_middle)
+    leaves, inputs, outputs, state = [*states.tensors(entering)], [], [], entering
+    for lengths in (first, second):
+        x = draw(case, 1, sum(lengths))
+        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        y, state = module(x, state, cu_seqlens=borders)
+        assert y.shape[:2] == x.shape[:2]
+        leaves += [x] if x.requires_grad else []
+        inputs.append(x[0].split(lengths))
+        outputs.append(y[0].split(lengths))
+    pairs = [module(torch.cat(parts)[None], row_of(entering, row)) for row, parts in enumerate(zip(*inputs))]
+    rows = [torch.cat(parts) for parts in zip(*outputs)]
+    assert_rows_are_equal(module, leaves, rows, state, [y[0] for y, _ in pairs], [last for _, last in pairs])
+
+
+def test_a_row_of_padding_keeps_its_state(case, module):
+    entering = start(case, module, in_the_middle=True)
+    mask = mask_of([0, 3, 0], "right")
+    _, last = module(case.draw(*mask.shape), entering, mask=mask)
+    for row in (0, 2):
+        kept = list(states.tensors(states.split(last)[row]))
+        for one, other in zip(kept, states.tensors(row_of(entering, row)), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_nan_stays_in_its_sequence(case, module):
+    x = case.draw(1, 12)
+    if not x.is_floating_point():
+        return
+    borders = torch.tensor([0, 5, 9, 12])
+    spoilt = x.clone()
+    spoilt[:, 5:9] = torch.nan
+    spoilt.requires_grad_()
+    y, last = module(spoilt, cu_seqlens=borders)
+    clean = torch.cat([y[:, :5], y[:, 9:]], 1)
+    clean_lasts = [tensor for row in (0, 2) for tensor in states.tensors(states.split(last)[row])]
+    assert clean.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in clean_lasts)
+    (gradient,) = torch.autograd.grad(clean.sum(), spoilt)
+    expected, _ = module(x, cu_seqlens=borders)
+    torch.testing.assert_close(clean, torch.cat([expected[:, :5], expected[:, 9:]], 1), **CLOSE)
+    assert torch.cat([gradient[:, :5], gradient[:, 9:]], 1).isfinite().all()
+
+
+def test_streams_at_different_places_are_selected(case, module):
+    mask = mask_of([2, 7, 5], "left")
+    _, state = module(case.draw(*mask.shape), mask=mask)
+    later = case.draw(N_ROWS, 6)
+    whole, _ = module(later, state)
+    for index in (torch.tensor([2, 0]), torch.tensor([False, True, True]), slice(1, 2), slice(0)):
+        part, _ = module(later[index], states.select(state, index))
+        torch.testing.assert_close(part, whole[index], **CLOSE)
+
+
+def test_errors(case, module, monkeypatch):
+    # Bad input is to reach the library's own checks, which the run-time shape checks would forestall.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x = case.draw(2, 6)
+    mask, borders = torch.ones(2, 6, dtype=torch.bool), torch.tensor([0, 2, 6])
+    packed = case.draw(1, 6)
+    for length in (2, 3):
+        with pytest.raises(ValueError, match="streams; expected one for each of the 2"):
+            module(packed, module(case.draw(length + 1, 5))[1], cu_seqlens=borders)
+    for wrong, kind, message in (
+        ({"mask": mask, "cu_seqlens": borders}, ValueError, "both given"),
+        ({"mask": mask[:, :5]}, ValueError, r"\(2, 5\); expected \(B, L\) = \(2, 6\)"),
+        ({"mask": mask.long()}, TypeError, "int64; expected booleans"),
+        ({"cu_seqlens": borders}, ValueError, "2 rows"),
+    ):
+        with pytest.raises(kind, match=message):
+            module(x, **wrong)
+    for wrong, kind, message in (
+        (borders.float(), TypeError, "float32; expected int32"),
+        (borders[None], ValueError, "shape"),
+        (borders[:1], ValueError, "shape"),
+        (torch.tensor([1, 2, 6]), ValueError, "from 1 to 6; expected 0 to 6"),
+        (torch.tensor([0, 2, 5]), ValueError, "from 0 to 5; expected 0 to 6"),
+        (torch.tensor([0, 4, 2, 6]), ValueError, "falls from 4 to 2 after sequence 1"),
+    ):
+        with pytest.raises(kind, match=message):
+            module(packed, cu_seqlens=wrong)
