@@ -89,11 +89,12 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
     Raises:
         ValueError: their vocabularies differ in size.
     """
-    sizes = [model.config.vocab_size for model in (one, other)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the models have {sizes[0]} and {sizes[1]} tokens")
-    length = min(512, 3 + 2 * getattr(one.config, "segment_length", 64))
-    tokens = torch.randint(sizes[0], (2, length), generator=torch.Generator().manual_seed(0))
+    config: Any = one.config
+    other_config: Any = other.config
+    if config.vocab_size != other_config.vocab_size:
+        raise ValueError(f"the models have {config.vocab_size} and {other_config.vocab_size} tokens")
+    length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
+    tokens = torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
     first, second = (_logits(model, tokens) for model in (one, other))
     return float((first - second).abs().max())
 

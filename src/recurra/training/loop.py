@@ -144,8 +144,8 @@ class Trainer:
         path, saved = self.checkpoints.load(which, self.fabric.device)
         if saved["optimizer"] is None:
             raise CheckpointError(
-                f"{path} holds weights alone, without the optimiser's state, as `recurra convert` writes them: no training "
-                "can go on from there"
+                f"{path} holds weights without the optimiser's state, as `recurra convert` writes them: "
+                "no training can go on from there"
             )
         require_resumable(saved["config"], self.experiment)
         load_weights(self.model, saved["model"], path)

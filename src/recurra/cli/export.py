@@ -1,0 +1,28 @@
+"""`recurra export`: a trained run in the form that other programs load, a sub-command for each."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+EXPORTS = {
+    "hf": ("recurra.cli.export_hf", "a folder that transformers loads"),
+    "onnx": ("recurra.cli.export_onnx", "a file that onnxruntime runs"),
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the sub-command."""
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in EXPORTS:
+        print(f"recurra export: unknown form {words[0]!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return int(import_module(EXPORTS[words[0]][0]).run(words[1:]))
+
+
+def usage() -> str:
+    """The sub-commands, one a line."""
+    width = max(map(len, EXPORTS)) + 2
+    lines = [f"  {name:<{width}}{text}" for name, (_, text) in EXPORTS.items()]
+    return "\n".join(["usage: recurra export FORM RUN ...", "", *lines, "", "recurra export FORM --help tells more."])

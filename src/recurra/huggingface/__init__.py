@@ -1,0 +1,52 @@
+"""Language models as Hugging Face models: importing this registers them with transformers' Auto classes.
+
+    import recurra.huggingface
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+No code comes from the folder, so that `trust_remote_code` is not needed: the import above is all. A program that does
+not import this, such as a command line tool, runs with the models registered as
+`python -m recurra.huggingface MODULE ...`.
+Needs the extra `hf`: `pip install recurra[hf]`.
+"""
+
+from recurra.huggingface.auto import register
+from recurra.huggingface.cache import RecurrentCache
+from recurra.huggingface.configuration import (
+    RecurraConfig,
+    RecurraCRTConfig,
+    RecurraLanguageModelConfig,
+    RecurraTransformerXLConfig,
+    config_for,
+)
+from recurra.huggingface.folder import load_folder, save_folder
+from recurra.huggingface.modeling import (
+    RecurraCRTForCausalLM,
+    RecurraForCausalLM,
+    RecurraLanguageModelForCausalLM,
+    RecurraTransformerXLForCausalLM,
+    causal_lm,
+)
+from recurra.huggingface.tokenizer import fast_tokenizer, read_tokenizer
+
+register()
+
+__all__ = [
+    "RecurraCRTConfig",
+    "RecurraCRTForCausalLM",
+    "RecurraConfig",
+    "RecurraForCausalLM",
+    "RecurraLanguageModelConfig",
+    "RecurraLanguageModelForCausalLM",
+    "RecurraTransformerXLConfig",
+    "RecurraTransformerXLForCausalLM",
+    "RecurrentCache",
+    "causal_lm",
+    "config_for",
+    "fast_tokenizer",
+    "load_folder",
+    "read_tokenizer",
+    "register",
+    "save_folder",
+]

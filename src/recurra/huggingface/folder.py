@@ -1,0 +1,82 @@
+"""A language model as a folder that transformers loads, and back from such a folder."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from recurra.convert.portable import PortableModel
+from recurra.data.files import replacing
+from recurra.huggingface.configuration import RecurraConfig
+from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer
+
+ORIGIN = "recurra.json"
+"""Where a folder keeps what transformers does not ask for: the experiment, and the step of the weights."""
+
+
+def save_folder(portable: PortableModel, folder: Path) -> None:
+    """Write a model as transformers loads it.
+
+    config.json, model.safetensors and generation_config.json, in which a text begins as a line does; of the tokenizer,
+    where there is one, tokenizer.json and tokenizer_config.json; recurra.json, from which `recurra convert` makes the
+    run again. The weights have the type that they have.
+
+    Raises:
+        OSError: it cannot be written.
+        TypeError, ValueError: the model is not a language model, or the tokenizer cannot be taken over.
+    """
+    model = causal_lm(portable.model)
+    tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
+    if portable.tokenizer is not None:
+        model.generation_config.bos_token_id = line_start(portable.tokenizer)
+    with _quietly():
+        model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    origin = {"format": 1, "step": portable.step, "experiment": portable.experiment}
+    with replacing(folder / ORIGIN) as file:
+        file.write((json.dumps(origin, indent=2) + "\n").encode())
+
+
+def load_folder(folder: Path) -> PortableModel:
+    """Read a model of this package, in float32, and its tokenizer, if there is one, from a folder for transformers.
+
+    The folder may come from `save_pretrained`: then the experiment and the step are not known.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is of another model, or incomplete; the tokenizer has other tokens than the model.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    if not isinstance(config, RecurraConfig):
+        raise ValueError(f"{folder} holds a model of the type {config.model_type!r}, which is none of this package")
+    with _quietly():
+        model: RecurraForCausalLM = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is not None and len(tokenizer) != config.vocab_size:
+        raise ValueError(
+            f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; tokens that were "
+            "added to the tokenizer, for padding say, have to be taken out"
+        )
+    origin: dict[str, Any] = {"step": None, "experiment": None}
+    if (folder / ORIGIN).is_file():
+        origin |= json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    return PortableModel(model.model, tokenizer, origin["experiment"], origin["step"])
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' progress bars."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,315 @@
+"""Language models as transformers' causal language models: loss, generation with a recurrent cache, saving."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from recurra.convert.portable import tied_parameters
+from recurra.huggingface.cache import RecurrentCache
+from recurra.huggingface.configuration import (
+    RecurraConfig,
+    RecurraCRTConfig,
+    RecurraLanguageModelConfig,
+    RecurraTransformerXLConfig,
+    config_for,
+)
+from recurra.layers.variable_lengths import blank, counted_targets
+from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.models import CompactRecurrentTransformer, LanguageModel, TransformerXL, negative_log_likelihood
+
+
+class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
+    """A language model of this package, `model`, under transformers' interface; the subclasses name which one.
+
+    `generate` carries a `RecurrentCache`: its memory does not grow with the text. Padding may stand anywhere in a row,
+    and changes nothing. States that depend on the place in a segment are kept row by row where rows differ in length.
+
+    With an adaptive softmax (`cutoffs`) the logits are log-probabilities of all words, which serve as any others.
+
+    Args:
+        config: the model's configuration.
+        model: the model itself, of that configuration; one with fresh weights is made when None.
+    """
+
+    config_class = RecurraConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = True
+    _is_stateful = True  # tokens cannot be taken back, which assisted generation would need
+    model_class: ClassVar[type[Any]]
+    model: Any
+
+    def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
+        super().__init__(config)
+        if model is None:
+            with _real_weights() as dtype:
+                model = self.model_class(config.model_config(**config.of_the_model())).to(dtype)
+        self.model = model
+        self._tied_weights_keys = tied_parameters(self)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "B L"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Int[Tensor, " kept"] = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Read tokens, going on from `past_key_values`.
+
+        Args:
+            input_ids: the tokens that the cache has not seen; where the mask is 0 any id may stand.
+            attention_mask: (B, columns), 1 where a token counts, over these tokens or all that the streams have read.
+            past_key_values: a `RecurrentCache`; the one that is given back, changed in place.
+            labels: tokens, as `input_ids`; -100 does not count, nor does what stands at, or behind, a masked place. The
+                loss is the mean over the others of -log p(labels[t + 1]), in float32 or better.
+            use_cache: give the cache back; when None as the configuration says, but not in training.
+            logits_to_keep: only the last so many logits, or those of these steps; 0 for all.
+            num_items_in_batch: divides the loss in the place of the number of labels.
+            output_hidden_states, output_attentions: not offered.
+            return_dict: False for a tuple.
+
+        Returns:
+            loss, where there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
+
+        Raises:
+            ValueError: the mask or the cache do not fit, or what is asked for is not offered.
+            IndexError: a token or a label is not in the vocabulary.
+        """
+        _refuse_inner_states(self.config, output_hidden_states, output_attentions)
+        all_logits = not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
+        if labels is not None and not all_logits:
+            raise ValueError("labels ask for the logits of all steps: leave logits_to_keep away")
+        cache = _fitting_cache(past_key_values, input_ids)
+        mask = _counted(attention_mask, input_ids, 0 if cache is None else cache.n_tokens)
+        hidden, state = self._read(input_ids, None if cache is None else cache.state, mask)
+        kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep or None, None)
+        logits = blank(self.model.head(hidden[:, kept]), None if mask is None else mask[:, kept])
+        loss = None if labels is None else _loss(logits, labels, mask, num_items_in_batch)
+        wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if cache is None and wants_cache:
+            cache = RecurrentCache()
+        if cache is not None:
+            cache.put(state, input_ids.shape[1])
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if wants_cache else None)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+    def _read(
+        self, tokens: Int[Tensor, "B L"], state: Any, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Give the hidden states that the head reads. Padding may have ids of its own, which no embedding knows."""
+        if mask is not None:
+            tokens = tokens.masked_fill(~mask, 0)
+        hidden, state = self.model.hidden(tokens, state, mask=mask)
+        return hidden, state
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **others: Any,
+    ) -> dict[str, Any]:
+        """Give `forward` the tokens that the cache has not seen, with the mask over all.
+
+        Raises:
+            ValueError: there is none. A cache goes on with the whole text, the tokens that it has read in front, or,
+                with the attention mask over all, with the new tokens alone.
+        """
+        if past_key_values is not None and next_sequence_length is not None and next_sequence_length < 1:
+            raise ValueError(
+                f"the cache has read {past_key_values.get_seq_length()} tokens and input_ids has {input_ids.shape[1]}; "
+                "give the whole text, at least one token longer than what was read, or the new tokens alone with the "
+                "attention_mask of all"
+            )
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            is_first_iteration=is_first_iteration,
+            **others,
+        )
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """No: `forward` makes the cache. transformers' own counts the tokens in an attention layer."""
+        return False
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """Load a folder that `save_pretrained` wrote; arguments as transformers has them.
+
+        Raises:
+            ValueError: weights are missing, or of other sizes. transformers would go on with fresh ones.
+        """
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **options)
+        absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
+        if absent:
+            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+            raise ValueError(
+                f"the weights of {arguments[0] if arguments else cls.__name__} are not all of this model: "
+                f"{', '.join(absent[:3])}{more} are missing or of another size"
+            )
+        # What modules make of their weights when these are loaded, transformers leaves as it was.
+        model.model.load_state_dict(model.model.state_dict())
+        return (model, info) if output_loading_info else model
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """The parameters that are one: the later ones by name, with the first."""
+        return dict(self._tied_weights_keys)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave the weights: the model draws its own when it is made."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding."""
+        embedding: nn.Module = self.model.embedding
+        return embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        """What gives the logits."""
+        head: nn.Module = self.model.head
+        return head
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
+        """Refuse another number of tokens; None, or the number that there are, gives the embedding.
+
+        Raises:
+            NotImplementedError: it is another.
+        """
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise NotImplementedError(
+                f"the vocabulary has {self.config.vocab_size} tokens and cannot become {new_num_tokens}; padding needs "
+                "no token of its own: with the attention mask any id may stand there"
+            )
+        return self.get_input_embeddings()
+
+
+class RecurraLanguageModelForCausalLM(RecurraForCausalLM):
+    """`recurra.models.LanguageModel`."""
+
+    config_class = RecurraLanguageModelConfig
+    model_class = LanguageModel
+
+
+class RecurraCRTForCausalLM(RecurraForCausalLM):
+    """`recurra.models.CompactRecurrentTransformer`."""
+
+    config_class = RecurraCRTConfig
+    model_class = CompactRecurrentTransformer
+
+
+class RecurraTransformerXLForCausalLM(RecurraForCausalLM):
+    """`recurra.models.TransformerXL`."""
+
+    config_class = RecurraTransformerXLConfig
+    model_class = TransformerXL
+
+
+MODELS: tuple[type[RecurraForCausalLM], ...] = (
+    RecurraLanguageModelForCausalLM,
+    RecurraCRTForCausalLM,
+    RecurraTransformerXLForCausalLM,
+)
+
+
+def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
+    """Put a model under transformers' interface. It is the same model, not a copy of it.
+
+    Args:
+        model: a `LanguageModel`, `CompactRecurrentTransformer` or `TransformerXL`.
+        others: further attributes of the configuration.
+
+    Raises:
+        TypeError: it is none of them.
+        ValueError: it predicts something else than the tokens that it reads.
+    """
+    config = config_for(model.config, **others)
+    kind = next(kind for kind in MODELS if kind.config_class is type(config))
+    return kind(config, model).train(model.training)
+
+
+@contextmanager
+def _real_weights() -> Iterator[torch.dtype]:
+    """Make weights on the CPU and in float32 or better, wherever and in whatever type transformers would have them.
+
+    It loads models into placeholders without numbers, of the type that is asked for; but what a model computes when it
+    is made (eigenvalues, orthogonal matrices) needs numbers, and a type that linear algebra knows.
+
+    Yields:
+        the type that was asked for.
+    """
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(dtype, torch.float32))
+    try:
+        with torch.device("cpu"):
+            yield dtype
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def _refuse_inner_states(config: RecurraConfig, hidden_states: bool | None, attentions: bool | None) -> None:
+    wanted = {"output_hidden_states": hidden_states, "output_attentions": attentions}
+    for name, value in wanted.items():
+        if getattr(config, name, False) if value is None else value:
+            raise ValueError(
+                f"{name} is not offered; `model.model.hidden(input_ids)` gives the last hidden states, those that the "
+                "head reads"
+            )
+
+
+def _fitting_cache(cache: Cache | None, tokens: Int[Tensor, "B L"]) -> RecurrentCache | None:
+    if cache is None:
+        return None
+    if not isinstance(cache, RecurrentCache):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}; expected a recurra.huggingface.RecurrentCache, or none for "
+            "the model to make one"
+        )
+    if cache.batch_size not in (-1, len(tokens)):
+        raise ValueError(
+            f"past_key_values is of {cache.batch_size} streams and input_ids of {len(tokens)} rows; for several beams "
+            "or continuations of each: past_key_values.batch_repeat_interleave(n)"
+        )
+    return cache
+
+
+def _counted(attention_mask: Tensor | None, tokens: Int[Tensor, "B L"], n_seen: int) -> Bool[Tensor, "B L"] | None:
+    """Give the part of the mask that is over these tokens; None where all count."""
+    if attention_mask is None:
+        return None
+    n_rows, n_tokens = tokens.shape
+    if tuple(attention_mask.shape) not in ((n_rows, n_tokens), (n_rows, n_seen + n_tokens)):
+        raise ValueError(
+            f"attention_mask is of shape {tuple(attention_mask.shape)}; expected {(n_rows, n_tokens)} as input_ids, or "
+            f"{(n_rows, n_seen + n_tokens)} with the {n_seen} tokens that were read before"
+        )
+    mask = attention_mask[:, attention_mask.shape[1] - n_tokens :].bool()
+    return None if bool(mask.all()) else mask
+
+
+def _loss(
+    logits: Float[Tensor, "B L V"],
+    labels: Int[Tensor, "B L"],
+    mask: Bool[Tensor, "B L"] | None,
+    n_items: int | Tensor | None,
+) -> Float[Tensor, ""]:
+    """The mean loss of predicting labels[t + 1] at step t, where both steps count."""
+    targets = counted_targets(labels[:, 1:], None if mask is None else mask[:, 1:] & mask[:, :-1])
+    losses = negative_log_likelihood(logits[:, :-1], targets)
+    return losses.sum() / ((targets != IGNORED_TARGET).sum() if n_items is None else n_items)

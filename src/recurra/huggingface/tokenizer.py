@@ -1,0 +1,123 @@
+"""The tokenizers of runs as transformers reads them: the same numbers for every text, and the same text back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.vocabulary import EOS, UNK
+
+# A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one.
+_NO_PREFIX = "\0"
+# What Python's str.split takes for white space and Unicode, and with it the library, does not.
+_SEPARATORS = "[\x1c-\x1f]"
+# Cuts a text into lines, each with its line feed, as runs encode it.
+_LINES = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
+_PROBES = (
+    "a cat and a dog\nthe dog\n\n\n saw  a cat \n",
+    " leading\tand\x1cseparated\u3000by  \u00a0 all\r\nkinds of\u2028blanks\u0085\n \n",
+    "naïve façade — 日本語 🙂 x<eos>y <unk> <eos>\n1,234.5 don't\n",
+)
+
+
+def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
+    """Give transformers' form of a run's tokenizer.
+
+    It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
+    is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
+    have no special tokens.
+
+    Args:
+        encoder: a `Vocabulary` or a `BytePairEncoding`.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: the numbers of some text would be others, as a tokenizer.json may do more to lines (strip them, say)
+            than to a whole text.
+    """
+    options: dict[str, Any] = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    if isinstance(encoder, Vocabulary):
+        tokenizer = _of_words(encoder)
+        # special tokens of the text are words like others: x<eos>y is one word, and not a known one
+        options |= {"bos_token": EOS, "eos_token": EOS, "unk_token": UNK, "split_special_tokens": True}
+    elif isinstance(encoder, BytePairEncoding):
+        tokenizer = _of_byte_pairs(encoder)
+    else:
+        raise TypeError(f"encoder is a {type(encoder).__name__}; expected a Vocabulary or a BytePairEncoding")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **options
+    )
+    _require_equal(encoder, fast, "the tokenizer")
+    return fast
+
+
+def read_tokenizer(folder: Path) -> TextEncoder | None:
+    """Read the tokenizer of a folder that transformers loads; None where there is no tokenizer.json.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none of those that `fast_tokenizer` makes.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["model"]["type"] == "WordLevel":
+        numbers: dict[str, int] = content["model"]["vocab"]
+        encoder: TextEncoder = Vocabulary(sorted(numbers, key=numbers.__getitem__))
+    else:
+        before = (content["pre_tokenizer"] or {}).get("pretokenizers", [])
+        if before[:1] != [_LINES]:
+            raise ValueError(f"{path} does not encode line by line, as the runs of this package do")
+        content["pre_tokenizer"] = before[1] if len(before) > 1 else None
+        content["post_processor"] = None
+        encoder = BytePairEncoding(Tokenizer.from_str(json.dumps(content)))
+    _require_equal(encoder, AutoTokenizer.from_pretrained(folder), f"the tokenizer of {folder}")
+    return encoder
+
+
+def line_start(encoder: TextEncoder) -> int | None:
+    """The token of a line feed, after which a line begins; None where it takes several."""
+    tokens = encoder.encode("\n").tolist()
+    return tokens[0] if len(tokens) == 1 else None
+
+
+def _of_words(vocabulary: Vocabulary) -> Tokenizer:
+    words = {word: number for number, word in enumerate(vocabulary.words)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace("\n", f" {EOS} "), normalizers.Replace(Regex(_SEPARATORS), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.WordPiece(prefix=_NO_PREFIX, cleanup=False),  # puts blanks between the words
+            decoders.Fuse(),
+            decoders.Replace(Regex(f"(^| ){EOS}(?= |$)"), "\n"),
+            decoders.Replace("\n ", "\n"),
+        ]
+    )
+    return tokenizer
+
+
+def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
+    content = json.loads(encoder.to_json())
+    own = content["pre_tokenizer"]
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [_LINES, *([own] if own else [])]}
+    content["post_processor"] = None  # runs add no tokens of their own
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: str) -> None:
+    for text in _PROBES:
+        ours, theirs = encoder.encode(text).tolist(), fast(text)["input_ids"]
+        if ours != theirs:
+            raise ValueError(
+                f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, where lines are encoded one "
+                f"by one, and {theirs[:12]}... in transformers"
+            )
+        if encoder.decode(ours) != fast.decode(theirs):
+            raise ValueError(f"{what} cannot be taken over: {ours[:12]}... is not the same text in transformers")

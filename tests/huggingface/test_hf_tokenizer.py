@@ -1,0 +1,88 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
+
+from recurra.data import BytePairEncoding, Vocabulary
+from recurra.huggingface import fast_tokenizer, read_tokenizer
+from recurra.huggingface.tokenizer import line_start
+
+TEXT = "a cat and a dog\nthe dog saw  a cat in the garden \nnaïve façade — 日本語 🙂 <unk>\n\n" * 4
+ENCODERS = {"words": Vocabulary.from_text([TEXT]), "bpe": BytePairEncoding.train([TEXT], 290)}
+PIECES = [
+    *" abé日\n\t\x1c\x1f\x85\u00a0\u2028\u3000\u200b\ufeff",
+    "<eos>",
+    "<unk>",
+    " cat",
+    "the ",
+    " \n",
+    "  ",
+    "'s",
+    "<",
+]
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def pair(request, tmp_path_factory):
+    """A run's tokenizer, and what transformers reads from the folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    encoder = ENCODERS[request.param]
+    fast_tokenizer(encoder).save_pretrained(folder)
+    return encoder, AutoTokenizer.from_pretrained(folder), folder
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), max_size=20).map("".join))
+def test_every_text_has_the_same_numbers_and_every_number_the_same_text(pair, text):
+    encoder, fast, _ = pair
+    tokens = encoder.encode(text).tolist()
+    assert fast(text)["input_ids"] == tokens
+    assert fast.decode(tokens) == encoder.decode(tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_numbers_have_the_same_text(pair, data):
+    encoder, fast, _ = pair
+    tokens = data.draw(st.lists(st.integers(0, len(encoder) - 1), max_size=12))
+    assert fast.decode(tokens) == encoder.decode(tokens)
+
+
+def test_the_way_back(pair):
+    encoder, _, folder = pair
+    assert read_tokenizer(folder).fingerprint == encoder.fingerprint
+    assert read_tokenizer(folder.parent) is None
+
+
+def test_batches_are_padded_on_the_left(pair):
+    encoder, fast, _ = pair
+    assert len(fast) == len(encoder)
+    assert (fast.padding_side, fast.pad_token) == ("left", None)
+    fast.pad_token = fast.convert_ids_to_tokens(0)
+    batch = fast(["a cat", "the dog saw a cat"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    padded = len(batch["input_ids"][1]) - len(encoder.encode("a cat"))
+    assert batch["attention_mask"][0][:padded] == [0] * padded
+    fast.pad_token = None
+
+
+def test_where_a_text_begins():
+    assert line_start(ENCODERS["words"]) == ENCODERS["words"].eos
+    assert line_start(ENCODERS["bpe"]) == ENCODERS["bpe"].encode("\n").item()
+    assert fast_tokenizer(ENCODERS["words"]).bos_token_id == ENCODERS["words"].eos
+    assert fast_tokenizer(ENCODERS["bpe"]).eos_token_id is None
+
+
+def test_a_tokenizer_that_does_more_to_lines_is_refused():
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Prepend("x")
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="cannot be taken over"):
+        fast_tokenizer(BytePairEncoding(tokenizer))
+
+
+def test_a_folder_of_another_tokenizer_is_refused(tmp_path):
+    ENCODERS["bpe"].save(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="does not encode line by line"):
+        read_tokenizer(tmp_path)

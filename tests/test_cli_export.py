@@ -1,0 +1,140 @@
+"""`recurra export`: a run in the form of other programs."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import recurra.huggingface
+from recurra.cli import main
+from recurra.cli.runs import open_text_run
+
+TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
+RECIPE = """
+experiment: {experiment}
+data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
+model: {model}
+training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+RUNS = {
+    "words": (
+        "text",
+        "vocabulary: words",
+        "{n_layer: 1, d_model: 8, tie_embeddings: true, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}",
+    ),
+    "bpe": (
+        "text-crt",
+        "vocabulary: bpe, bpe_vocab_size: 264",
+        "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [9, 90]}",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request, tmp_path_factory) -> str:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("runs")
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
+    experiment, vocabulary, model = RUNS[request.param]
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(experiment=experiment, path=folder, vocabulary=vocabulary, model=model))
+    assert main(["train", str(recipe), "--run", str(folder / "run")]) == 0
+    return str(folder / "run")
+
+
+def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
+    capsys.readouterr()
+    assert main(["export", "hf", run, str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "the logits of both differ by 0.0e+00 at most" in printed.out
+    assert printed.err == ""
+    files = ("config", "generation_config", "tokenizer", "tokenizer_config", "recurra")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.json" for name in files} | {
+        "model.safetensors"
+    }
+    trained = open_text_run(run)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    text = "the dog saw\na naïve bird\n"
+    tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert tokens[0].tolist() == trained.tokenizer.encode(text).tolist()
+    torch.testing.assert_close(model(tokens).logits, trained.model(tokens)[0], atol=1e-6, rtol=0)
+    # without a prompt a text begins as a line does, as in `recurra generate`
+    assert model.generation_config.bos_token_id == trained.tokenizer.encode("\n").item()
+    capsys.readouterr()
+    assert main(["generate", run, "--temperature", "0", "--max-tokens", "7"]) == 0
+    generated = model.generate(max_new_tokens=7, do_sample=False)[0, 1:]
+    assert capsys.readouterr().out.strip() == tokenizer.decode(generated).strip()
+
+
+def test_the_checkpoint_and_the_keys_of_the_recipe_are_the_commands(run, tmp_path):
+    words = ["export", "hf", run, str(tmp_path / "out"), "--checkpoint", "last", "--data.segment_length", "6"]
+    assert main(words) == 0
+    origin = json.loads((tmp_path / "out" / "recurra.json").read_text())
+    assert origin["experiment"]["data"]["segment_length"] == 6
+    assert origin["step"] == open_text_run(run, checkpoint="last").step > 0
+
+
+def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
+    target = tmp_path / "out"
+    target.mkdir()
+    assert main(["export", "hf", run, str(target)]) == 0  # an empty one
+    (target / "model.safetensors").write_bytes(b"")
+    (target / "mine.txt").write_text("mine")
+    assert main(["export", "hf", run, str(target)]) == 2
+    assert "is not empty; choose another name" in capsys.readouterr().err
+    assert (target / "model.safetensors").read_bytes() == b""
+    assert main(["export", "hf", run, str(target), "--force"]) == 0
+    assert AutoModelForCausalLM.from_pretrained(target).config.vocab_size > 5
+    assert (target / "mine.txt").read_text() == "mine"
+    assert main(["export", "hf", run, run, "--force"]) == 2
+    assert "holds a run, which is not overwritten" in capsys.readouterr().err
+
+
+def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):
+    load = recurra.huggingface.load_folder
+
+    def bent(folder):
+        portable = load(folder)
+        with torch.no_grad():
+            next(portable.model.embedding.parameters())[:, 0] *= 1.01
+        return portable
+
+    monkeypatch.setattr(recurra.huggingface, "load_folder", bent)
+    assert main(["export", "hf", run, str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert "more than 1e-05" in printed.err
+    assert "wrote" not in printed.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported(run, tmp_path, capsys):
+    assert main(["export", "hf", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["export", "tape", run]) == 2
+    assert "unknown form 'tape'" in capsys.readouterr().err
+    assert main(["export"]) == 2
+    assert main(["export", "--help"]) == 0
+    assert "hf" in capsys.readouterr().out
+
+
+def test_without_transformers_it_says_what_to_install(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "recurra.huggingface", None)
+    monkeypatch.delattr(recurra, "huggingface")
+    assert main(["export", "hf", run, str(tmp_path / "out")]) == 2
+    assert "pip install 'recurra[hf]'" in capsys.readouterr().err
