@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# A worker for each core, one thread each: two thread pools on the same cores hold each other up.
+TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .PHONY: demo test check bench bench-peers bench-page bench-page-peers peers format clean
 
@@ -10,8 +12,8 @@ demo: $(READY)            ## train both variants on a small Memory Horizon, prin
 	$(BIN)/recurra demo
 
 test: $(READY)            ## the ordinary tests, then those that go through torch.compile
-	$(BIN)/python -m pytest -m "not slow and not compile"
-	RECURRA_SHAPE_CHECKS=0 $(BIN)/python -m pytest -m "compile and not slow"
+	$(TESTS) -m "not slow and not compile"
+	RECURRA_SHAPE_CHECKS=0 $(TESTS) -m "compile and not slow"
 
 check: $(READY)           ## style, types, and the direction of imports
 	$(BIN)/ruff check .

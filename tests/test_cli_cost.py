@@ -84,7 +84,8 @@ def test_numbers_are_those_of_the_recipes_models(tmp_path, capsys):
     assert "multiply-adds" in text
 
 
-def test_rows_of_a_family_are_called_as_they_were_named(tmp_path, capsys):
+def test_rows_of_a_family_are_called_as_they_were_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")  # the names are long
     family = written(tmp_path / "family.yaml", FAMILY)
     words = [f"{family}#crt-ncgru", f"{family}#crt-gru"]
     rows = costs(tmp_path, *words, "--vocabulary", "23")

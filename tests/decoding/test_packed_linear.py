@@ -29,8 +29,16 @@ def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
             torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
 
 
-def test_many_rows_and_a_view_of_the_input():
-    packed = PackedLinear(nn.Linear(96, 1001))  # enough work for two threads, rows that do not divide
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_many_rows_and_a_view_of_the_input(threads):
+    packed = PackedLinear(nn.Linear(96, 1001))  # enough work for threads, rows that do not divide
     x = torch.randn(96, 4).t()
     expected = functional.linear(x.double(), packed.weight.double(), packed.bias.double())
     torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)

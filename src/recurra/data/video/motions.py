@@ -40,8 +40,8 @@ DIRECTIONS = {
     "right-up": (1, -1),
     "left-down": (-1, 1),
 }
-"""Columns and rows per step of each direction; a task takes the first so many. Two of them differ in their axis, which the
-places that a shape passes tell without their order in time; with three and more the order counts."""
+"""Columns and rows per step of each direction; a task takes the first so many. The first two differ in their axis,
+which the places that a shape passes tell without their order in time; with three and more the order counts."""
 _FRAMES_PER_SECOND = 8
 _CODECS = ("libx264", "mpeg4")
 _FORMAT = 2  # of what is drawn and written

@@ -1,0 +1,139 @@
+"""Language models as torch.export programs: the state comes in and goes out, nothing is kept between two calls."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from recurra.export.exportable import require_exportable
+from recurra.models import LanguageModel
+from recurra.state import map_tensors, tensors
+
+_ENDLESS = 10**9
+_BATCH, _LENGTH = 2, 5  # of what is traced with where they may be any: not 1, which torch takes for a constant
+
+
+class StateTensor(NamedTuple):
+    """A tensor of a model's state, and how it goes in and out of a program."""
+
+    name: str
+    """The fields on the way to it: layers.0.h."""
+    shape: tuple[int, ...]
+    """Its shape but for the batch, which comes first. A complex tensor ends in 2: real and imaginary part."""
+    is_complex: bool
+    """Whether the model's own is complex."""
+
+
+class StreamProgram(NamedTuple):
+    """A traced model: `program.module()(tokens, *state) -> (logits, *state)`, tokens (B, L) and logits (B, L, V).
+
+    Its state tensors are those of `state`, in this order; complex ones are real tensors that end in 2 (`view_as_real`).
+    A stream starts from zeros.
+    """
+
+    program: ExportedProgram
+    state: tuple[StateTensor, ...]
+
+
+def prefill_program(model: LanguageModel, *, batch: int | None = 1) -> StreamProgram:
+    """Trace a model for any number of tokens at once, but for one alone: that is `step_program`'s.
+
+    The program calls the kernels of this package: `import recurra` before `torch.export.load`.
+
+    Args:
+        model: a language model on the CPU, in float32.
+        batch: how many streams there are; None is any number of at least 2.
+
+    Raises:
+        ValueError: the model cannot be exported; the message says why.
+    """
+    return _trace(model, batch, None)
+
+
+def step_program(model: LanguageModel, *, batch: int | None = 1) -> StreamProgram:
+    """Trace a model for one token of every stream, tokens (B, 1); otherwise as `prefill_program`."""
+    return _trace(model, batch, 1)
+
+
+def state_tensors(model: LanguageModel) -> tuple[StateTensor, ...]:
+    """Say what the state of a model consists of."""
+    return tuple(
+        StateTensor(name, tuple(x.shape[1:]) + ((2,) if x.is_complex() else ()), x.is_complex())
+        for name, x in _named(_example_state(model))
+    )
+
+
+def zero_state(state: tuple[StateTensor, ...], batch: int) -> list[Tensor]:
+    """Give the state with which `batch` streams start."""
+    return [torch.zeros(batch, *tensor.shape) for tensor in state]
+
+
+class FlatModel(nn.Module):
+    """A language model whose state is a list of real tensors."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+        self._structure = _example_state(model)
+
+    def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Give the logits and the next state."""
+        given = iter(state)
+        entering = map_tensors(
+            lambda like: torch.view_as_complex(next(given)) if like.is_complex() else next(given), self._structure
+        )
+        logits, last = self.model(tokens, entering)
+        return logits, *(torch.view_as_real(x) if x.is_complex() else x for x in tensors(last))
+
+
+def _trace(model: LanguageModel, batch: int | None, length: int | None) -> StreamProgram:
+    require_exportable(model)
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch is {batch}; expected at least 1, or None for any number of streams")
+    state = state_tensors(model)
+    n_streams = _BATCH if batch is None else batch
+    tokens = torch.zeros(n_streams, _LENGTH if length is None else length, dtype=torch.int64)
+    of_state = {0: Dim.DYNAMIC} if batch is None else {}
+    of_tokens = of_state | ({1: Dim.DYNAMIC} if length is None else {})
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                FlatModel(model).eval(),
+                (tokens, *zero_state(state, n_streams)),
+                dynamic_shapes=(of_tokens, tuple(of_state for _ in state)),
+                strict=False,
+            )
+    except Exception as error:  # whatever a mixer that is not of this package may do
+        raise ValueError(f"{_description(model)} cannot be traced for any number of tokens: {error}") from error
+    finally:
+        model.train(was_training)
+    for bounds in program.range_constraints.values():
+        if bounds.lower > _BATCH or bounds.upper < _ENDLESS:
+            raise ValueError(
+                f"{_description(model)} has a graph for {bounds.lower} to {bounds.upper} tokens or streams only: it "
+                "takes another way for other numbers"
+            )
+    return StreamProgram(program, state)
+
+
+def _description(model: LanguageModel) -> str:
+    return f"the model (mixer {', '.join(sorted({name for name, _ in model.config.mixers}))})"
+
+
+def _example_state(model: LanguageModel) -> Any:
+    was_training = model.training
+    with torch.no_grad():
+        _, state = model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.embedding.weight.device))
+    model.train(was_training)
+    return state
+
+
+def _named(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, (tuple, list)):
+        for field, item in zip(getattr(state, "_fields", range(len(state))), state):
+            yield from _named(item, f"{name}.{field}" if name else str(field))

@@ -1,0 +1,117 @@
+"""Every mixer that can be exported: torch.export programs and the ONNX graph compute what the model computes."""
+
+import numpy as np
+import pytest
+import torch
+
+from recurra.export import prefill_program, state_tensors, step_program, zero_state
+from recurra.layers import list_mixers
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.state import tensors
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+SIZES = {"vocab_size": 11, "d_model": 6, "d_channel_mixing": 7}
+MIXERS = {  # one block each, so that one trace does for all
+    "gateloop": {},
+    "linear-attention": {"n_heads": 2},
+    "linear-rnn": {"d_state": 5},
+    "lru": {"d_state": 5},
+    "retnet": {"n_heads": 3},
+    "s4d": {"d_state": 6, "discretisation": "bilinear"},
+    "s5": {"d_state": 4},
+}
+CASES = {
+    "all": LanguageModelConfig(**SIZES, n_layer=len(MIXERS), mixer=list(MIXERS), mixer_options=MIXERS),
+    "heads, output gate, tied": LanguageModelConfig(
+        **SIZES, n_layer=1, mixer_options={"n_heads": 3, "d_v": 9, "output_gate": True}, tie_embeddings=True
+    ),
+    "fixed": LanguageModelConfig(
+        **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
+    ),
+}
+REFUSED = {"gateloop-attention", "relative-attention"}
+TOLERANCE = 1e-5  # of the largest logit
+
+
+def make_model(case: str) -> LanguageModel:
+    torch.manual_seed(3)
+    return LanguageModel(CASES[case]).eval()
+
+
+def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def real(state) -> list[torch.Tensor]:
+    return [torch.view_as_real(x) if x.is_complex() else x for x in tensors(state)]
+
+
+def test_every_registered_mixer_is_here():
+    assert {*MIXERS, *REFUSED} == set(list_mixers())
+
+
+@pytest.mark.parametrize(("case", "batch"), [("all", 1), ("heads, output gate, tied", 3), ("fixed", None)])
+@torch.no_grad()
+def test_torch_programs(case, batch):
+    model = make_model(case)
+    prefill, step = prefill_program(model, batch=batch), step_program(model, batch=batch)
+    assert prefill.state == step.state
+    for length in (9, 2):
+        n_streams = batch or length
+        tokens = torch.randint(11, (n_streams, length))
+        logits, last = model(tokens)
+        found, *state = prefill.program.module()(tokens, *zero_state(prefill.state, n_streams))
+        require_close(found, logits)
+        token = torch.randint(11, (n_streams, 1))
+        found, *state = step.program.module()(token, *state)
+        logits, last = model(token, last)
+        require_close(found, logits)
+        for one, other in zip(state, real(last), strict=True):
+            require_close(one, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_onnx(case):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason="needs the extra export: pip install recurra[export]")
+    from recurra.export.onnx_file import to_onnx
+    from recurra.export.onnx_model import OnnxModel
+
+    model = make_model(case)
+    exported = OnnxModel(to_onnx(model).SerializeToString(), threads=1)
+    for batch, length in ((1, 67), (3, 8)):  # neither was seen when the graph was made
+        tokens = torch.randint(11, (batch, length))
+        logits, last = model(tokens)
+        found, state = exported(tokens.numpy())
+        require_close(torch.from_numpy(found), logits)
+        for one, other in zip(state.values(), real(last), strict=True):
+            require_close(torch.from_numpy(one), other)
+        pieces, state = [], None
+        for piece in (tokens[:, :1], tokens[:, 1:6], *tokens[:, 6:].split(1, 1)):
+            y, state = exported(piece.numpy(), state)
+            pieces.append(y)
+        require_close(torch.from_numpy(np.concatenate(pieces, 1)), logits)
+        for one, other in zip(state.values(), real(last), strict=True):
+            require_close(torch.from_numpy(one), other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_executorch(case):
+    runtime = pytest.importorskip("executorch.runtime", reason="needs the extra executorch")
+    from recurra.export.executorch_file import step_to_executorch
+
+    model = make_model(case)
+    program = runtime.Runtime.get().load_program(step_to_executorch(model))
+    step, state = program.load_method("forward"), zero_state(state_tensors(model), 1)
+    tokens, pieces = torch.randint(11, (1, 9)), []
+    for token in tokens.split(1, 1):
+        logits, *state = (x.clone() for x in step.execute([token.contiguous(), *state]))
+        pieces.append(logits)
+    logits, last = model(tokens)
+    require_close(torch.cat(pieces, 1), logits)
+    for one, other in zip(state, real(last), strict=True):
+        require_close(one, other)

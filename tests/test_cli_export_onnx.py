@@ -1,0 +1,172 @@
+"""`recurra export onnx`: a run's folder in, a file out that runs without this package."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
+
+import onnx
+from tokenizers import Tokenizer
+
+from recurra.cli import main
+from recurra.cli.runs import open_text_run
+from recurra.export import onnx_file
+from recurra.export.onnx_file import largest_difference
+from recurra.export.onnx_model import OnnxModel
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
+PROMPT = "the dog saw\n a naïve cat ran away"
+RECIPE = """
+experiment: {experiment}
+data: {{path: {path}, batch_size: 2, segment_length: 4, {vocabulary}}}
+model: {model}
+training: {{epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+RUNS = {
+    "words": ("text", "vocabulary: words", "{n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}"),
+    "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264", "{n_layer: 1, d_model: 8, mixer: lru, mixer_options: {}}"),
+    "crt": ("text-crt", "vocabulary: words", "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}"),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Finished runs by name, and the exported files of two of them."""
+    folder = tmp_path_factory.mktemp("runs")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
+    for name, (experiment, vocabulary, model) in RUNS.items():
+        recipe = folder / f"{name}.yaml"
+        recipe.write_text(RECIPE.format(experiment=experiment, path=corpus, vocabulary=vocabulary, model=model))
+        assert main(["train", str(recipe), "--run", str(folder / name)]) == 0
+    assert main(["export", "onnx", str(folder / "words"), str(folder / "words.onnx")]) == 0
+    (folder / "bpe.py").write_text("mine")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["export", "onnx", str(folder / "bpe"), str(folder / "bpe.onnx"), "--int8", "--force"]) == 0
+    (folder / "said").write_text(said.getvalue())
+    return folder
+
+
+def greedy(run: Path, n_tokens: int) -> str:
+    """What the model itself goes on with."""
+    trained = open_text_run(str(run))
+    tokens = torch.from_numpy(trained.tokenizer.encode(PROMPT))[None]
+    with torch.no_grad():
+        for _ in range(n_tokens):
+            tokens = torch.cat([tokens, trained.model(tokens)[0][:, -1:].argmax(-1)], 1)
+    return trained.tokenizer.decode(tokens[0, -n_tokens:])
+
+
+def test_the_example_goes_on_with_a_text_without_torch_and_without_this_package(runs):
+    hook = (
+        "import builtins, runpy, sys\n"
+        "sys.modules.update({'torch': None, 'recurra': None})\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-c", hook, str(runs / "words.py"), PROMPT],
+        env=environment | {"PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == greedy(runs / "words", 20) + "\n"
+
+
+@pytest.mark.parametrize("name", ["words", "bpe"])
+def test_the_tokenizer_beside_the_file_and_in_it_is_the_run_s(runs, name):
+    encoder = open_text_run(str(runs / name)).tokenizer
+    inside = OnnxModel(runs / f"{name}.onnx").metadata["recurra.tokenizer"]
+    beside = (runs / f"{name}.tokenizer.json").read_text(encoding="utf-8")
+    assert json.loads(inside) == json.loads(beside)
+    tokenizer = Tokenizer.from_str(inside)
+    for text in (PROMPT, "x<eos>y <eos> <unk> saw\n\n", TEXT):
+        assert tokenizer.encode(text).ids == encoder.encode(text).tolist()
+    numbers = encoder.encode(PROMPT).tolist()
+    assert tokenizer.decode(numbers) == encoder.decode(numbers)
+
+
+def test_the_file_gives_the_run_s_logits(runs):
+    assert largest_difference(open_text_run(str(runs / "words")).model, OnnxModel(runs / "words.onnx")) < 1e-5
+
+
+def test_int8_is_close_and_its_difference_is_reported(runs):
+    model = open_text_run(str(runs / "bpe")).model
+    difference = largest_difference(model, OnnxModel(runs / "bpe.onnx"))
+    assert 1e-6 < difference < 0.1
+    said = (runs / "said").read_text()
+    assert f"with matrices of 8-bit integers, by {difference:.1e}\n" in said
+    assert all(name in said for name in ("bpe.onnx", "bpe.tokenizer.json", "bpe.py"))
+
+
+def test_the_metadata_say_what_is_needed_to_run_the_file(runs):
+    metadata = OnnxModel(runs / "words.onnx").metadata
+    model = open_text_run(str(runs / "words")).model
+    assert metadata["recurra.class"] == "LanguageModel"
+    assert int(metadata["recurra.vocab_size"]) == model.config.vocab_size
+    assert json.loads(metadata["recurra.config"])["mixer_options"] == {"d_qk": 8, "d_v": 8, "n_heads": 8}
+    assert json.loads(metadata["recurra.state"]) == [
+        {"name": "layers.0.h", "shape": [8, 1, 1, 2], "dtype": "float32", "complex": True}
+    ]
+
+
+def test_what_is_there_is_kept_unless_forced(runs, capsys):
+    before = (runs / "words.onnx").read_bytes()
+    assert main(["export", "onnx", str(runs / "bpe"), str(runs / "words.onnx")]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert (runs / "words.onnx").read_bytes() == before
+    assert (runs / "bpe.py").read_bytes() == (runs / "words.py").read_bytes()  # written with --force
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["crt", "crt.onnx"], "CompactRecurrentTransformer cannot be exported"),
+        (["words", "model.pt"], r"ends in .onnx"),
+        (["nowhere", "n.onnx"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_plain_words(runs, capsys, words, said):
+    assert main(["export", "onnx", *(str(runs / word) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (runs / words[1]).exists()
+
+
+def test_a_graph_that_computes_something_else_is_not_written(runs, capsys, monkeypatch):
+    wrong = onnx.load(runs / "words.onnx")
+    bias = next(tensor for tensor in wrong.graph.initializer if tensor.name.endswith("head.bias"))
+    bias.raw_data = (np.frombuffer(bias.raw_data, np.float32) + 0.01).tobytes()
+    monkeypatch.setattr(onnx_file, "to_onnx", lambda model, tokenizer: wrong)
+    assert main(["export", "onnx", str(runs / "words"), str(runs / "wrong.onnx")]) == 2
+    assert "differ from the model's" in capsys.readouterr().err
+    assert not (runs / "wrong.onnx").exists()
