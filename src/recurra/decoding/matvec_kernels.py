@@ -12,9 +12,10 @@ from functools import cache
 from numba import prange
 
 from recurra.scan.launch import Kernel
-from recurra.scan.vector import WIDTH, Lanes, load, store, total, zeros
+from recurra.scan.vector import WIDTH, Lanes, load, prefetch, store, total, zeros
 
 _UNROLLED = 4 * WIDTH
+_AHEAD = 2048  # bytes: how far in front of the walk weights are asked for
 
 
 @cache
@@ -23,6 +24,7 @@ def matvec_kernel(number: str) -> Kernel:
     weights, weight = Lanes(number, WIDTH), Lanes(number, 1)
     floats, one = Lanes("float32", WIDTH), Lanes("float32", 1)
     size = weights.n_bytes
+    ahead = 0 if number == "int8" else _AHEAD // size  # int8 fills a line with four vectors; asking for each costs more
 
     def multiply(w, scale, bias, x, y, vectors, n_in, n_out, span):  # type: ignore[no-untyped-def]
         """Fill y (vectors, n_out) from w (n_out, n_in) and x (vectors, n_in), addresses; a job takes `span` rows."""
@@ -34,6 +36,11 @@ def matvec_kernel(number: str) -> Kernel:
                     s0, s1, s2, s3 = zeros(floats), zeros(floats), zeros(floats), zeros(floats)
                     i = 0
                     while i + _UNROLLED <= n_in:
+                        if ahead:
+                            prefetch(at, i + ahead, weights)
+                            prefetch(at, i + ahead + WIDTH, weights)
+                            prefetch(at, i + ahead + 2 * WIDTH, weights)
+                            prefetch(at, i + ahead + 3 * WIDTH, weights)
                         s0 = s0 + load(at, i, weights) * load(x_at, i, floats)
                         s1 = s1 + load(at, i + WIDTH, weights) * load(x_at, i + WIDTH, floats)
                         s2 = s2 + load(at, i + 2 * WIDTH, weights) * load(x_at, i + 2 * WIDTH, floats)
