@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # A worker for each core, one thread each: two thread pools on the same cores hold each other up.
-TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test check bench bench-peers bench-page bench-page-peers peers format clean
 

@@ -42,17 +42,15 @@ class Sizes:
 
 
 def build(experiment: Experiment) -> nn.Module:
-    """The experiment's model, without memory for its weights and without its corpus."""
+    """The experiment's model without its corpus; a large one without memory for its weights."""
     if isinstance(experiment, VideoExperiment):
         with torch.device("meta"):
             return experiment.model.build(experiment.sizes_of(31))
-    if isinstance(experiment, TextExperiment):
-        n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
-        sizes = Sizes(n_words, n_words)
-    else:
-        sizes = Sizes(experiment.data.largest_number + 2, experiment.data.modulus)
+    if not isinstance(experiment, TextExperiment):  # small models
+        return experiment.build_model(Sizes(experiment.data.largest_number + 2, experiment.data.modulus))
+    n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
     with torch.device("meta"):
-        return experiment.build_model(sizes)
+        return experiment.build_model(Sizes(n_words, n_words))
 
 
 def n_parameters(model: nn.Module) -> int:
