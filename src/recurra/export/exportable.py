@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recurra.layers import GateLoopAttention, LinearRNN, RelativeAttention
+from recurra.layers import GRU, GateLoopAttention, LinearRNN, RelativeAttention
 from recurra.layers.linear_rnn import DenseRecurrence
 from recurra.models import LanguageModel
 
@@ -40,6 +40,8 @@ def _why_not(mixer: nn.Module) -> str:
         return "gateloop-attention keeps the last steps themselves, and their number grows up to its window"
     if isinstance(mixer, RelativeAttention):
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
+    if isinstance(mixer, GRU):
+        return "gru runs step by step, and a graph of it has as many steps as the prompt that it was made with"
     if isinstance(mixer, LinearRNN) and isinstance(mixer.recurrence, DenseRecurrence):
         return 'linear-rnn with transition "dense" multiplies matrices in a tree whose depth follows the length'
     return ""

@@ -6,6 +6,7 @@ from recurra.layers.dropout import LockedDropout, WordDropout
 from recurra.layers.feed_forward import FeedForward
 from recurra.layers.gate_loop import GateLoop, GateLoopState
 from recurra.layers.gate_loop_attention import GateLoopAttention, GateLoopAttentionState
+from recurra.layers.gru import GRU, GRUState
 from recurra.layers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.layers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.layers.lru import LRU, LRUState
@@ -17,6 +18,7 @@ from recurra.layers.s4d import S4D, S4DState
 from recurra.layers.s5 import S5, S5State
 
 __all__ = [
+    "GRU",
     "LRU",
     "RNN",
     "S4D",
@@ -24,6 +26,7 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
     "FeedForward",
+    "GRUState",
     "GateLoop",
     "GateLoopAttention",
     "GateLoopAttentionState",
