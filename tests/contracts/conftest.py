@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
     "relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2},
     "retnet": {"n_heads": 2},
+    "rotary-attention": {"window": 5, "n_heads": 2},
 }
 
 

@@ -28,6 +28,7 @@ def make_model(mixer="gateloop", **options) -> LanguageModel:
     ("mixer", "options", "reason"),
     [
         ("gateloop-attention", {}, "keeps the last steps themselves"),
+        ("rotary-attention", {"n_heads": 1}, "keeps the last steps themselves"),
         ("gru", {}, "as many steps as the prompt"),
         ("relative-attention", {}, "grows up to the segment's end"),
         ("linear-rnn", {"transition": "dense"}, "a tree whose depth follows the length"),

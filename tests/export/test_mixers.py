@@ -30,7 +30,7 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {"gateloop-attention", "gru", "relative-attention"}
+REFUSED = {"gateloop-attention", "gru", "relative-attention", "rotary-attention"}
 TOLERANCE = 1e-5  # of the largest logit
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recurra.layers import GRU, GateLoopAttention, LinearRNN, RelativeAttention
+from recurra.layers import GRU, GateLoopAttention, LinearRNN, RelativeAttention, RotaryAttention
 from recurra.layers.linear_rnn import DenseRecurrence
 from recurra.models import LanguageModel
 
@@ -36,8 +36,9 @@ def require_exportable(model: nn.Module) -> LanguageModel:
 
 
 def _why_not(mixer: nn.Module) -> str:
-    if isinstance(mixer, GateLoopAttention):
-        return "gateloop-attention keeps the last steps themselves, and their number grows up to its window"
+    if isinstance(mixer, (GateLoopAttention, RotaryAttention)):
+        name = "gateloop-attention" if isinstance(mixer, GateLoopAttention) else "rotary-attention"
+        return f"{name} keeps the last steps themselves, and their number grows up to its window"
     if isinstance(mixer, RelativeAttention):
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
     if isinstance(mixer, GRU):

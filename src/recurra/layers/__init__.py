@@ -14,6 +14,7 @@ from recurra.layers.mixers import create_mixer, list_mixers, register_mixer
 from recurra.layers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.layers.retention import Retention, RetentionState
 from recurra.layers.rnn import RNN, RNNState
+from recurra.layers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.layers.s4d import S4D, S4DState
 from recurra.layers.s5 import S5, S5State
 
@@ -42,6 +43,8 @@ __all__ = [
     "RelativeAttentionState",
     "Retention",
     "RetentionState",
+    "RotaryAttention",
+    "RotaryAttentionState",
     "S4DState",
     "S5State",
     "WordDropout",
