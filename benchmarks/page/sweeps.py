@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from recurra import gate_loop, linear_scan
 from recurra.gate_loop import Planes, gate_loop_real_part, softmax_attention
-from recurra.gate_loop.operator import _choose_mode
+from recurra.gate_loop.operator import choose_mode
 from recurra.scan import associative_scan, convolution_scan, linear_recurrence
 
 Inputs = dict[str, Tensor]
@@ -166,7 +166,7 @@ def _mode_way(mode: str, bound: str) -> Way:
 
 
 def _auto(x: Inputs) -> str:
-    return _choose_mode("auto", x["q"], x["k"], x["v"])
+    return choose_mode("auto", x["q"], x["k"], x["v"], x["a"])
 
 
 _LOOP = "operator calls, some a step"

@@ -73,6 +73,19 @@ def test_states_stay_float32_under_autocast(case):
     torch.testing.assert_close(y.float(), exact, rtol=0.1, atol=0.1)
 
 
+def test_states_stay_float32_where_weights_are_bfloat16(case):
+    module, x = case.build().bfloat16().eval(), case.draw(2, 6)
+    x = x.bfloat16() if x.is_floating_point() else x
+    with torch.no_grad():
+        y, state = module(x)
+        y, state = module(x, state)
+        assert y.dtype in (torch.bfloat16, torch.float32)
+        assert {tensor.dtype for tensor in states.tensors(state)} <= {torch.float32, torch.complex64}
+        exact = module.float()(x.float() if x.is_floating_point() else x)
+        exact, _ = module(x.float() if x.is_floating_point() else x, exact[1])
+    torch.testing.assert_close(y.float(), exact, rtol=0.2, atol=0.2)
+
+
 def test_to_moves_and_counts(case, module):
     _, state = module(case.draw(2, 6))
     moved = states.to(state, "cpu")

@@ -105,7 +105,7 @@ class GateLoopAttention(nn.Module):
         if state is not None:
             known = GateLoopAttentionState(*(torch.cat(pair, 1) for pair in zip(self._fitting(state), known)))
         y = softmax_attention(q, *known, window=self.window)
-        return self.output_projection(y.flatten(-2)), self._kept(known)
+        return self.output_projection(y.flatten(-2).to(x.dtype)), self._kept(known)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))

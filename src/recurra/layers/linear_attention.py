@@ -89,7 +89,8 @@ class LinearAttention(nn.Module):
         h = None if state is None else state.h
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(elu_plus_one(q), blank(elu_plus_one(k), mask), self.average.extend(v), never, state=h)
-        return blank(self.output_projection(self.average.reduce(y).flatten(-2)), mask), LinearAttentionState(h)
+        y = self.average.reduce(y).flatten(-2).to(x.dtype)
+        return blank(self.output_projection(y), mask), LinearAttentionState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))

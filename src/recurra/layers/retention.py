@@ -95,7 +95,8 @@ class Retention(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(rotate(q, angles), k, v, keep(self._decay(v), mask), state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
-        return blank(self.output_projection(y.flatten(-2) * functional.silu(gate)), mask), RetentionState(h)
+        y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
+        return blank(self.output_projection(y), mask), RetentionState(h)
 
     def _positions(self, x: Tensor, mask: Tensor | None) -> tuple[Int[Tensor, "#B L"], Int[Tensor, " #B"]]:
         """Minus the steps of x that come after each, and the steps of every row: those that count."""
