@@ -2,10 +2,10 @@
 
     python -m benchmarks.language_training
 
-3 layers of 380 channels, feed-forward 900, 10,000 words, embedding and head tied, batches of 10 rows of 140 random tokens:
-the models of recipes/ptb/three-layers.yaml at segments of 70, and `LanguageModel` with every mixer. Each model is built and
-trained in a process of its own, whose peak of memory is the model's, a few updates at a time and in turn, so that the
-machine's slow and fast minutes fall on all of them.
+3 layers of 380 channels, feed-forward 900, 10,000 words, embedding and head tied, batches of 10 rows of 140 random
+tokens: the models of recipes/ptb/three-layers.yaml at segments of 70, and `LanguageModel` with every mixer. Each is
+built and trained in a process of its own, whose peak of memory is the model's, a few updates at a time and in turn, so
+that the machine's slow and fast minutes fall on all of them.
 """
 
 import argparse
