@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # A worker for each core, one thread each: two thread pools on the same cores hold each other up.
 TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test check bench bench-peers bench-page bench-page-peers peers format clean
+.PHONY: demo test check bench bench-peers bench-page bench-page-peers peers report format clean
 
 demo: $(READY)            ## train both variants on a small Memory Horizon, print the accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -36,6 +36,9 @@ bench-page: $(READY)      ## time and memory over L: docs/benchmarks.md, some 20
 
 bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
 	$(VENV)-peers/bin/python -m benchmarks.page
+
+report: $(READY)          ## docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." first adds runs
+	$(BIN)/recurra report $(if $(RUNS),--add $(RUNS))
 
 peers: $(READY)
 	$(PYTHON) -m venv $(VENV)-peers

@@ -43,7 +43,7 @@ def test_sizes_below_one_are_refused(name):
 def test_a_token_outside_the_vocabulary_is_named(wrong):
     tokens = torch.tensor([[0, 6], [wrong, 3]])
     require_tokens("tokens", tokens[:1], 7)
-    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; the vocabulary has the ids 0 to 6"):
+    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; expected ids from 0 to 6"):
         require_tokens("tokens", tokens, 7)
 
 

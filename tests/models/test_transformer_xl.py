@@ -205,7 +205,7 @@ def test_an_empty_batch_and_no_steps_run(model):
 @pytest.mark.parametrize("wrong", [-1, VOCABULARY])
 def test_ids_outside_the_vocabulary_are_refused(model, wrong):
     x, bad = tokens(1, 2), torch.tensor([[0, wrong]])
-    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; the vocabulary has the ids 0 to 10"):
+    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; expected ids from 0 to 10"):
         model(bad)
     with pytest.raises(IndexError, match=f"targets holds the id {wrong}"):
         model.loss(x, bad)

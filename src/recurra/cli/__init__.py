@@ -17,11 +17,24 @@ COMMANDS = {
     "table": ("recurra.cli.table", "list a family's recipes, published and measured"),
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
     "gradients": ("recurra.cli.gradients", "measure gradients between segments, and their bound"),
+    "report": ("recurra.cli.report", "build the page of results from summaries of runs"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
     "info": ("recurra.cli.info", "versions, backends, mixers"),
 }
+EXTRAS = {
+    "av": "video",
+    "transformers": "hf",
+    "safetensors": "hf",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "executorch": "executorch",
+}
+"""Packages that some commands need, and the extra of recurra that installs each."""
+
 DEBUG_VARIABLE = "RECURRA_DEBUG"
 FAILED = 2
+NOBODY_READS = 141  # what shells report of a program that wrote into a closed pipe: 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,13 +54,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("recurra: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `recurra generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails once more at its end
+        return NOBODY_READS
+    except ImportError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None or _wants_tracebacks():
+            raise
+        print(f"recurra {words[0]}: {error.name} is missing: pip install recurra[{extra}]", file=sys.stderr)
+        return FAILED
     except (ValueError, OSError, FloatingPointError) as error:
         # What the library raises for a wrong key, value, file or checkpoint, and for a run that diverged.
         # All else is a mistake of ours, whose traceback is wanted.
-        if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
+        if _wants_tracebacks():
             raise
         print(f"recurra {words[0]}: {error}", file=sys.stderr)
         return FAILED
+
+
+def _wants_tracebacks() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
 
 
 def usage() -> str:

@@ -84,9 +84,18 @@ def cost_row(word: str, overrides: Sequence[str], vocabulary: int | None) -> Row
     sizes = _stated_sizes(word, experiment, vocabulary) if vocabulary is not None else _sizes(word, experiment)
     with torch.device("meta"):
         model: Any = experiment.model.build(sizes)
+    return model_cost(word, experiment, model)
+
+
+def model_cost(name: str, experiment: Experiment, model: Any) -> Row:
+    """Count the model of an experiment.
+
+    Raises:
+        ValueError: it is of another kind than those that can be counted.
+    """
     n_steps = _segment_length(experiment)
     measured = measured_cost(model, n_steps)
-    return Row(word, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
+    return Row(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
 
 
 def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:

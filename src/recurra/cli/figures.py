@@ -10,6 +10,7 @@ from recurra.analysis.plots import (
     gate_magnitudes,
     gate_phases,
     magnitude_activations,
+    measured_panels,
     metric_curves,
     save,
 )
@@ -20,13 +21,6 @@ from recurra.training import VideoExperiment, read_metrics
 
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled for a point of Figure 7."""
-
-PANELS: Mapping[str, Sequence[str]] = {
-    "loss (nats per target)": ["train_loss", "valid_loss"],
-    "validation perplexity": ["valid_perplexity"],
-    "validation accuracy": ["valid_accuracy"],
-}
-"""The panels of the curves; one that no run has measured is left out."""
 
 
 def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
@@ -56,12 +50,7 @@ def draw_comparison(
     """What several runs share: the curves of losses and accuracy, Figure 4 unless all are over videos, and Figure 7
     where there are spans."""
     metrics = {run.name: curve_rows(run) for run in runs}
-    panels = {
-        title: columns
-        for title, columns in PANELS.items()
-        if any(row.get(column) for rows in metrics.values() for row in rows for column in columns)
-    }
-    files = save(metric_curves(metrics, panels), folder, "curves")
+    files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves")
     if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
         files += save(magnitude_activations(), folder, "magnitude-activations")
     if scores:

@@ -51,9 +51,9 @@ def gate_loop(
                 complex); for others "auto" takes plain torch on a GPU too, and "triton" raises.
             "attention": the O(L^2) surrogate attention (14)-(21).
             "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
-            "auto": "fused" where it applies and all is real, else "recurrent" for a single step, "chunk" for large states of long
-                sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan"; that, too, where torch.export traces it
-                for any length.
+            "auto": "fused" where it applies and all is real, else "recurrent" for a single step, "chunk" for large
+                states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan"; that, too, where
+                torch.export traces it for any length.
         backend: as for `recurra.linear_scan`; "scan" and "fused" have kernels, and "chunk" has Triton's, and Numba's
             between chunks.
         cu_seqlens: the borders of N sequences that lie end to end in the inputs (1, T, H, d): N + 1 ascending integers

@@ -24,7 +24,7 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
         return
     for token in map(int, tokens.aminmax()):
         if not 0 <= token < vocab_size:
-            raise IndexError(f"{name} holds the id {token}; the vocabulary has the ids 0 to {vocab_size - 1}")
+            raise IndexError(f"{name} holds the id {token}; expected ids from 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True)

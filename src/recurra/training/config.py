@@ -4,6 +4,7 @@ is made.
 Every config refuses impossible values when it is made, with the field's full name as a recipe spells it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -185,6 +186,12 @@ class TrainingConfig:
     """Which validation score makes a checkpoint the best one."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV log."""
+
+    def n_steps(self, n_batches: int) -> tuple[int, int]:
+        """Updates in an epoch of so many batches, and in the whole run."""
+        steps_per_epoch = math.ceil(n_batches / self.accumulate)
+        total = self.epochs * steps_per_epoch
+        return steps_per_epoch, total if self.max_steps is None else min(total, self.max_steps)
 
     def __post_init__(self) -> None:
         for field in ("epochs", "accumulate", "log_every"):

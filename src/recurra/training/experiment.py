@@ -249,7 +249,7 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
         ValueError: something outside `RESUMABLE` differs; the message names the keys and both values.
     """
     # A checkpoint that does not know a key was made when there was no choice: with what is now its default.
-    known = {key for key, _ in _flat(saved)}
+    known = {key for key, _ in flat(saved)}
     changed = [
         f"{key} (was {before!r}, now {now!r})"
         for key, (before, now) in differences(saved, to_plain(experiment)).items()
@@ -276,7 +276,7 @@ def _default(experiment: Experiment, key: str) -> Any:
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys, dotted, in which two experiments as plain data differ, with both values; None where one has no such
     key."""
-    before, now = dict(_flat(one)), dict(_flat(other))
+    before, now = dict(flat(one)), dict(flat(other))
     return {
         key: (before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
@@ -284,9 +284,10 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     }
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dicts by their dotted keys."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

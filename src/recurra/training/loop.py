@@ -92,14 +92,12 @@ class Trainer:
         self.wrapped.mark_forward_method("loss")
         self.average = WeightAverage(self.model, experiment.averaging)
         self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
-        self.steps_per_epoch = math.ceil(len(self.source) / self.config.accumulate)
-        self.total_steps = self.config.epochs * self.steps_per_epoch
-        if self.config.max_steps is not None:
-            self.total_steps = min(self.total_steps, self.config.max_steps)
+        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
         self.position = Position()
         self.window = Window(self.fabric.device)
         self.state: Any = None
         self.scores: dict[str, dict[str, int | float]] = {}
+        self.resumed_at: list[int] = []  # the steps at which it went on from a checkpoint
         self._begun: str | None = None
         self._clock = perf_counter()
 
@@ -129,6 +127,7 @@ class Trainer:
             "state": pack_state(self.state),
             "window": self.window.state_dict(),
             "scores": self.scores,
+            "resumed_at": list(self.resumed_at),
             "random": random_state(),
         }
 
@@ -154,6 +153,8 @@ class Trainer:
         self.position = Position(**saved["position"])
         self.window.load_state_dict(saved["window"])
         self.scores = saved["scores"]
+        # Older checkpoints do not know where their runs were resumed. A run that has nothing left to do does not go on.
+        self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
         if saved["state"] is not None:
             self.state = unpack_state(saved["state"], self.model, self.source.batch(0, 0).inputs)
         self.checkpoints.drop_after(self.position.step)
@@ -212,6 +213,8 @@ class Trainer:
             if self._due(self.config.save_every or self.steps_per_epoch) or stopping:
                 with self._off_the_clock():
                     self.checkpoints.save(self.position.step, self._finite_snapshot())
+                    # Now too: a process that is killed has no later chance.
+                    self.folder.write_summary(self.summary())
 
     def _update(self) -> Tensor | None:
         """One update from up to `accumulate` batches; each target of them weighs the same."""
@@ -329,6 +332,7 @@ class Trainer:
             self.experiment.unit: at.tokens,
             "seconds": at.seconds,
             f"{self.experiment.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
+            "resumed_at": self.resumed_at,
             "validation": self.scores,
             "versions": versions(),
             "hardware": hardware(),

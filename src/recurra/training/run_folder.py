@@ -16,7 +16,7 @@ class RunFolder:
     metrics.csv     one row for each report
     tensorboard/    the same for TensorBoard
     checkpoints/    step-*.pt, best.pt
-    summary.json    the results at the end, the versions and the hardware
+    summary.json    the results at the last checkpoint and at the end, the versions and the hardware
     figures/        what `recurra plot` draws
     """
 

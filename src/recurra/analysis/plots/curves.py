@@ -14,6 +14,13 @@ from torch import Tensor
 
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
 
+PANELS: Mapping[str, Sequence[str]] = {
+    "loss (nats per target)": ["train_loss", "valid_loss"],
+    "validation perplexity": ["valid_perplexity"],
+    "validation accuracy": ["valid_accuracy"],
+}
+"""What curves are usually drawn of; `measured_panels` leaves out what no run has."""
+
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 """The rows of a metrics.csv, as `csv.DictReader` gives them: where nothing was measured a cell is empty."""
 
@@ -29,6 +36,7 @@ def metric_curves(
     x: str = "step",
     smoothing: int | float = 0,
     logarithmic: Collection[str] = (),
+    marks: Mapping[str, Sequence[int | float]] | None = None,
 ) -> Figure:
     """Draw one panel per entry of `panels`, with a colour per run and a line style per column.
 
@@ -44,10 +52,12 @@ def metric_curves(
             was measured stays visible behind. 0 smooths nothing. A curve whose points lie further apart,
             such as a validation loss, comes out as it is.
         logarithmic: the titles of the panels whose vertical axis is logarithmic.
+        marks: for some of the runs the values of x at which they went on after an interruption: small ticks on the
+            horizontal axis, in the run's colour.
 
     Raises:
-        ValueError: no run, no panel, smoothing below 0, a column that no run has, a logarithmic panel that
-            is not there, or a cell that is no number.
+        ValueError: no run, no panel, smoothing below 0, a column that no run has, a logarithmic panel or a marked run
+            that is not there, or a cell that is no number.
     """
     if not runs or not panels:
         raise ValueError(f"runs and panels must not be empty, got {len(runs)} runs, {len(panels)} panels")
@@ -55,12 +65,17 @@ def metric_curves(
         raise ValueError(f"smoothing must be 0 or more, got {smoothing}")
     if not set(logarithmic) <= set(panels):
         raise ValueError(f"logarithmic must name panels out of {list(panels)}, got {list(logarithmic)}")
+    marked = {name: places for name, places in (marks or {}).items() if places}
+    if not set(marked) <= set(runs):
+        raise ValueError(f"marks must name runs out of {list(runs)}, got {list(marked)}")
     colours = dict(zip(runs, cycle(COLOURS)))
     figure = new_figure(3.6 * len(panels), 3.1)
     for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
         for column, line_style in zip(columns, cycle(LINE_STYLES)):
             for name, points in _points(runs, x, column).items():
                 _draw(axes, points, float(smoothing), colours[name], line_style)
+        for name, places in marked.items():
+            _mark(axes, places, colours[name])
         axes.set(xlabel=_words(x), yscale="log" if title in logarithmic else "linear")
         axes.set_title(title)
         axes.grid(axis="y")
@@ -68,8 +83,18 @@ def metric_curves(
             styles = zip(columns, cycle(LINE_STYLES))
             axes.legend(handles=[_sample(_words(column), linestyle=style) for column, style in styles])
     names = [_sample(name, colour=colour) for name, colour in colours.items()]
+    if marked:
+        names.append(Line2D([], [], color=GREY, linestyle="none", marker="|", label="resumed"))
     figure.legend(handles=names, loc="outside lower center", ncols=min(len(names), 2 * len(panels)))
     return figure
+
+
+def measured_panels(runs: Mapping[str, Rows]) -> dict[str, Sequence[str]]:
+    """Those of `PANELS` of which some run has measured a column."""
+    measured = {
+        column for rows in runs.values() for row in rows for column, cell in row.items() if cell not in (None, "")
+    }
+    return {title: columns for title, columns in PANELS.items() if measured.intersection(columns)}
 
 
 def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 points"]:
@@ -94,6 +119,19 @@ def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: s
         axes.plot(*points.numpy(), color=colour, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1)
     marker = "o" if points.shape[1] <= FEW_POINTS else ""
     axes.plot(*smoothed.numpy(), color=colour, linestyle=line_style, marker=marker)
+
+
+def _mark(axes: Axes, places: Sequence[int | float], colour: str) -> None:
+    """Ticks that stand on the horizontal axis."""
+    axes.plot(
+        places,
+        [0.03] * len(places),
+        transform=axes.get_xaxis_transform(),
+        linestyle="none",
+        marker="|",
+        markersize=7,
+        color=colour,
+    )
 
 
 def _sample(label: str, colour: str = GREY, linestyle: str = "-") -> Line2D:

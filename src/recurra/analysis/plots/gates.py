@@ -1,8 +1,11 @@
 """Figure 5 of GateLoop: the magnitude of every gate over time, with its means."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -39,10 +42,7 @@ def gate_magnitudes(record: GateRecord, *, row: int = 0, reset_token: int | None
     for axes, magnitude, layer in zip(rows, magnitudes, record.layers):
         image = heat_map(axes, sorted_by_mean(magnitude), MAGNITUDE_COLOURS, (0.0, 1.0))
         label_row(axes, f"layer {layer}\n{magnitude.shape[1]} channels")
-    heat_map(rows[-2], means, MAGNITUDE_COLOURS, (0.0, 1.0))
-    rows[-2].set_yticks(range(n_layers), [str(layer) for layer in record.layers], fontsize=7)
-    label_row(rows[-2], "mean\nby layer")
-    _draw_total_mean(rows[-1], means.mean(dim=1), resets)
+    _draw_means(rows[-2], rows[-1], means, record.layers, resets)
     for axes in rows[:-1]:
         mark_steps(axes, resets)
         axes.tick_params(bottom=False, length=2)
@@ -57,6 +57,45 @@ def sorted_by_mean(
     """The channels by falling mean over time: of `key` where it is given, else of `values`."""
     means = (values if key is None else key).mean(dim=0)
     return values[:, means.argsort(descending=True, stable=True)]
+
+
+@house_style()
+def mean_gate_magnitudes(
+    means: Float[Tensor, "L layers"], *, layers: Sequence[int] | None = None, resets: Sequence[int] = ()
+) -> Figure:
+    """Draw the lower half of `gate_magnitudes`, which needs no channels: the mean |a| by layer, and over all layers.
+
+    Args:
+        means: over the channels of a layer.
+        layers: their numbers; None counts from 0.
+        resets: the steps to mark.
+
+    Raises:
+        ValueError: there are other than one number a layer.
+    """
+    n_layers = means.shape[1]
+    numbers = range(n_layers) if layers is None else layers
+    if len(numbers) != n_layers:
+        raise ValueError(f"layers must hold a number for each of the {n_layers} layers of means, got {list(numbers)}")
+    figure = new_figure(7.2, 0.3 * n_layers + 2.0)
+    by_layer, total = figure.subplots(2, 1, sharex=True, height_ratios=[max(0.4, 0.3 * n_layers), 0.9])
+    image = _draw_means(by_layer, total, means, numbers, list(resets))
+    mark_steps(by_layer, list(resets))
+    by_layer.tick_params(bottom=False, length=2)
+    bar = figure.colorbar(image, ax=[by_layer, total], label="magnitude $|a|$", aspect=30, pad=0.01)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _draw_means(
+    by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
+) -> ScalarMappable:
+    """The two means below the channels; returns what a colour bar is made for."""
+    image = heat_map(by_layer, means, MAGNITUDE_COLOURS, (0.0, 1.0))
+    by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
+    label_row(by_layer, "mean\nby layer")
+    _draw_total_mean(total, means.mean(dim=1), resets)
+    return image
 
 
 def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -> None:

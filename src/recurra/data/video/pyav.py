@@ -10,5 +10,5 @@ def require_av() -> ModuleType:
         return importlib.import_module("av")
     except ImportError as error:
         raise ImportError(
-            "video files are read and written with PyAV, which is missing: pip install recurra[video]"
+            "video files are read and written with PyAV, which is missing: pip install recurra[video]", name="av"
         ) from error

@@ -1,0 +1,140 @@
+import pytest
+
+from recurra.report import ReportError
+
+from .conftest import HORIZON, TEXT
+
+PROSE = "## 2. Prose\n\nA run#row, 50% of {x}, ||U^T U - I||, **bold**.\n"
+
+
+def test_sections_stand_in_order_after_a_note_and_prose_stays_as_it_is(make_page):
+    page = make_page(
+        {"10-last": "last\n\n", "00-head": "# Results\n", "02-prose": PROSE, "03-empty": "{% if false %}x{% endif %}\n"}
+    )
+    note, text = page.render().split("\n", 1)
+    assert note == "<!-- Built by `make report` from docs/results/: change the sections there, not this page. -->"
+    assert text == "# Results\n\n" + PROSE + "\nlast\n"
+    assert page.file.name == "results.md"
+    assert page.file.parent == page.folder.parent
+
+
+def test_what_a_template_leaves_out_leaves_no_gap(make_page):
+    page = make_page({"01-a": "one\n\n{% if false %}\nx\n{% endif %}\n\n{% for i in [] %}\nx\n{% endfor %}\ntwo"})
+    assert page.render().split("\n", 1)[1] == "one\n\ntwo\n"
+
+
+def test_runs_are_chosen_by_name_experiment_and_configuration(make_page, make_summary):
+    other = {**HORIZON, "model": {"mixer": "lru"}}
+    runs = (make_summary("h-b"), make_summary("h-a", other), make_summary("t-a", TEXT))
+    page = make_page({"01-a": "x"}, runs)
+    names = lambda *words, **more: [run.name for run in page.summaries(*words, **more)]  # noqa: E731
+    assert names() == ["h-a", "h-b", "t-a"]
+    assert names("h-*") == ["h-a", "h-b"]
+    assert names(["t-*", "h-b", "*-b"]) == ["t-a", "h-b"]
+    assert names(experiment="text-*") == ["t-a"]
+    assert names(where={"model.mixer": "lru"}) == ["h-a"]
+    assert names(where={"model.mixer": "lru", "data.modulus": 7}) == []
+    assert page.run("t-a").name == "t-a"
+    with pytest.raises(ValueError, match="no summary of a run 'x'; there are: h-a, h-b, t-a"):
+        page.run("x")
+
+
+def test_tables_numbers_and_figures_come_from_the_summaries(make_page, make_summary, tmp_path):
+    text = """{% set runs = summaries("a-*") %}
+{% for one in runs %}
+{{ one.name }}: {{ one.score("accuracy") | show(2) }}, {{ one.validation.best.loss }}, {{ epochs(one) }}
+{% endfor %}
+{{ horizon_table(runs) }}
+{{ curves_figure(runs, "curves", "All") }}
+"""
+    page = make_page({"01-a": text}, (make_summary(),))
+    lines = page.render().splitlines()[1:]
+    assert lines[0] == "a-run: 0.46, 2.0, 4"
+    assert lines[3].startswith("| a-run | gateloop, data |")
+    assert lines[4] == "![All](figures/curves.png)"
+    assert page.figures.written == [tmp_path / "docs" / "figures" / "curves.png"]
+    assert page.figures.written[0].stat().st_size > 1000
+
+
+def test_without_drawing_the_text_is_the_same(make_page, make_summary, tmp_path):
+    sections = {"01-a": '{{ curves_figure(summaries(), "curves", "All") }}'}
+    whole = make_page(sections, (make_summary(),)).render()
+    (tmp_path / "docs" / "figures" / "curves.png").unlink()
+    assert make_page(sections, draw=False).render() == whole
+    assert not list((tmp_path / "docs" / "figures").iterdir())
+
+
+MISSING = '{{ missing(["a", "b", "c"], "x-{}-run", "recurra train {}.yaml --run runs/x-{}-run") }}'
+
+
+def test_missing_runs_are_listed_with_what_to_type(make_page, make_summary):
+    runs = [make_summary(f"x-{name}-run") for name in "abc"]
+    assert make_page({"01-a": MISSING}).render().splitlines()[1:] == [
+        "3 runs are missing here; NAME is one of a, b, c:",
+        "",
+        "    recurra train NAME.yaml --run runs/x-NAME-run",
+        "    recurra eval runs/x-NAME-run",
+        "    recurra report --add runs/x-NAME-run",
+    ]
+    assert make_page({"01-a": MISSING}, (runs[0], runs[2])).render().splitlines()[1:] == [
+        "1 run is missing here:",
+        "",
+        "    recurra train b.yaml --run runs/x-b-run",
+        "    recurra eval runs/x-b-run",
+        "    recurra report --add runs/x-b-run",
+    ]
+    assert make_page({"01-a": MISSING}, (runs[1],)).render().splitlines()[1:] == [""]
+
+
+FAMILY = """
+common: {data: {segment_length: 5}, model: {n_layer: 2, d_model: 8}}
+axes:
+  model: {crt: {experiment: text-crt, model: {memory: gru}}, xl: {experiment: text-transformer-xl}}
+published: {crt: {test_perplexity: 58.3}, xl: {test_perplexity: 60.0}}
+"""
+
+
+def test_families_are_read_from_the_recipes(make_page, make_summary, tmp_path):
+    (tmp_path / "recipes" / "toy").mkdir(parents=True)
+    (tmp_path / "recipes" / "toy" / "family.yaml").write_text(FAMILY)
+    text = (
+        '{{ family_table("toy/family.yaml", summaries()) }}\n{{ family_missing("toy/family.yaml", summaries(), "*") }}'
+    )
+    lines = make_page({"01-a": text}, (make_summary("mine", TEXT),)).render().splitlines()
+    assert lines[3] == "| crt | 58.3 | 61.0 | 7.4 | 4 | 2 | 32-true | 3 | mine |"
+    assert lines[4].startswith("| xl | 60.0 | not run |")
+    assert lines[5:] == [
+        "1 run is missing here:",
+        "",
+        "    recurra train recipes/toy/family.yaml#xl --data.path FOLDER",
+        "    recurra eval runs/toy-xl",
+        "    recurra report --add runs/toy-xl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("one\ntwo {{ nothing }}\nthree", 2, "'nothing' is undefined"),
+        ("\n\n{{ run('x') }}", 3, "no summary of a run 'x'; there are: a-run"),
+        ("{{ run('a-run').nothing }}", 1, "has no attribute 'nothing'"),
+        ("\n{% for x in summaries() %}\n{{ x.validation.first.loss }}\n{% endfor %}", 3, "no attribute 'first'"),
+        ("a\n{% if %}\n", 2, "Expected an expression"),
+        ("a\nb {{ x\n", 2, "unexpected end of template"),
+        ("\n{{ horizon_table(summaries('x')) }}", 2, "no summaries of such runs"),
+        ("\n{{ horizon_table(nothing) }}", 2, "'nothing' is undefined"),
+        ("\n{{ horizon_table() }}", 2, "missing 1 required positional argument: 'runs'"),
+        ("\n\n{{ 1 / 0 }}", 3, "division by zero"),
+        ("\n{{ family_table('no/such.yaml', []) }}", 2, "cannot read the recipe"),
+    ],
+)
+def test_mistakes_are_reported_with_section_and_line(make_page, make_summary, text, line, message):
+    page = make_page({"01-good": "good", "02-bad": text}, (make_summary(),))
+    with pytest.raises(ReportError, match=message) as raised:
+        page.render()
+    assert f"02-bad.md.jinja, line {line}: " in str(raised.value)
+
+
+def test_a_folder_without_sections_is_refused(make_page, tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are no sections"):
+        make_page({})
