@@ -266,6 +266,17 @@ def test_the_gradient_is_clipped_to_its_limit(make_trainer):
     assert norms[0] == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_the_gradients_norm_is_logged_without_a_limit_too(make_trainer):
+    trainer = make_trainer(optimizer={"gradient_clip": None}, epochs=1, log_every=1)
+    norms = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm().item())
+    )
+    trainer.fit(quiet())
+    logged = [float(row["gradient_norm"]) for row in read_metrics(trainer.folder.metrics)]
+    assert logged == pytest.approx(norms, rel=1e-5)
+
+
 def test_max_steps_ends_the_run_and_the_schedule(make_trainer):
     trainer = make_trainer(epochs=10, max_steps=5)
     trainer.fit(quiet())

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.models import PlainLikelihood
@@ -216,7 +217,7 @@ class Trainer:
                     # Now too: a process that is killed has no later chance.
                     self.folder.write_summary(self.summary())
 
-    def _update(self) -> Tensor | None:
+    def _update(self) -> Tensor:
         """One update from up to `accumulate` batches; each target of them weighs the same."""
         at, config = self.position, self.experiment
         factor = learning_rate_factor(at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch)
@@ -247,15 +248,16 @@ class Trainer:
         self.state = detach(state)
         return losses.sum()
 
-    def _clip_gradients(self) -> Tensor | None:
+    def _clip_gradients(self) -> Tensor:
+        """The norm of the whole gradient, as it was before it was scaled down to the limit, where there is one."""
         limit = self.experiment.optimizer.gradient_clip
         if limit is None:
-            return None
+            return get_total_norm([p.grad for p in self.wrapped.parameters() if p.grad is not None])
         return self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
 
     # --- what is said about it ---
 
-    def _report(self, gradient_norm: Tensor | None) -> dict[str, Any]:
+    def _report(self, gradient_norm: Tensor) -> dict[str, Any]:
         """The row of the log that is due after this step; empty where none is."""
         row: dict[str, Any] = {}
         if self._due(self.config.log_every):
@@ -274,7 +276,7 @@ class Trainer:
             **row,
         }
 
-    def _training_row(self, gradient_norm: Tensor | None) -> dict[str, Any]:
+    def _training_row(self, gradient_norm: Tensor) -> dict[str, Any]:
         loss = self.window.mean_loss()
         if self.window.n_targets and not math.isfinite(loss):
             raise self._diverged(f"the training loss is {loss}")
@@ -283,9 +285,10 @@ class Trainer:
             "train_loss": loss,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             f"{self.experiment.unit}_per_second": self.window.n_tokens / self.window.seconds,
+            "gradient_norm": float(gradient_norm),
         }
         self.window = Window(self.fabric.device)
-        return row if gradient_norm is None else {**row, "gradient_norm": float(gradient_norm)}
+        return row
 
     def _validation_row(self) -> dict[str, float]:
         scores = self.evaluate(self.average.model, self.validation)
