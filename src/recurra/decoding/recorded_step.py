@@ -6,6 +6,7 @@ that list. It is no second way of stepping: the recording is made from the one t
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class RecordedStep(nn.Module):
         super().__init__()
         if model.training:
             raise ValueError("the model is in training mode; put it in evaluation mode first: model.eval()")
-        self.model, self.batch = model, batch
+        self.model, self.vocab_size, self.batch = model, vocab_size, batch
         device = next(iter((*model.parameters(), *model.buffers()))).device
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(vocab_size, (_CHECKED_STEPS + 2, batch, 1), generator=generator).to(device)
@@ -58,7 +59,10 @@ class RecordedStep(nn.Module):
         """Give the logits after every token, going on from `state`; None is the start of a stream."""
         if state is None or tokens.shape != (self.batch, 1) or torch.is_grad_enabled():
             return self.model(tokens, state)
-        logits, *after = self._program(tokens, *tensors(state))
+        results = self._run([tokens, *tensors(state)])
+        if results is None:
+            return self.model(tokens, state)
+        logits, *after = results
         return logits, self._state(after)
 
     def __getattr__(self, name: str) -> Any:
@@ -71,33 +75,41 @@ class RecordedStep(nn.Module):
         parts = iter(flat)
         return map_tensors(lambda _: next(parts), self._like)
 
+    def _run(self, inputs: list[Tensor]) -> Sequence[Tensor] | None:
+        """Run the recording; None for what it does not take."""
+        return self._program(*inputs)
+
     def _record(self, tokens: Tensor) -> Any:
-        flat = _Flat(self).eval()
+        flat = Flat(self.model, self._state).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about Python's decisions during the recording, which _check looks after
             recording = torch.jit.trace(flat, (tokens, *tensors(self._like)), check_trace=False)
             return torch.jit.freeze(recording)
+
+    @staticmethod
+    def _agrees(mine: Tensor, right: Tensor) -> bool:
+        return torch.equal(mine, right)
 
     def _check(self, tokens: Tensor) -> None:
         mine = expected = self._like
         for row in tokens:
             logits, mine = self(row, mine)
             right, expected = self.model(row, expected)
-            if not all(map(torch.equal, (logits, *tensors(mine)), (right, *tensors(expected)))):
+            if not all(map(self._agrees, (logits, *tensors(mine)), (right, *tensors(expected)))):
                 raise StepNotSteady(
                     f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
                 )
 
 
-class _Flat(nn.Module):
-    """The model with its state as so many tensors, in and out."""
+class Flat(nn.Module):
+    """A model with its state as so many tensors, in and out."""
 
-    def __init__(self, owner: RecordedStep) -> None:
+    def __init__(self, model: nn.Module, unflatten: Callable[[list[Tensor]], Any]) -> None:
         super().__init__()
-        self.model = owner.model
-        self._unflatten = owner._state
+        self.model, self._unflatten = model, unflatten
 
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        """Run one step."""
         logits, state = self.model(tokens, self._unflatten(list(flat)))
         return (logits, *tensors(state))
 

@@ -1,0 +1,353 @@
+"""Which instructions do what each of torch's operations does: a rule for every operation that steps are made of.
+
+A rule gets the memory, the result that torch gave when the step was recorded, and the operation's arguments. Complex
+tensors are computed as two planes. What is a view, or the same in every call, needs no rule.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurra.decoding.step_memory import StepMemory, StepNotCompiled
+
+RULES: dict[str, Callable[..., None]] = {}
+"""The rules by the operation's name, as torch writes it."""
+
+SHAPE_ONLY = {f"aten.{name}.default" for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros")}
+SHAPE_ONLY.add("aten.new_full.default")
+"""Operations that look at nothing but the shape of their tensors."""
+
+VIEWED_ANEW = {"aten.transpose_.default", "aten.t_.default", "aten.squeeze_.dim", "aten.unsqueeze_.default"}
+"""Operations that change how a tensor looks at its memory, and nothing in it."""
+
+_Number = Tensor | float
+_Planes = tuple[Any, Any]
+
+
+def _rule(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# --- elementwise ---
+
+
+def _planes(x: _Number | complex) -> _Planes:
+    """The real and the imaginary part; None for what is real."""
+    if isinstance(x, Tensor):
+        return tuple(torch.view_as_real(x).unbind(-1)) if x.is_complex() else (x, None)  # type: ignore[return-value]
+    return (x.real, x.imag) if isinstance(x, complex) else (float(x), None)
+
+
+def _product(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> Tensor:
+    memory.map("mul", out, x, y)
+    return out
+
+
+def _map(memory: StepMemory, name: str, out: Tensor, x: _Number, y: _Number | None = None) -> None:
+    """A real function, or one that acts on each plane by itself."""
+    (out_re, out_im), (x_re, x_im) = _planes(out), _planes(x)
+    y_re, y_im = (None, None) if y is None else _planes(y)
+    memory.map(name, out_re, x_re, y_re)
+    if out_im is not None:
+        missing = 0.0 if y is not None or x_im is None else None
+        memory.map(name, out_im, 0.0 if x_im is None else x_im, missing if y_im is None else y_im)
+
+
+for _name in ("exp", "sin", "cos", "sqrt", "sigmoid", "silu", "tanh", "abs"):
+
+    def _unary(memory: StepMemory, out: Tensor, x: Tensor, name: str = _name) -> None:
+        memory.map(name, out, x)
+
+    _rule(f"aten.{_name}.default")(_unary)
+
+
+@_rule("aten.neg.default")
+def _neg(memory: StepMemory, out: Tensor, x: Tensor) -> None:
+    _map(memory, "neg", out, x)
+
+
+@_rule("aten.clone.default", "aten._to_copy.default", "aten._unsafe_view.default", "aten.view.default")
+def _copy(memory: StepMemory, out: Tensor, x: Tensor, *_: Any, **__: Any) -> None:
+    if out.dtype != x.dtype:
+        raise StepNotCompiled(f"numbers are turned from {x.dtype} into {out.dtype}")
+    _map(memory, "copy", out, x.reshape(out.shape) if out.is_contiguous() and x.is_contiguous() else x)
+
+
+@_rule("aten.gelu.default")
+def _gelu(memory: StepMemory, out: Tensor, x: Tensor, approximate: str = "none") -> None:
+    memory.map("gelu" if approximate == "none" else "gelu_tanh", out, x)
+
+
+@_rule("aten.relu.default")
+def _relu(memory: StepMemory, out: Tensor, x: Tensor) -> None:
+    memory.map("maximum", out, x, 0.0)
+
+
+@_rule("aten.clamp.default")
+def _clamp(memory: StepMemory, out: Tensor, x: Tensor, low: float | None = None, high: float | None = None) -> None:
+    if low is not None:
+        memory.map("maximum", out, x, low)
+    if high is not None:
+        memory.map("minimum", out, x if low is None else out, high)
+
+
+@_rule("aten.clamp_min.default")
+def _clamp_min(memory: StepMemory, out: Tensor, x: Tensor, low: float) -> None:
+    memory.map("maximum", out, x, low)
+
+
+@_rule("aten.maximum.default")
+def _maximum(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
+    memory.map("maximum", out, x, y)
+
+
+@_rule("aten.minimum.default")
+def _minimum(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
+    memory.map("minimum", out, x, y)
+
+
+@_rule("aten.add.Tensor", "aten.add.Scalar")
+def _add(memory: StepMemory, out: Tensor, x: Tensor, y: _Number, alpha: float = 1) -> None:
+    if alpha != 1:
+        raise StepNotCompiled("a sum has a factor")
+    _map(memory, "add", out, x, y)
+
+
+@_rule("aten.sub.Tensor", "aten.sub.Scalar")
+def _sub(memory: StepMemory, out: Tensor, x: _Number, y: _Number, alpha: float = 1) -> None:
+    if alpha != 1:
+        raise StepNotCompiled("a difference has a factor")
+    _map(memory, "sub", out, x, y)
+
+
+@_rule("aten.rsub.Scalar")
+def _rsub(memory: StepMemory, out: Tensor, x: Tensor, y: float, alpha: float = 1) -> None:
+    _sub(memory, out, y, x, alpha)
+
+
+@_rule("aten.mul.Tensor", "aten.mul.Scalar")
+def _mul(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> None:
+    (out_re, out_im), (x_re, x_im), (y_re, y_im) = _planes(out), _planes(x), _planes(y)
+    if out_im is None or not isinstance(out_re, Tensor) or not isinstance(out_im, Tensor):
+        memory.map("mul", out, x, y)
+    elif x_im is None or y_im is None:
+        memory.map("mul", out_re, x_re, y_re)
+        memory.map("mul", out_im, *((x_re, y_im) if x_im is None else (x_im, y_re)))
+    else:
+        first, second = memory.scratch(out.shape), memory.scratch(out.shape)
+        _product(memory, first, x_re, y_re), _product(memory, second, x_im, y_im)
+        memory.map("sub", out_re, first, second)
+        _product(memory, first, x_re, y_im), _product(memory, second, x_im, y_re)
+        memory.map("add", out_im, first, second)
+
+
+@_rule("aten.div.Tensor", "aten.div.Scalar")
+def _div(memory: StepMemory, out: Tensor, x: Tensor, y: _Number) -> None:
+    if _planes(y)[1] is not None:
+        raise StepNotCompiled("a division by complex numbers")
+    for out_plane, x_plane in zip(_planes(out), _planes(x)):
+        if out_plane is not None:
+            memory.map("div", out_plane, x_plane, y)
+
+
+@_rule("aten.reciprocal.default")
+def _reciprocal(memory: StepMemory, out: Tensor, x: Tensor) -> None:
+    memory.map("div", out, 1.0, x)
+
+
+@_rule("aten.rsqrt.default")
+def _rsqrt(memory: StepMemory, out: Tensor, x: Tensor) -> None:
+    memory.map("sqrt", out, x)
+    memory.map("div", out, 1.0, out)
+
+
+@_rule("aten.pow.Tensor_Scalar")
+def _pow(memory: StepMemory, out: Tensor, x: Tensor, power: float) -> None:
+    if power != 2:
+        raise StepNotCompiled(f"a power of {power}")
+    memory.map("mul", out, x, x)
+
+
+@_rule("aten.glu.default")
+def _glu(memory: StepMemory, out: Tensor, x: Tensor, dim: int = -1) -> None:
+    value, gate = x.chunk(2, dim)
+    memory.map("sigmoid", out, gate)
+    memory.map("mul", out, value, out)
+
+
+@_rule("aten.complex.default")
+def _complex(memory: StepMemory, out: Tensor, re: Tensor, im: Tensor) -> None:
+    for plane, part in zip(torch.view_as_real(out).unbind(-1), (re, im)):
+        memory.map("copy", plane, part)
+
+
+# --- several numbers into one, several tensors into one ---
+
+
+@_rule("aten.sum.dim_IntList")
+def _sum(memory: StepMemory, out: Tensor, x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> None:
+    _reduce(memory, "add", out, x, dims, 0.0)
+
+
+@_rule("aten.sum.default")
+def _sum_all(memory: StepMemory, out: Tensor, x: Tensor) -> None:
+    _reduce(memory, "add", out, x, None, 0.0)
+
+
+@_rule("aten.mean.dim")
+def _mean(memory: StepMemory, out: Tensor, x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> None:
+    _reduce(memory, "add", out, x, dims, 0.0)
+    memory.map("mul", out, out, out.numel() / x.numel())
+
+
+@_rule("aten.amax.default")
+def _amax(memory: StepMemory, out: Tensor, x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> None:
+    _reduce(memory, "maximum", out, x, dims, -float("inf"))
+
+
+def _reduce(memory: StepMemory, name: str, out: Tensor, x: Tensor, dims: Sequence[int] | None, start: float) -> None:
+    reduced = {d % x.dim() for d in dims} if dims else set(range(x.dim()))
+    kept = out.view([1 if d in reduced else size for d, size in enumerate(x.shape)])
+    for plane, of in zip(_planes(kept), _planes(x)):
+        if plane is not None:
+            memory.reduce(name, plane, of, start)
+
+
+@_rule("aten._softmax.default")
+def _softmax(memory: StepMemory, out: Tensor, x: Tensor, dim: int, half_to_float: bool) -> None:
+    shape = list(x.shape)
+    shape[dim] = 1
+    largest, sums = memory.scratch(shape), memory.scratch(shape)
+    memory.reduce("maximum", largest, x, -float("inf"))
+    memory.map("sub", out, x, largest)
+    memory.map("exp", out, out)
+    memory.reduce("add", sums, out, 0.0)
+    memory.map("div", out, out, sums)
+
+
+@_rule("aten.cat.default")
+def _cat(memory: StepMemory, out: Tensor, parts: Sequence[Tensor], dim: int = 0) -> None:
+    start = 0
+    for part in parts:
+        if part.numel():
+            _copy(memory, out.narrow(dim, start, part.shape[dim]), part)
+            start += part.shape[dim]
+
+
+@_rule("aten.stack.default")
+def _stack(memory: StepMemory, out: Tensor, parts: Sequence[Tensor], dim: int = 0) -> None:
+    for number, part in enumerate(parts):
+        _copy(memory, out.select(dim, number), part)
+
+
+@_rule("aten.constant_pad_nd.default")
+def _pad(memory: StepMemory, out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> None:
+    inner = out
+    for number in range(len(pad) // 2):
+        before, after = pad[2 * number : 2 * number + 2]
+        if before < 0 or after < 0:
+            raise StepNotCompiled("a negative padding")
+        dim = out.dim() - 1 - number
+        inner = inner.narrow(dim, before, x.shape[dim])
+    _map(memory, "copy", out, value)
+    _copy(memory, inner, x)
+
+
+# --- rows and matrices ---
+
+
+@_rule("aten.embedding.default")
+def _embedding(memory: StepMemory, out: Tensor, table: Tensor, rows: Tensor, *_: Any) -> None:
+    memory.look_up(out, table, rows)
+
+
+@_rule("aten.native_layer_norm.default")
+def _layer_norm(
+    memory: StepMemory,
+    outs: Sequence[Tensor],
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    small: float,
+) -> None:
+    width = torch.Size(shape).numel()
+    weight = memory.constant(torch.ones(width)) if weight is None else weight
+    bias = memory.constant(torch.zeros(width)) if bias is None else bias
+    memory.normalise(outs[0], x, width, weight, bias, small)
+
+
+@_rule("recurra.packed_linear.default")
+def _packed_linear(memory: StepMemory, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+    memory.linear(out, x, weight, scale, bias)
+
+
+@_rule("aten.addmm.default")
+def _linear(
+    memory: StepMemory, out: Tensor, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
+) -> None:
+    if beta != 1 or alpha != 1:
+        raise StepNotCompiled("a matrix product with factors")
+    _matrix_product(memory, out, x, y)
+    memory.map("add", out, out, bias)
+
+
+@_rule("aten.mm.default", "aten.bmm.default")
+def _matrix_product(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
+    if y.dim() == 2 and memory.is_constant(y) and not y.is_complex():
+        weight = y.t() if y.t().is_contiguous() else memory.constant(y.t().contiguous())
+        scale, bias = memory.constant(torch.ones(len(weight))), memory.constant(torch.zeros(len(weight)))
+        memory.linear(out, x, weight, scale, bias)
+        return
+    if out.is_complex():
+        raise StepNotCompiled("a product of complex matrices")
+    products = memory.scratch((*x.shape, y.shape[-1]))
+    memory.map("mul", products, x.unsqueeze(-1), y.unsqueeze(-3))
+    memory.reduce("add", out.unsqueeze(-2), products, 0.0)
+
+
+# --- recurrences, one step of them ---
+
+
+@_rule("recurra.linear_scan.default")
+def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor, *_: Any) -> None:
+    if b.shape[1] != 1:
+        raise StepNotCompiled(f"a scan of {b.shape[1]} steps")
+    _mul(memory, h, a, h0.unsqueeze(1))
+    _map(memory, "add", h, h, b)
+
+
+@_rule("recurra.gate_loop_fused.default")
+def _gate_loop(
+    memory: StepMemory,
+    outs: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a_re: Tensor,
+    a_im: Tensor | None,
+    x_re: Tensor,
+    x_im: Tensor | None,
+    *_: Any,
+) -> None:
+    y, h_re, h_im = outs
+    if q.shape[1] != 1:
+        raise StepNotCompiled(f"a recurrence of {q.shape[1]} steps")
+    drive, rest, x_re = memory.scratch(q.shape), memory.scratch(q.shape), x_re.unsqueeze(1)
+    memory.map("mul", drive, k, v)
+    memory.map("mul", h_re, a_re, x_re)
+    if a_im is not None and x_im is not None:
+        x_im = x_im.unsqueeze(1)
+        memory.map("mul", rest, a_im, x_im)
+        memory.map("sub", h_re, h_re, rest)
+        memory.map("mul", rest, a_re, x_im)
+        memory.map("mul", h_im, a_im, x_re)
+        memory.map("add", h_im, rest, h_im)
+    memory.map("add", h_re, h_re, drive)
+    memory.map("mul", y, q, h_re)

@@ -1,0 +1,227 @@
+"""Compiled steps: the model's numbers along a stream for every recurrence, and the model where they do not apply."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, pack_linear_layers, prepare_for_decoding
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+from recurra.state import map_tensors, tensors
+
+pytestmark = pytest.mark.compile  # while torch records, its tracer stands between the shape checks and their tensors
+
+MIXERS = {
+    "gateloop": {"n_heads": 24},
+    "retnet": {"n_heads": 2},
+    "linear-attention": {"n_heads": 2},
+    "s4d": {},
+    "s5": {},
+    "lru": {},
+    "linear-rnn": {},
+    "gru": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def language_model(mixer="gateloop", vocab_size=31, d_model=24, **options):
+    config = LanguageModelConfig(
+        vocab_size=vocab_size, n_layer=2, d_model=d_model, d_channel_mixing=41, mixer=mixer, mixer_options=options
+    )
+    return LanguageModel(config).eval()
+
+
+def assert_near(mine, right, tolerance=5e-6):
+    for x, y in zip((mine[0], *tensors(mine[1])), (right[0], *tensors(right[1])), strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        assert (x - y).abs().max() <= tolerance * y.abs().max()
+
+
+def count_model_calls(compiled):
+    calls = []
+    compiled.model.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_compiled_stream_is_the_models(mixer):
+    model = pack_linear_layers(language_model(mixer, **MIXERS[mixer]))
+    compiled, state, other = CompiledStep(model, 31), None, None
+    for piece in torch.randint(31, (1, 35)).split([3, 1, 1, 1, 5, *[1] * 22, 2], dim=1):
+        expected, state = model(piece, state)
+        logits, other = compiled(piece, other)
+        assert type(other) is type(state)
+        assert_near((logits, other), (expected, state))
+
+
+@pytest.mark.parametrize("options", [{"n_heads": 2}, {"n_heads": 1, "transition": "fixed"}, {"output_gate": True}])
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+def test_heads_and_rounded_weights(options, numbers):
+    model = pack_linear_layers(language_model(**options), numbers)
+    compiled = CompiledStep(model, 31)
+    _, state = model(torch.tensor([[1]]))
+    other = state
+    for token in torch.randint(31, (8, 1, 1)):
+        expected, state = model(token, state)
+        logits, other = compiled(token, other)
+        assert_near((logits, other), (expected, state))
+
+
+def test_a_model_whose_layers_are_not_packed():
+    model = language_model()
+    compiled = CompiledStep(model, 31)
+    _, state = model(torch.tensor([[1]]))
+    assert_near(compiled(torch.tensor([[2]]), state), model(torch.tensor([[2]]), state))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_wide_models_over_threads(threads):
+    model = pack_linear_layers(language_model(d_model=131, vocab_size=301))
+    compiled = CompiledStep(model, 301)
+    _, state = model(torch.tensor([[1]]))
+    assert_near(compiled(torch.tensor([[300]]), state), model(torch.tensor([[300]]), state))
+
+
+def test_only_single_steps_of_the_batch_are_compiled():
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31, batch=3)
+    calls = count_model_calls(compiled)
+    for batch in (1, 3, 4):
+        tokens = torch.randint(31, (batch, 5))
+        _, state = compiled(tokens[:, :2])
+        before = len(calls)
+        result = compiled(tokens[:, 2:3], state)
+        assert len(calls) - before == (batch != 3)
+        assert_near(result, compiled.model(tokens[:, 2:3], state))
+    with pytest.raises(StepNotCompiled, match="the batch is 9; a compiled step takes at most 8 rows"):
+        CompiledStep(compiled.model, 31, batch=9)
+
+
+def test_what_it_does_not_take_goes_through_the_model():
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    token = torch.tensor([[5]])
+    _, state = compiled(token)
+    calls = count_model_calls(compiled)
+    right = compiled(token, state)
+    assert not calls
+    assert_near(compiled(token.int(), state), right)
+    assert len(calls) == 1
+    turned = map_tensors(lambda x: x.repeat_interleave(2, 1)[:, ::2], state)
+    assert not next(tensors(turned)).is_contiguous()
+    assert_near(compiled(token, turned), right, tolerance=0)
+    conjugate = map_tensors(lambda x: x.conj().resolve_conj().conj(), state)
+    assert_near(compiled(token, conjugate), right, tolerance=0)
+    assert len(calls) == 1
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="packed weights are for inference"):
+        compiled(token, map_tensors(lambda x: x.clone().requires_grad_(), state))
+    for wrong in (31, -1):
+        with pytest.raises(IndexError):
+            compiled(torch.tensor([[wrong]]), state)
+    assert_near(compiled(token, state), right, tolerance=0)
+
+
+def test_an_earlier_state_is_not_changed():
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    _, state = compiled(torch.tensor([[1]]))
+    kept = map_tensors(torch.clone, state)
+    first = compiled(torch.tensor([[2]]), state)
+    first_kept = map_tensors(torch.clone, first)
+    second = compiled(torch.tensor([[2]]), state)
+    compiled(torch.tensor([[3]]), second[1])
+    assert all(map(torch.equal, tensors(kept), tensors(state)))
+    assert all(map(torch.equal, tensors(first_kept), tensors(first)))
+    assert all(map(torch.equal, tensors(first), tensors(second)))
+
+
+def test_threads_at_once_and_a_workspace_that_is_taken():
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    _, state = compiled(torch.tensor([[1]]))
+    right = [compiled(torch.tensor([[token]]), state) for token in range(31)]
+
+    @torch.no_grad()
+    def run(token):
+        for _ in range(40):
+            assert_near(compiled(torch.tensor([[token]]), state), right[token])
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, (3, 7, 11)))
+    calls = count_model_calls(compiled)
+    with ThreadPoolExecutor(1) as pool, compiled._program._lock:
+        again = pool.submit(torch.no_grad()(compiled), torch.tensor([[4]]), state)
+        assert_near(again.result(timeout=60), right[4])
+    assert len(calls) == 1
+
+
+def test_a_copy_has_memory_of_its_own():
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    _, state = compiled(torch.tensor([[1]]))
+    right = compiled(torch.tensor([[2]]), state)
+    twin = copy.deepcopy(compiled)
+    del compiled
+    assert type(twin) is CompiledStep
+    assert_near(twin(torch.tensor([[2]]), state), right, tolerance=0)
+
+
+class Offset(nn.Module):
+    """A model with an operation that there is no instruction for."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config, self.linear = model, model.config, nn.Linear(1, 1)
+
+    def forward(self, tokens, state=None):
+        logits, state = self.model(tokens, state)
+        return logits.cumsum(-1), state
+
+
+class Threshold(Offset):
+    """A model that decides in Python about a number in its state."""
+
+    def forward(self, tokens, state=None):
+        logits, state = self.model(tokens, state)
+        return logits * (2.0 if float(logits.sum()) > 0 else 1.0), state
+
+
+def test_the_fastest_form_there_is():
+    gateloop = language_model()
+    assert type(prepare_for_decoding(gateloop)) is CompiledStep
+    assert type(prepare_for_decoding(gateloop, "int8")) is CompiledStep
+    assert type(prepare_for_decoding(Offset(gateloop))) is RecordedStep
+    with pytest.raises(StepNotCompiled, match=r"no instruction for aten\.cumsum\.default$"):
+        CompiledStep(Offset(gateloop).eval(), 31)
+    with pytest.raises(StepNotCompiled, match="the step cannot be recorded"):
+        CompiledStep(Threshold(gateloop).eval(), 31)
+    shape = {"vocab_size": 31, "segment_length": 5, "n_layer": 1, "d_model": 12, "n_heads": 2, "d_channel_mixing": 16}
+    xl = TransformerXL(TransformerXLConfig(**shape, mem_len=4))
+    crt = CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**shape))
+    for model in (xl, crt):
+        assert not isinstance(prepare_for_decoding(model.eval()), RecordedStep)
+
+
+def test_a_program_that_is_wrong_is_refused(monkeypatch):
+    from recurra.decoding import lowering
+
+    monkeypatch.setitem(lowering.RULES, "aten.gelu.default", lambda memory, out, x, **_: memory.map("silu", out, x))
+    with pytest.raises(ValueError, match="gives other numbers than the model"):
+        CompiledStep(language_model(), 31)

@@ -1,0 +1,146 @@
+"""Every rule against torch: small steps of a few operations, recorded with one set of inputs and run with another."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from recurra.decoding.step_graph import lower_step
+from recurra.decoding.step_memory import StepNotCompiled
+from recurra.decoding.step_program import StepProgram
+from recurra.gate_loop import fused  # noqa: F401  (the operator of the rule)
+from recurra.scan import operators  # noqa: F401
+
+WEIGHT = torch.randn(7, 6)
+VECTOR = torch.rand(6) + 0.5
+TURN = torch.polar(torch.rand(6), torch.randn(6))
+TABLE = torch.randn(9, 6)
+
+
+def fused_step(x, z):
+    q, k, v, re, im = x.unsqueeze(1).unbind(-1)
+    planes = torch.view_as_real(z[..., 0]).unbind(-1)
+    y, h_re, h_im = torch.ops.recurra.gate_loop_fused(q, k, v, re, im, *planes, False, "numba")
+    real, last, _ = torch.ops.recurra.gate_loop_fused(q, k, v, re, None, planes[0], None, False, "numba")
+    return y, torch.complex(h_re, h_im), real, last
+
+
+X, Z, S, H = (3, 6), (3, 6, None), (2, 1, 6), (2, 6)  # None: complex
+scan = torch.ops.recurra.linear_scan
+
+STEPS = {
+    "unary": (lambda x: tuple(getattr(torch, n)(x) for n in ("exp", "sin", "cos", "sigmoid", "tanh", "abs")), [X]),
+    "roots": (lambda x: ((x * x).sqrt(), (x * x).rsqrt(), 1 / x, x.reciprocal(), x**2), [X]),
+    "gelu": (lambda x: (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x)), [X]),
+    "bounds": (lambda x: (x.relu(), x.clamp(-0.1, 0.2), x.clamp(max=0), x.clamp(min=0), x.clamp_min(0.1)), [(4, 6)]),
+    "two": (lambda x, y: (x + y, x - y, x * y, x / y, torch.maximum(x, y), torch.minimum(x, y)), [(3, 1, 6), (2, 6)]),
+    "numbers": (lambda x: (x + 2, x - 1.5, 3 - x, x * 0.3, x / 7, 2 / x), [X]),
+    "constants": (lambda x: (x * VECTOR.exp() + torch.ones_like(x), x.new_full((2,), 3.0) * x[0, 0]), [X]),
+    "views": (lambda x: (x.t().reshape(2, 9) + 1, x[1:, ::2].clone(), x.unflatten(1, (2, 3))[0] * 2), [X]),
+    "copies": (lambda x: (x.t().contiguous(), x.expand(2, 3, 6).clone(), x.t().reshape(-1) + 1), [X]),
+    "joined": (lambda x, y: (torch.cat([x, y, x[:0]], 0), torch.stack([x, x, x + 1], 1)), [(3, 6), (2, 6)]),
+    "padded": (lambda x: (F.pad(x, (1, 2), value=1.0), F.pad(x, (0, 1, 2, 0))), [X]),
+    "sums": (lambda x: (x.sum(-1), x.sum(0, keepdim=True), x.sum((0, 2)), x.sum(), x.mean(1), x.amax(-1)), [(3, 4, 6)]),
+    "softmax": (lambda x: (x.softmax(-1), x.softmax(0)), [X]),
+    "glu": (lambda x: (F.glu(x, -1), F.glu(x, 1)), [(3, 4, 6)]),
+    "norms": (lambda x: (F.layer_norm(x.t(), (3,)), F.layer_norm(x, (6,), VECTOR, VECTOR)), [X]),
+    "linear": (lambda x: (F.linear(x, WEIGHT), F.linear(x, WEIGHT, WEIGHT[:, 0]), x @ WEIGHT.t()), [X]),
+    "other side": (lambda x: (x @ WEIGHT, x.t().unsqueeze(0) @ x[:, :2].unsqueeze(0)), [(3, 7)]),
+    "rows": (lambda i, x: (F.embedding(i, TABLE) + x,), [(2, 3), (3, 6)]),
+    "in place": (lambda x: ((x + 1).mul_(2).sub_(x).sigmoid_(), (x * 1).transpose_(0, 1) + 1), [X]),
+    "planes": (lambda z: (z.real * 2, torch.complex(z.imag + 0, z.real * 2), torch.view_as_real(z) + 1), [Z]),
+    "complex": (lambda z, x: (z * TURN, z * x, x * z, z * 2.0, z * (1 + 2j), z + z, z + x, z - z * 2, -z), [Z, X]),
+    "complex, on": (lambda z, x: (z / x, z.sum(0), z.sum(), torch.stack([z, z], 1), torch.cat([z, z])), [Z, X]),
+    "scan": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [S, H]),
+    "complex scan": (lambda x, h: (scan(TURN.expand(x.shape), x, h, False, "numba"),), [(*S, None), (*H, None)]),
+    "gate loop": (fused_step, [(2, 6, 5), (2, 6, 1, None)]),
+}  # fmt: skip
+
+
+def drawn(name, shape):
+    if name == "rows" and len(shape) == 2 and shape == (2, 3):
+        return torch.randint(9, shape)
+    is_complex = shape[-1] is None
+    return torch.randn([size for size in shape if size is not None], dtype=torch.complex64 if is_complex else None)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_gives_what_torch_gives(name):
+    step, shapes = STEPS[name]
+    program = StepProgram(lower_step(step, [drawn(name, shape) for shape in shapes]))
+    for _ in range(2):
+        inputs = [drawn(name, shape) for shape in shapes]
+        kept = [x.clone() for x in inputs]
+        results, expected = program.run(inputs), step(*inputs)
+        for result, right in zip(results, expected, strict=True):
+            assert result.stride() == right.stride() or result.is_contiguous()
+            torch.testing.assert_close(result, right, rtol=1e-5, atol=2e-6)
+        assert all(map(torch.equal, inputs, kept))
+
+
+def test_results_that_are_inputs_views_constants_or_one_another():
+    def step(x):
+        y = x + 1
+        return y, y, y[1:], x, x.t(), VECTOR * 2, y.unsqueeze(0)
+
+    program = StepProgram(lower_step(step, [torch.randn(3, 6)]))
+    x = torch.randn(3, 6)
+    first, second = program.run([x]), program.run([x])
+    for result, right in zip(first, step(x), strict=True):
+        assert torch.equal(result, right)
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in (*first, *second, x, VECTOR)]
+    assert len(set(addresses)) == len(addresses)
+
+
+def test_a_result_that_is_a_part_of_something_larger():
+    program = StepProgram(lower_step(lambda x: ((x + 1)[1:], (x * 2)[:, ::2]), [torch.randn(40, 60)]))
+    x = torch.randn(40, 60)
+    first, second = program.run([x])
+    assert torch.equal(first, x[1:] + 1)
+    assert torch.equal(second, x[:, ::2] * 2)
+    assert first.untyped_storage().nbytes() == 4 * first.numel()
+    assert second.untyped_storage().nbytes() == 4 * second.numel()
+
+
+def test_a_parameter_whose_memory_is_exchanged_stays_readable():
+    parameter = torch.nn.Parameter(torch.randn(1000, 6))
+    kept = parameter.detach().clone()
+    program = StepProgram(lower_step(lambda i: (F.embedding(i, parameter),), [torch.tensor([0])]))
+    parameter.data = torch.zeros(1)
+    torch.randn(1000, 6)  # would take the place of what was freed
+    assert torch.equal(program.run([torch.tensor([5])])[0], kept[5:6])
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x: (x.cumsum(0),), r"no instruction for aten\.cumsum"),
+        (lambda x: (x.double(),), r"turned from torch\.float32 into torch\.float64"),
+        (lambda x: (x.double() + 1,), "torch.float"),
+        (lambda x: (x.add(x, alpha=2),), "a sum has a factor"),
+        (lambda x: (x.sub(x, alpha=2),), "a difference has a factor"),
+        (lambda x: (x**3,), "a power of 3"),
+        (lambda x: (x + torch.rand(6),), "draws random numbers"),
+        (lambda x: (x.mul_(2),), "changes a constant or its input"),
+        (lambda x: (x * float(x[0, 0]),), "cannot be recorded"),
+        (lambda x: (torch.complex(x, x).conj() * 2,), "conjugated"),
+        (lambda x: (torch.complex(x, x).mul_(torch.complex(x, x)),), "changes tensors"),
+        (lambda x: (1 / torch.complex(x, x),), "no instruction|complex"),
+        (lambda x: (F.pad(x, (-1, 0)),), "negative padding"),
+        (lambda x: (torch.native_layer_norm(x, (6,), None, None, 1e-5)[1] + 1,), "uses a result that no instruction"),
+        (lambda x: (x * torch.ones(6, device="meta"),), "cannot be recorded|on meta"),
+        (lambda x: (x.new_zeros(3, dtype=torch.int64) + x[0, :3],), r"a tensor is torch\.int64"),
+        (lambda x: (x > 0,), "no instruction for aten.gt"),
+        (lambda x: torch.var_mean(x, 0), "no instruction for aten.var_mean"),
+    ],
+)
+def test_steps_that_have_no_instructions(step, message):
+    with pytest.raises(StepNotCompiled, match=message):
+        lower_step(step, [torch.randn(3, 6)])
+
+
+def test_several_steps_of_a_recurrence_are_not_one():
+    with pytest.raises(StepNotCompiled, match="a scan of 3 steps"):
+        lower_step(lambda x: (scan(x, x, x[:, 0], False, "numba"),), [torch.randn(2, 3, 6)])
+    step = torch.ops.recurra.gate_loop_fused
+    with pytest.raises(StepNotCompiled, match="a recurrence of 3 steps"):
+        lower_step(lambda x: step(x, x, x, x, None, x[:, 0], None, False, "numba")[:2], [torch.randn(2, 3, 6)])

@@ -1,0 +1,138 @@
+"""Instructions one at a time, on memory laid out in every way, against torch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from recurra.decoding import NUMBERS, PackedLinear
+from recurra.decoding.step_graph import LoweredStep
+from recurra.decoding.step_memory import StepMemory, StepNotCompiled
+from recurra.decoding.step_program import StepProgram
+
+
+def run(memory, inputs=(), outputs=(), again=None):
+    """Run what was written, once with the recorded inputs or with others like them."""
+    step = LoweredStep(memory.instructions, memory.workspace(), list(inputs), list(outputs))
+    return StepProgram(step).run(list(again or inputs))
+
+
+def laid_out(draw, shape):
+    """A tensor of a shape whose strides are in another order, with gaps, or 0."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.integers(1, 2)) for _ in shape]
+    whole = torch.randn([shape[d] * steps[d] for d in order])[tuple(slice(None, None, steps[d]) for d in order)]
+    tensor = whole.permute([order.index(d) for d in range(len(shape))])
+    for d in range(len(shape)):
+        if draw(st.booleans()) and draw(st.booleans()):
+            tensor = tensor.narrow(d, 0, 1)
+    return tensor
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_map_follows_any_strides(data):
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 17, 33]), min_size=0, max_size=3))
+    a, b = laid_out(data.draw, shape), laid_out(data.draw, shape)
+    whole = torch.zeros([2 * size for size in shape])
+    out = whole[tuple(slice(None, None, 2) for _ in shape)] if data.draw(st.booleans()) else torch.zeros(shape)
+    memory = StepMemory([])
+    memory.constant(a), memory.constant(b), memory.keep(out)
+    memory.map("sub", out, a, b)
+    run(memory)
+    assert torch.equal(out, (a - b).expand(shape))
+    if out.data_ptr() == whole.data_ptr():
+        assert whole.count_nonzero() == out.count_nonzero()  # nothing between was written
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_reduction_along_any_dimensions(data):
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 18]), min_size=1, max_size=3))
+    a = laid_out(data.draw, shape)
+    kept = [data.draw(st.booleans()) for _ in a.shape]
+    out = torch.empty([size if keep else 1 for size, keep in zip(a.shape, kept)])
+    memory = StepMemory([])
+    memory.constant(a), memory.keep(out)
+    memory.reduce("add", out, a, 0.0)
+    run(memory)
+    reduced = [d for d, keep in enumerate(kept) if not keep]
+    expected = a.double().sum(reduced, keepdim=True) if reduced else a.double()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_matrices_of_odd_sizes(numbers, threads):
+    for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 2)]:
+        packed, x = PackedLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
+        memory, out = StepMemory([x]), torch.empty(vectors, n_out)
+        memory.constant(packed.packed), memory.constant(packed.scale), memory.constant(packed.bias)
+        memory.linear(out, x, packed.packed, packed.scale, packed.bias)
+        y = torch.randn_like(x)
+        (result,) = run(memory, [x], [out], again=[y])
+        expected = nn.functional.linear(y.double(), packed.weight.double(), packed.bias.double())
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 33, 100])
+def test_layer_norms(width):
+    x, weight, bias = 3 + torch.randn(2, 3, width), torch.randn(width), torch.randn(width)
+    memory, out = StepMemory([x]), torch.empty(2, 3, width)
+    memory.constant(weight), memory.constant(bias)
+    memory.normalise(out, x, width, weight, bias, 1e-3)
+    (result,) = run(memory, [x], [out])
+    expected = nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-3)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_rows_of_a_table_and_one_that_is_not_there():
+    table, rows, out = torch.randn(7, 21), torch.tensor([[3, 0], [6, 3]]), torch.empty(2, 2, 21)
+    memory = StepMemory([rows])
+    memory.constant(table)
+    memory.look_up(out, table, rows)
+    (result,) = run(memory, [rows], [out])
+    assert torch.equal(result, table[rows])
+    for wrong in (7, -1):
+        assert run(memory, [rows], [out], again=[torch.tensor([[0, 1], [2, wrong]])]) is None
+
+
+def test_results_are_new_and_inputs_may_lie_anyhow():
+    x, out = torch.randn(4, 5), torch.empty(4, 5)
+    memory = StepMemory([x])
+    memory.map("mul", out, x, 2.0)
+    program = StepProgram(LoweredStep(memory.instructions, memory.workspace(), [x], [out]))
+    y = torch.randn(5, 4).t()
+    (first,), (second,) = program.run([y]), program.run([x])
+    assert torch.equal(first, 2 * y)
+    assert torch.equal(second, 2 * x)
+    assert program.takes([y])
+    assert not program.takes([y.double()])
+    assert not program.takes([y.t()])
+    assert not program.takes([y, y])
+
+
+def test_what_there_is_no_instruction_for():
+    x, memory = torch.randn(3), StepMemory([])
+    with pytest.raises(StepNotCompiled, match="uses a result that no instruction gives"):
+        memory.map("copy", memory.scratch([3]), x)
+    with pytest.raises(StepNotCompiled, match="a tensor is on meta"):
+        memory.map("copy", memory.scratch([3]), memory.constant(torch.empty(3, device="meta")))
+    memory.constant(x)
+    with pytest.raises(StepNotCompiled, match=r"a tensor is torch\.float64"):
+        memory.map("copy", memory.scratch([3]), memory.constant(x.double()))
+    with pytest.raises(StepNotCompiled, match="changes a constant or its input"):
+        memory.map("copy", x, 1.0)
+    five = memory.constant(torch.randn(3, 2, 2, 2, 2, 2)[:, :, ::2, :, :1, :]).permute(5, 2, 1, 0, 4, 3)
+    whole = memory.constant(torch.randn([3] * 10)[::2, :, ::2, :, ::2, :, ::2, :, ::2])
+    with pytest.raises(StepNotCompiled, match="at most 4"):
+        memory.map("copy", memory.scratch(whole.shape), whole)
+    memory.map("copy", memory.scratch(five.shape), five)
