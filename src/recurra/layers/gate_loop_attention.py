@@ -11,6 +11,7 @@ from recurra.gate_loop.polar import polar_planes
 from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads, choose
+from recurra.layers.sliding_window import after, check_window, still_seen
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
 from recurra.layers.variable_lengths import in_pieces
 from recurra.state import Rows
@@ -66,8 +67,7 @@ class GateLoopAttention(nn.Module):
         self.d_v = d_model if d_v is None else d_v
         self.n_heads, self.window = n_heads, window
         check_heads(d_model, self.d_qk, self.d_v, n_heads)
-        if window is not None and window < 1:
-            raise ValueError(f"window is {window}; expected at least 1, the step itself, or None for all steps")
+        check_window(window)
         self.qkv = nn.Linear(d_model, 2 * self.d_qk + self.d_v)
         self.transition = choose("transition", TRANSITIONS, transition)(
             d_model,
@@ -101,27 +101,10 @@ class GateLoopAttention(nn.Module):
             return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
-        known = GateLoopAttentionState(k, v, self._heads(torch.complex(re, im)))  # type: ignore[arg-type]
-        if state is not None:
-            known = GateLoopAttentionState(*(torch.cat(pair, 1) for pair in zip(self._fitting(state), known)))
+        new = GateLoopAttentionState(k, v, self._heads(torch.complex(re, im)))  # type: ignore[arg-type]
+        known = after(state, new, self.window)
         y = softmax_attention(q, *known, window=self.window)
-        return self.output_projection(y.flatten(-2).to(x.dtype)), self._kept(known)
+        return self.output_projection(y.flatten(-2).to(x.dtype)), still_seen(known, self.window)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))
-
-    def _fitting(self, state: GateLoopAttentionState) -> GateLoopAttentionState:
-        if self.window is not None and state.keys.shape[1] >= self.window:
-            raise ValueError(
-                f"state has {state.keys.shape[1]} steps; with window {self.window} there are fewer: start the stream "
-                "anew when the window changes"
-            )
-        return state
-
-    def _kept(self, known: GateLoopAttentionState) -> GateLoopAttentionState:
-        """What the next step sees; copies, for a view would hold on to all steps of a long call."""
-        n_steps = known.keys.shape[1]
-        kept = n_steps if self.window is None else min(n_steps, self.window - 1)
-        if kept == n_steps:
-            return known
-        return GateLoopAttentionState(*(x[:, n_steps - kept :].clone() for x in known))

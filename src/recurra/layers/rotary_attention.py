@@ -12,6 +12,7 @@ from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads
 from recurra.layers.rotation import phases, rotate
+from recurra.layers.sliding_window import after, check_window, still_seen
 from recurra.layers.variable_lengths import in_pieces
 from recurra.state import Rows
 
@@ -50,8 +51,7 @@ class RotaryAttention(nn.Module):
         check_heads(d_model, d_model, d_model, n_heads)
         if d_model // n_heads % 2:
             raise ValueError(f"a head has {d_model // n_heads} channels; expected an even number: they turn two by two")
-        if window is not None and window < 1:
-            raise ValueError(f"window is {window}; expected at least 1, the step itself, or None for all steps")
+        check_window(window)
         self.n_heads, self.window, self.dropout = n_heads, window, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.output_projection = nn.Linear(d_model, d_model, bias=False)
@@ -75,11 +75,10 @@ class RotaryAttention(nn.Module):
         if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
             return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
         queries, keys, values = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv(x).chunk(3, -1))
-        known = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
-        if state is not None:
-            known = RotaryAttentionState(*(torch.cat(pair, 1) for pair in zip(self._fitting(state), known)))
+        new = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
+        known = after(state, new, self.window)
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
-        return self.output_projection(y.flatten(2)), self._kept(known)
+        return self.output_projection(y.flatten(2)), still_seen(known, self.window)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""
@@ -106,19 +105,3 @@ class RotaryAttention(nn.Module):
         age = steps[n_keys - n_queries :, None] - steps
         visible = (age >= 0) & (age < window)
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
-
-    def _fitting(self, state: RotaryAttentionState) -> RotaryAttentionState:
-        if self.window is not None and state.keys.shape[1] >= self.window:
-            raise ValueError(
-                f"state has {state.keys.shape[1]} steps; with window {self.window} there are fewer: start the stream "
-                "anew when the window changes"
-            )
-        return state
-
-    def _kept(self, known: RotaryAttentionState) -> RotaryAttentionState:
-        """What the next step sees; copies, for a view would hold on to all steps of a long call."""
-        n_steps = known.keys.shape[1]
-        kept = n_steps if self.window is None else min(n_steps, self.window - 1)
-        if kept == n_steps:
-            return known
-        return RotaryAttentionState(*(x[:, n_steps - kept :].clone() for x in known))
