@@ -61,7 +61,8 @@ class GRU(nn.Module):
         if x.shape[1] == 0:  # torch's refuses it
             return x, GRUState(at_least_float32(h))
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-        with torch.autocast(x.device.type, enabled=False):  # nn.GRU's own function: torch.compile refuses the module
+        # nn.GRU's own function, as torch.compile refuses the module; on a GPU autocast would take it down to 16 bits
+        with torch.autocast(x.device.type, enabled=False):
             # with biases, one layer, no dropout, one direction, batch first
             y, last = torch.gru(x.to(h.dtype), h.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
         return y.to(x.dtype), GRUState(at_least_float32(last.squeeze(0)))
