@@ -1,14 +1,18 @@
 """The Compact Recurrent Transformer: its equations, its segments, its ablations, its errors."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from recurra import state as states
+from recurra.cells import Cayley
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
     TransformerXL,
     TransformerXLConfig,
+    compact_recurrent_transformer,
 )
 
 ABLATIONS = [("gru", "rnn-gru"), ("ncgru", "rnn-ncgru"), ("gru", "relative"), ("none", "rnn-gru"), ("none", "relative")]
@@ -183,3 +187,24 @@ def test_the_zero_memory_of_a_streams_start_leaves_gradients_as_they_are(norm, p
 
     _, state = model(tokens[:, :-1])
     assert gradient_norm(None) == pytest.approx(gradient_norm(states.detach(state)), rel=0.5)
+
+
+def test_an_orthogonal_matrix_is_made_once_a_call(monkeypatch):
+    model, tokens = make("ncgru", "rnn-ncgru"), torch.randint(13, (2, 17))
+    expected, calls = model(tokens)[0], []
+    gradients = torch.autograd.grad(expected.sin().sum(), model.parameters())
+    transform = Cayley.forward
+    monkeypatch.setattr(Cayley, "forward", lambda self, entries: calls.append(self) or transform(self, entries))
+    model(tokens)
+    assert len(calls) == 2  # the memory's and the position's, in four segments
+    monkeypatch.setattr(compact_recurrent_transformer, "cells_prepared_once", nullcontext)
+    logits = model(tokens)[0]
+    assert len(calls) == 2 + 8
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+    for each, shared in zip(torch.autograd.grad(logits.sin().sum(), model.parameters()), gradients):
+        torch.testing.assert_close(each, shared, rtol=1e-9, atol=1e-11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("original"):
+                parameter.zero_()
+    assert not torch.allclose(model(tokens)[0], expected)  # nothing is kept beyond the call

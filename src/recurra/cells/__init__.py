@@ -2,6 +2,7 @@
 
 from recurra.cells.cayley import Cayley
 from recurra.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights
+from recurra.cells.gru_sequence import gru_sequence, gru_sequence_reference
 from recurra.cells.ncgru import NCGRUCell
 from recurra.cells.neumann import Neumann, NeumannCayley
 
@@ -14,4 +15,6 @@ __all__ = [
     "Neumann",
     "NeumannCayley",
     "RecurrentWeights",
+    "gru_sequence",
+    "gru_sequence_reference",
 ]

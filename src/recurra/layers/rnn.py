@@ -1,13 +1,24 @@
 """A recurrent cell over a sequence (CRT section 3: the memory RNN and the position RNN)."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from recurra.cells import GRUCell
+from recurra.cells import GRUCell, gru_sequence
 from recurra.layers.variable_lengths import in_pieces
+
+
+def cells_prepared_once() -> AbstractContextManager[None]:
+    """Let every cell make what its calls share (an NCGRU's orthogonal matrix) once in a `with` block, not once a call.
+
+    The weights must not change inside. Gradients flow through what is shared as they would through each. While
+    torch.compile traces it does nothing.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else parametrize.cached()
 
 
 class RNNState(NamedTuple):
@@ -60,9 +71,5 @@ class RNN(nn.Module):
         weights = self.cell.recurrent_weights(projected.dtype)
         h = projected.new_zeros(x.shape[0], self.cell.hidden_size) if state is None else state.h
         h = self.cell.entering(h, x.shape[0])
-        states = []
-        for projected_step in projected.unbind(1):
-            h = self.cell.step(projected_step, h, weights)
-            states.append(h)
-        y = torch.stack(states, 1) if states else projected[..., : self.cell.hidden_size]
+        y, h = gru_sequence(self.cell, projected, h, weights)
         return y.to(projected.dtype), RNNState(h)

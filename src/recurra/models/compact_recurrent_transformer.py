@@ -12,6 +12,7 @@ from recurra.layers.adaptive_softmax import AdaptiveSoftmax
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.relative_attention import RelativeAttention
+from recurra.layers.rnn import cells_prepared_once
 from recurra.layers.segment_attention import SegmentAttention
 from recurra.layers.variable_lengths import (
     blank,
@@ -192,9 +193,10 @@ class CompactRecurrentTransformer(nn.Module):
         if not x.shape[1]:
             return x, state
         outputs = []
-        for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
-            y, state = self._within_segment(piece, state)
-            outputs.append(y)
+        with cells_prepared_once():
+            for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
+                y, state = self._within_segment(piece, state)
+                outputs.append(y)
         return self.dropout(torch.cat(outputs, 1)), state
 
     def _start(self, x: Tensor) -> CompactRecurrentTransformerState:

@@ -1,0 +1,160 @@
+"""The steps of a GRU cell over a sequence, with a backward pass that makes each weight's gradient in one product.
+
+Left to autograd, every step backwards multiplies a handful of rows into a gradient as large as the recurrent matrices
+and adds it to the last one: more traffic than the step itself. Here the gradients that reach the gates are kept, one
+product over all rows and steps makes the matrices' gradients of them, and what can be computed for all steps at once
+is.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from recurra.cells.gru import GRUCell, RecurrentWeights
+
+States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
+
+
+def gru_sequence(
+    cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
+) -> States:
+    """Take the steps of `cell` (CRT eq. (4)) along `projected`, from the state `h`.
+
+    Where no gradient will be asked for, for a cell with steps of its own, and under torch.compile, torch.func and
+    forward derivatives, it is the reference itself.
+
+    Args:
+        cell: whose steps.
+        projected: what `cell.project` gave for all steps.
+        h: the state before them, as `cell.entering` gives it.
+        weights: `cell.recurrent_weights`, in the precision of `projected`.
+
+    Returns:
+        the states after every step and the last of them, in the precision of `h`.
+    """
+    inputs = (projected, h, *weights)
+    if (
+        not torch.is_grad_enabled()
+        or not any(x.requires_grad for x in inputs)
+        or not projected.shape[1]
+        or type(cell).step is not GRUCell.step
+        or type(cell).gates is not GRUCell.gates
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        return gru_sequence_reference(cell, projected, h, weights)
+    y, last = _GRUSequence.apply(cell, *inputs)
+    return y, last
+
+
+def gru_sequence_reference(
+    cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
+) -> States:
+    """The same by `cell.step`, one step after the other."""
+    states = []
+    for projected_step in projected.unbind(1):
+        h = cell.step(projected_step, h, weights)
+        states.append(h)
+    y = torch.stack(states, 1) if states else projected[..., : cell.hidden_size].to(h.dtype)
+    return y, h
+
+
+class _GRUSequence(torch.autograd.Function):
+    """Time comes first in everything that is kept: L steps of B rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cell: GRUCell, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        (batch, length, _), size = projected.shape, h.shape[1]
+        gate_inputs, candidate_inputs = projected.transpose(0, 1).split([2 * size, size], -1)
+        ru = projected.new_empty(length, batch, 2 * size)
+        c, reset = projected.new_empty(2, length, batch, size)
+        states = h.new_empty(length + 1, batch, size)
+        states[0] = h
+        for t in range(length):
+            before = states[t]
+            torch.addmm(gate_inputs[t], before.to(ru.dtype), of_gates.t(), out=ru[t]).sigmoid_()
+            r, u = ru[t].chunk(2, -1)
+            reset[t] = r * before
+            torch.addmm(candidate_inputs[t], reset[t], of_candidate.t(), out=c[t]).tanh_()
+            torch.lerp(before, c[t].to(h.dtype), u.to(h.dtype), out=states[t + 1])
+        ctx.cell = cell
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(projected, h, of_gates, of_candidate, ru, c, reset, states)
+        y = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
+        return y, states[length].clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, ru, c, reset, states = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # the gradients will be differentiated in their turn
+            return None, *_differentiable_gradients(ctx.cell, inputs, (d_y, d_last), wanted)
+        _, _, of_gates, of_candidate = inputs
+        d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
+        rows = d_inputs.flatten(0, 1)
+        d_gates, d_candidate = rows.split([ru.shape[-1], c.shape[-1]], -1)
+        return (
+            None,
+            d_inputs.transpose(0, 1),
+            d_h,
+            d_gates.t() @ states[:-1].flatten(0, 1).to(rows.dtype) if wanted[2] else None,
+            d_candidate.t() @ reset.flatten(0, 1) if wanted[3] else None,
+        )
+
+
+def _gradients_of_steps(
+    of_gates: Tensor,
+    of_candidate: Tensor,
+    ru: Float[Tensor, "L B gates"],
+    c: Float[Tensor, "L B H"],
+    states: Float[Tensor, "L+1 B H"],
+    d_y: Float[Tensor, "B L H"] | None,
+    d_last: Float[Tensor, "B H"] | None,
+) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
+    """The gradients of the projected inputs, which are also those of what U_r, U_u and U_c gave, and of the state."""
+    length = len(c)
+    r, u = ru.to(states.dtype).chunk(2, -1)
+    before, candidate = states[:-1], c.to(states.dtype)
+    keeps = 1 - u
+    by_r, by_u, by_c = before * r * (1 - r), (candidate - before) * u * keeps, u * (1 - candidate * candidate)
+    d_h = torch.zeros_like(states[0]) if d_last is None else d_last
+    d_inputs = []  # nothing in place: a batch of gradients may come in under torch's vmap
+    for t in reversed(range(length)):
+        if d_y is not None:
+            d_h = d_h + d_y[:, t]
+        d_c = (d_h * by_c[t]).to(c.dtype)
+        d_reset = (d_c @ of_candidate).to(d_h.dtype)
+        d_gates = torch.cat([d_reset * by_r[t], d_h * by_u[t]], -1).to(c.dtype)
+        d_h = torch.addcmul(d_h * keeps[t], d_reset, r[t]) + d_gates @ of_gates
+        d_inputs.append(torch.cat([d_gates, d_c], -1))
+    return torch.stack(d_inputs[::-1]), d_h
+
+
+def _differentiable_gradients(
+    cell: GRUCell,
+    inputs: list[Tensor],
+    gradients: tuple[Tensor | None, Tensor | None],
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients through the reference, for those who differentiate them once more."""
+    with torch.enable_grad():
+        projected, h, *weights = (x.view_as(x) for x in inputs)  # each is to get its own share alone
+        outputs = gru_sequence_reference(cell, projected, h, RecurrentWeights(*weights))
+        pairs = [(y, d_y) for y, d_y in zip(outputs, gradients) if d_y is not None]
+        aliases = (projected, h, *weights)
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs],
+                [x for x, asked in zip(aliases, wanted) if asked],
+                [d_y for _, d_y in pairs],
+                create_graph=True,
+                materialize_grads=True,
+            )
+        )
+    return tuple(next(found) if asked else None for asked in wanted)
