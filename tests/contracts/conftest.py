@@ -29,7 +29,11 @@ VARIANTS: dict[str, dict[str, dict]] = {
     "gateloop": {
         "fixed": {"transition": "fixed"},
         "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
-        "stable-exponential": {"magnitude_activation": "stable_exponential", "output_gate": True},
+        "stable-exponential": {
+            "magnitude_activation": "stable_exponential",
+            "output_gate": True,
+            "ring": {"r_max": 0.95},
+        },
     },
     "linear-attention": {"sums": {"normaliser": False}},
     "linear-rnn": {"dense": {"transition": "dense"}},

@@ -1,5 +1,6 @@
 """The GateLoop layer: data-controlled linear recurrence as a time-mixing layer (GateLoop section 4, App. C)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from recurra.gate_loop.polar import polar_planes
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads, choose
 from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
-from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
+from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS, ring_of
 from recurra.layers.variable_lengths import blank, check_lengths, in_rows, keep
 
 
@@ -33,6 +34,7 @@ class GateLoop(nn.Module):
         transition: "data", controlled by the input, or "fixed", one learned a per channel; nothing else changes.
         magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in (25), "identity".
+        ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
         output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
 
     Raises:
@@ -49,6 +51,7 @@ class GateLoop(nn.Module):
         transition: str = "data",
         magnitude_activation: str = "sigmoid",
         phase_activation: str = "identity",
+        ring: Mapping[str, float] | None = None,
         output_gate: bool = False,
     ) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class GateLoop(nn.Module):
             self.d_qk,
             choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
             choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
+            ring_of(ring),
         )
         self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, self.d_v)
         self.output_projection = nn.Linear(self.d_v, d_model)

@@ -1,5 +1,6 @@
 """GateLoop's softmax attention as a time-mixing layer over a sliding window (GateLoop section 3.4)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from recurra.layers.carried_state import at_least_float32
 from recurra.layers.mixers import register_mixer
 from recurra.layers.options import check_heads, choose
 from recurra.layers.sliding_window import after, check_window, still_seen
-from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS
+from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS, ring_of
 from recurra.layers.variable_lengths import in_pieces
 from recurra.state import Rows
 
@@ -45,6 +46,7 @@ class GateLoopAttention(nn.Module):
         transition: "data", controlled by the input, or "fixed", one learned a per channel.
         magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in (25), "identity".
+        ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
 
     Raises:
         ValueError: an option has a value that does not exist, or the heads do not divide the channels.
@@ -61,6 +63,7 @@ class GateLoopAttention(nn.Module):
         transition: str = "data",
         magnitude_activation: str = "sigmoid",
         phase_activation: str = "identity",
+        ring: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.d_qk = d_model if d_qk is None else d_qk
@@ -74,6 +77,7 @@ class GateLoopAttention(nn.Module):
             self.d_qk,
             choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
             choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
+            ring_of(ring),
         )
         self.output_projection = nn.Linear(self.d_v, d_model)
 

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers import create_mixer
+from recurra.layers.transition import Transition
 from recurra.layers.variable_lengths import blank, check_lengths, counted_tokens
 from recurra.models.block import Block
 from recurra.models.likelihood import PlainLikelihood
@@ -154,3 +155,5 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    elif isinstance(module, Transition):
+        module.place_on_ring()  # its projection came first

@@ -74,7 +74,7 @@ class ModelConfig:
     """The time mixing layer of all blocks, or one name for each; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
-    phase_activation, output_gate. Where mixer is a list: the options of each mixer by its name."""
+    phase_activation, ring, output_gate. Where mixer is a list: the options of each mixer by its name."""
     tie_embeddings: bool = False
     """Use the token embedding as the output head too."""
     dropout: float = 0.0

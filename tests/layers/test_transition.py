@@ -1,0 +1,73 @@
+"""Where transitions start: on the ring that was asked for, in a layer and in a model that draws its weights anew."""
+
+import math
+
+import pytest
+import torch
+
+from recurra.layers import create_mixer
+from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, TRANSITIONS, Ring, identity, ring_of
+from recurra.models import LanguageModel, LanguageModelConfig
+
+RING = {"r_min": 0.7, "r_max": 0.95, "max_phase": 2.0, "input_share": 0.25}
+
+
+def start(transition, magnitude):
+    return TRANSITIONS[transition](8, 500, MAGNITUDE_ACTIVATIONS[magnitude], identity, Ring(**RING)).double()
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDE_ACTIVATIONS)
+@pytest.mark.parametrize("transition", TRANSITIONS)
+def test_magnitudes_and_phases_at_the_start(transition, magnitude):
+    r, phase = (values[0, 0] for values in start(transition, magnitude)(torch.zeros(1, 1, 8, dtype=torch.float64)))
+    assert 0.7 <= r.min() < 0.71
+    assert 0.94 < r.max() <= 0.95 + 1e-6
+    # uniform in area: half of the channels are beyond the circle that halves the ring
+    assert abs((r > math.sqrt((0.7**2 + 0.95**2) / 2)).double().mean() - 0.5) < 0.1
+    torch.testing.assert_close(phase, torch.linspace(0, 2, 500, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_one_radius_is_a_circle():
+    r, phase = Ring(r_min=0.9, r_max=0.9).draw(5)
+    torch.testing.assert_close(r, torch.full((5,), 0.9, dtype=torch.float64))
+    assert phase[-1] == math.pi
+
+
+@pytest.mark.parametrize("mixer", ["gateloop", "gateloop-attention"])
+@pytest.mark.parametrize("transition", TRANSITIONS)
+def test_a_model_that_draws_its_weights_anew_stays_on_the_ring(mixer, transition):
+    options = {"transition": transition, "ring": RING}
+    model = LanguageModel(LanguageModelConfig(11, None, 2, 64, 12, mixer=mixer, mixer_options=options))
+    for block in model.blocks:
+        r, phase = block.mixer.transition(torch.zeros(1, 1, 64))
+        assert r.min() >= 0.7 - 1e-6
+        assert r.max() <= 0.95 + 1e-6
+        assert abs(phase.max() - 2.0) < 1e-5
+        if transition == "data":
+            torch.testing.assert_close(
+                block.mixer.transition.projection.weight.std().item(), 0.25 / 8, rtol=0.1, atol=0
+            )
+
+
+def test_without_a_ring_nothing_is_placed():
+    torch.manual_seed(0)
+    expected = create_mixer("gateloop", 8).transition.projection.bias
+    torch.manual_seed(0)
+    assert torch.equal(create_mixer("gateloop", 8, ring=None).transition.projection.bias, expected)
+    assert ring_of({}) == Ring()
+
+
+@pytest.mark.parametrize(
+    ("ring", "message"),
+    [
+        ({"r_min": 0.0}, "r_min 0.0 and r_max 0.99; expected 0 < r_min <= r_max < 1"),
+        ({"r_max": 1.0}, "r_max 1.0"),
+        ({"r_min": 0.9, "r_max": 0.8}, "r_min <= r_max"),
+        ({"max_phase": -1.0}, "max_phase -1.0; expected 0 or more"),
+        ({"input_share": math.nan}, "input_share nan"),
+        ({"radius": 1.0}, "ring has no 'radius'; it may have r_min, r_max, max_phase, input_share"),
+    ],
+)
+def test_impossible_rings_are_refused(ring, message):
+    with pytest.raises(ValueError, match=message):
+        create_mixer("gateloop", 8, ring=ring)
