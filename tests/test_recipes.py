@@ -66,7 +66,9 @@ def test_all_recipes_are_found():
         "demo/data-controlled.yaml",
         "demo/fixed.yaml",
         "memory-horizon/data-controlled.yaml",
+        "memory-horizon/data-controlled-ring.yaml",
         "memory-horizon/fixed.yaml",
+        "memory-horizon/fixed-ring.yaml",
         "ptb/gateloop.yaml",
         "wikitext-103/gateloop.yaml",
     }
@@ -214,6 +216,16 @@ def test_the_two_variants_differ_in_the_transition_alone(folder):
     )
     assert one["model"]["mixer_options"].pop("transition") == "data"
     assert other["model"]["mixer_options"].pop("transition") == "fixed"
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ["data-controlled", "fixed"])
+def test_the_ring_s_recipes_differ_in_the_ring_and_in_clipping_alone(name):
+    one, other = (
+        yaml.safe_load((FOLDER / "memory-horizon" / f"{stem}.yaml").read_text()) for stem in (name, f"{name}-ring")
+    )
+    assert other["optimizer"].pop("gradient_clip") == 1.0
+    assert sorted(other["model"]["mixer_options"].pop("ring")) == ["input_share", "max_phase", "r_max", "r_min"]
     assert one == other
 
 

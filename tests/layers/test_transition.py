@@ -71,3 +71,8 @@ def test_without_a_ring_nothing_is_placed():
 def test_impossible_rings_are_refused(ring, message):
     with pytest.raises(ValueError, match=message):
         create_mixer("gateloop", 8, ring=ring)
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(TypeError, match=r"ring has r_min '0\.9'; expected a number"):
+        create_mixer("gateloop", 8, ring={"r_min": "0.9"})

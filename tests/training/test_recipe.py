@@ -63,6 +63,22 @@ def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
     assert load_recipe(recipe(), ["--training.max_steps", "null"]).training.max_steps is None
 
 
+def test_entries_inside_of_entries_are_values(recipe):
+    experiment = load_recipe(
+        recipe(),
+        ["--model.mixer_options.ring.r_min", "0.8", "--training.epochs=7", "--model.mixer_options.ring.max_phase=2"],
+    )
+    assert experiment.model.mixer_options == {
+        "n_heads": 64,
+        "transition": "fixed",
+        "ring": {"r_min": 0.8, "max_phase": 2},
+    }
+    assert experiment.training.epochs == 7
+    assert load_recipe(recipe()).model.mixer_options == {"n_heads": 64, "transition": "fixed"}
+    with pytest.raises(RecipeError, match=r"transition.r_min is an entry of transition, which has none: it is 'fixed'"):
+        load_recipe(recipe(), ["--model.mixer_options.transition.r_min", "0.8"])
+
+
 def test_the_environment_has_no_say(recipe, monkeypatch):
     monkeypatch.setenv("RECURRA TRAIN RECIPE_TRAINING__EPOCHS", "99")
     assert load_recipe(recipe()).training.epochs == 3

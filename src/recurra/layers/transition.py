@@ -40,7 +40,7 @@ class Ring:
     The GateLoop paper does not say how its transitions start.
 
     Raises:
-        ValueError: a number is out of range.
+        TypeError, ValueError: an entry is no number, or out of range.
     """
 
     r_min: float = 0.9
@@ -54,6 +54,10 @@ class Ring:
     depends on no data yet."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"ring has {field.name} {value!r}; expected a number")
         if not 0 < self.r_min <= self.r_max < 1:
             raise ValueError(f"ring has r_min {self.r_min} and r_max {self.r_max}; expected 0 < r_min <= r_max < 1")
         for name in ("max_phase", "input_share"):
@@ -71,7 +75,7 @@ def ring_of(options: Mapping[str, float] | None) -> Ring | None:
     """Make a Ring of an option's mapping; nothing of None.
 
     Raises:
-        ValueError: an entry is unknown or out of range.
+        TypeError, ValueError: an entry is unknown, no number, or out of range.
     """
     if options is None:
         return None

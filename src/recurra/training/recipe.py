@@ -4,6 +4,7 @@ The experiment's dataclasses are the grammar: their fields are the keys, their t
 docstrings the help. What they do not know is refused.
 """
 
+import copy
 import difflib
 from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     kind, parser = _parser(path, recipe, overrides)
     try:
         # The recipe is the first word: those of the command line win over it in whatever order they come.
-        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(recipe), *overrides]))
+        tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
+        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree), *words]))
         return kind(**{field.name: values[field.name] for field in fields(kind)})
     except (ArgumentError, ValueError, TypeError) as error:
         raise RecipeError(f"{path}: {error}") from error
@@ -78,6 +80,32 @@ def _parser(
     parser.add_argument("--recipe", action="config", help=SUPPRESS)
     parser.add_class_arguments(kind)
     return kind, parser
+
+
+def _with_entries(
+    recipe: Mapping[str, Any], overrides: Sequence[str], known: set[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Set the overrides of entries inside of entries of a free dictionary, such as model.mixer_options.ring.r_min.
+
+    The parser takes entries of the dictionary itself, and would leave these as the words that they are.
+
+    Returns:
+        the recipe with them, and the other words.
+    """
+    tree, rest, words = copy.deepcopy(dict(recipe)), [], iter(overrides)
+    for word in words:
+        key, equals, value = word.partition("=")
+        *path, field = key.removeprefix("--").split(".")
+        if not word.startswith("--") or not any(".".join(path[:n]) in known for n in range(1, len(path))):
+            rest.append(word)
+            continue
+        inside: Any = tree
+        for name in path:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise ValueError(f"{key} is an entry of {name}, which has none: it is {inside!r}")
+        inside[field] = yaml.safe_load(value if equals else next(words))
+    return tree, rest
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[str]:
