@@ -74,5 +74,5 @@ def test_impossible_rings_are_refused(ring, message):
 
 
 def test_what_is_no_number_is_refused():
-    with pytest.raises(TypeError, match=r"ring has r_min '0\.9'; expected a number"):
+    with pytest.raises(TypeError, match="r_min"):
         create_mixer("gateloop", 8, ring={"r_min": "0.9"})
