@@ -10,12 +10,13 @@ from benchmarks.timing import interleaved, median_ratio
 from recurra.cells import GRUCell, NCGRUCell, Neumann
 from recurra.layers import RNN
 
-BATCH, LENGTH, CHANNELS = 60, 70, 380  # the memory RNN over a PTB segment (CRT Table 2)
+SHAPES = ((60, 70, 380), (10, 140, 380))
+"""(B, L, D): the memory RNN over a Penn Treebank segment (CRT Table 2); a window of recipes/ptb/three-layers.yaml."""
 TARGET = 3.0
 
 
 def _forward_backward(rnn: nn.Module, x: Tensor) -> Callable[[], None]:
-    x, gradient = x.clone().requires_grad_(), torch.randn(BATCH, LENGTH, CHANNELS)
+    x, gradient = x.clone().requires_grad_(), torch.randn(x.shape)
     leaves = [x, *rnn.parameters()]
     triangles = [p.data for name, p in rnn.named_parameters() if name.endswith("original")]
 
@@ -29,16 +30,17 @@ def _forward_backward(rnn: nn.Module, x: Tensor) -> Callable[[], None]:
 
 def measure(rounds: int, peers: bool) -> Iterator[Row]:
     """Yield one row per cell: its forward + backward time over torch.nn.GRU's; other libraries have no such cells."""
-    x = torch.randn(BATCH, LENGTH, CHANNELS)
-    modules = {
-        "torch.nn.GRU": nn.GRU(CHANNELS, CHANNELS, batch_first=True),
-        "RNN(GRUCell)": RNN(GRUCell(CHANNELS, CHANNELS)),
-        "RNN(NCGRUCell), exact": RNN(NCGRUCell(CHANNELS, CHANNELS)),
-        "RNN(NCGRUCell), Neumann": RNN(NCGRUCell(CHANNELS, CHANNELS, neumann=Neumann())),
-    }
-    functions = {name: _forward_backward(module, x) for name, module in modules.items()}
-    seconds = interleaved(functions, rounds=max(5, rounds // 4))  # calls long enough for few rounds
-    for name, times in seconds.items():
-        target = None if name == "torch.nn.GRU" else TARGET
-        what = f"{(BATCH, LENGTH, CHANNELS)} float32"
-        yield Row(what, name, times, median_ratio(times, seconds["torch.nn.GRU"]), target, "at most")
+    for shape in SHAPES:
+        channels = shape[-1]
+        x = torch.randn(shape)
+        modules = {
+            "torch.nn.GRU": nn.GRU(channels, channels, batch_first=True),
+            "RNN(GRUCell)": RNN(GRUCell(channels, channels)),
+            "RNN(NCGRUCell), exact": RNN(NCGRUCell(channels, channels)),
+            "RNN(NCGRUCell), Neumann": RNN(NCGRUCell(channels, channels, neumann=Neumann())),
+        }
+        functions = {name: _forward_backward(module, x) for name, module in modules.items()}
+        seconds = interleaved(functions, rounds=max(5, rounds // 4))  # calls long enough for few rounds
+        for name, times in seconds.items():
+            target = None if name == "torch.nn.GRU" else TARGET
+            yield Row(f"{shape} float32", name, times, median_ratio(times, seconds["torch.nn.GRU"]), target, "at most")
