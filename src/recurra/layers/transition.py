@@ -1,6 +1,7 @@
 """Where GateLoop's state transition a_n = f(gamma) exp(i g(theta)) comes from (GateLoop eq. (25))."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -86,12 +87,12 @@ def ring_of(options: Mapping[str, float] | None) -> Ring | None:
     return Ring(**options)
 
 
-class Transition(nn.Module):
-    """What both kinds share: activations, and a ring to start on, if any."""
+class Transition(nn.Module, ABC):
+    """What both kinds share: the number of channels, activations, and a ring to start on, if any."""
 
-    def __init__(self, magnitude: Activation, phase: Activation, ring: Ring | None) -> None:
+    def __init__(self, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None) -> None:
         super().__init__()
-        self.magnitude, self.phase, self.ring = magnitude, phase, ring
+        self.n_channels, self.magnitude, self.phase, self.ring = n_channels, magnitude, phase, ring
 
     @torch.no_grad()
     def place_on_ring(self) -> None:
@@ -100,13 +101,9 @@ class Transition(nn.Module):
             magnitudes, phases = self.ring.draw(self.n_channels)
             self._place(INVERSES[self.magnitude](magnitudes), INVERSES[self.phase](phases), self.ring.input_share)
 
-    @property
-    def n_channels(self) -> int:
-        """Channels D."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
-        raise NotImplementedError
+        """Set gamma and theta of every channel, and multiply the weights of the data, if there are any."""
 
 
 class DataTransition(Transition):
@@ -119,14 +116,9 @@ class DataTransition(Transition):
     def __init__(
         self, d_model: int, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None = None
     ) -> None:
-        super().__init__(magnitude, phase, ring)
+        super().__init__(n_channels, magnitude, phase, ring)
         self.projection = nn.Linear(d_model, 2 * n_channels)
         self.place_on_ring()
-
-    @property
-    def n_channels(self) -> int:
-        """Channels D."""
-        return self.projection.out_features // 2
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.projection.weight.mul_(input_share)
@@ -144,15 +136,10 @@ class FixedTransition(Transition):
     def __init__(
         self, d_model: int, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None = None
     ) -> None:
-        super().__init__(magnitude, phase, ring)
+        super().__init__(n_channels, magnitude, phase, ring)
         self.gamma = nn.Parameter(torch.randn(n_channels))
         self.theta = nn.Parameter(torch.randn(n_channels))
         self.place_on_ring()
-
-    @property
-    def n_channels(self) -> int:
-        """Channels D."""
-        return len(self.gamma)
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.gamma.copy_(gamma)
