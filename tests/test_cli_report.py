@@ -273,6 +273,14 @@ def test_a_run_without_a_checkpoint_is_refused(there, capsys, tmp_path):
     assert "there is no checkpoint" in failure(capsys, str(there), "--add", str(tmp_path / "young"))
 
 
+def test_what_can_be_added_is_beside_a_run_that_is_refused(there, capsys, tmp_path):
+    text = failure(capsys, str(there), "--add", str(tmp_path), "runs/horizon")
+    assert text.count("holds no run") == 1
+    assert "horizon:" not in text
+    assert read_summary(there / "summaries/horizon.json").finished
+    assert there.with_suffix(".md").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

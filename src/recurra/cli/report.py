@@ -16,7 +16,11 @@ DESCRIPTION = (
 
 
 def run(words: Sequence[str]) -> int:
-    """Write summaries, figures and the page, and print their paths."""
+    """Write summaries, figures and the page, and print their paths.
+
+    Raises:
+        ValueError: some runs have no summary; the page stands, with the others.
+    """
     own, overrides = split_overrides(words)
     parser = command_parser("report", DESCRIPTION, overrides=False)
     parser.add_argument("folder", nargs="?", default="docs/results", metavar="FOLDER", help="default: docs/results")
@@ -30,12 +34,24 @@ def run(words: Sequence[str]) -> int:
     if overrides and not arguments.add:
         raise ValueError(f"{overrides[0]} says something of a run: give its folder with --add")
     folder, recipes = Path(arguments.folder), Path(arguments.recipes)
-    for added in arguments.add:
-        print(write_summary(folder / "summaries", summarise(added, recipes, overrides)))
+    refused = _add(arguments.add, folder / "summaries", recipes, overrides)
     page = Page(folder, recipes=recipes)
     text = page.render()
     with replacing(page.file) as file:
         file.write(text.encode())
     for path in [*page.figures.written, page.file]:
         print(path)
+    if refused:
+        raise ValueError("\n".join(["no summary was written of", *refused]))
     return 0
+
+
+def _add(runs: Sequence[str], summaries: Path, recipes: Path, overrides: Sequence[str]) -> list[str]:
+    """Write the summaries of all runs that have one; give what is wrong with the others, a line each."""
+    refused = []
+    for run in runs:
+        try:
+            print(write_summary(summaries, summarise(run, recipes, overrides)))
+        except (ValueError, OSError) as error:
+            refused.append(f"{run}: {error}")
+    return refused
