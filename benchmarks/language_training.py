@@ -4,8 +4,8 @@
 
 3 layers of 380 channels, feed-forward 900, 10,000 words, embedding and head tied, batches of 10 rows of 140 random
 tokens: the models of recipes/ptb/three-layers.yaml at segments of 70, and `LanguageModel` with every mixer. Each is
-built and trained in a process of its own, whose peak of memory is the model's, a few updates at a time and in turn, so
-that the machine's slow and fast minutes fall on all of them.
+built and trained in a process of its own, whose peak of memory is the model's, and takes its updates in turn with a
+Transformer in another, so that the machine's slow and fast minutes fall on both.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.table import cpu_name
+from benchmarks.timing import median_ratio
 from recurra import list_mixers
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import detach
@@ -45,6 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Where a mixer's own options do not fit 380 channels or such rows."""
 
 N_WORDS, BATCH, LENGTH = 10_000, 10, 140
+WARM_UP = 3
+"""Updates that are not timed: the first ones find the memory."""
 
 
 def build(name: str) -> nn.Module:
@@ -58,11 +61,14 @@ def build(name: str) -> nn.Module:
     )
 
 
-def train(name: str, updates: int, precision: str) -> dict[str, Any]:
-    """Take some updates with the state carried along, the first of them not timed."""
+def train(name: str, precision: str) -> None:
+    """Take an update for every line that comes, with the state carried along; give its seconds, a line each.
+
+    The last line, once no more come, is the model's number of parameters and the process's peak of memory.
+    """
     model = build(name).train()
-    optimizer, state, seconds = build_optimizer(model, OptimizerConfig(learning_rate=1e-4)), None, []
-    for _ in range(updates + 1):
+    optimizer, state = build_optimizer(model, OptimizerConfig(learning_rate=1e-4)), None
+    for _ in sys.stdin:
         tokens = torch.randint(N_WORDS, (BATCH, LENGTH + 1))
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
@@ -72,48 +78,69 @@ def train(name: str, updates: int, precision: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         state = detach(state)
-        seconds.append(time.perf_counter() - start)
-    return {
-        "seconds": seconds[1:],
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+        print(time.perf_counter() - start, flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "peak": peak}))
 
 
-def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    options = ["--threads", str(arguments.threads), "--updates", str(arguments.updates)]
-    command = [sys.executable, "-m", "benchmarks.language_training", "--model", name, *options]
-    done = subprocess.run([*command, "--precision", arguments.precision], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+class Trainee:
+    """A model in a process of its own, which takes one update when it is told to."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        options = ["--threads", str(arguments.threads), "--precision", arguments.precision, "--model", name]
+        command = [sys.executable, "-m", "benchmarks.language_training", *options]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.orders, self.answers = self.process.stdin, self.process.stdout
+
+    def update(self) -> float:
+        """Give the seconds that one more update takes."""
+        self.orders.write("update\n")
+        self.orders.flush()
+        return float(self.answers.readline())
+
+    def finish(self) -> dict[str, Any]:
+        """End the process; give the number of parameters and the peak of memory."""
+        self.orders.close()
+        found = json.loads(self.answers.readline())
+        if self.process.wait():
+            raise subprocess.CalledProcessError(self.process.returncode, self.process.args)
+        return found
+
+
+def beside_the_transformer(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train a model and the Transformer in turn, so that slow and fast minutes of a machine fall on both."""
+    trainees = {"of_model": Trainee(name, arguments), "of_transformer": Trainee(ROWS[0], arguments)}
+    seconds: dict[str, list[float]] = {key: [] for key in trainees}
+    for _ in range(WARM_UP + arguments.updates):
+        for key, trainee in trainees.items():
+            seconds[key].append(trainee.update())
+    found = {key: trainee.finish() for key, trainee in trainees.items()}["of_model"]
+    return {**found, **{key: times[WARM_UP:] for key, times in seconds.items()}}
 
 
 def main() -> None:
     names = [*ROWS, *list_mixers()]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--updates", type=int, default=3, help="timed updates of each model in a round (default: 3)")
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each model (default: 2)")
+    parser.add_argument("--updates", type=int, default=10, help="timed updates of each model (default: 10)")
     parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="(default: 32-true)")
-    parser.add_argument("--model", choices=names, help="one model, in this process: its numbers as JSON")
+    parser.add_argument("--model", choices=names, help="one model, in this process: an update a line that comes")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     if arguments.model:
-        print(json.dumps(train(arguments.model, arguments.updates, arguments.precision)))
+        train(arguments.model, arguments.precision)
         return
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for name in track(names * arguments.rounds, "training", transient=True):
-        results[name].append(_in_a_process(name, arguments))
+    results = {name: beside_the_transformer(name, arguments) for name in track(names, "training", transient=True)}
     table = Table("model", "parameters", "tokens/s", "over the Transformer's", "peak memory, MB")
-    rates = {
-        name: BATCH * LENGTH / statistics.median([s for result in several for s in result["seconds"]])
-        for name, several in results.items()
-    }
-    for name, several in results.items():
-        size, peak = several[0]["parameters"] / 1e6, max(result["peak"] for result in several) / 1e6
-        ratio = rates[name] / rates["transformer"]
-        table.add_row(name, f"{size:.1f}M", f"{rates[name]:,.0f}", f"{ratio:.2f}", f"{peak:,.0f}")
-    Console().print(table)
+    for name, found in results.items():
+        rate = BATCH * LENGTH / statistics.median(found["of_model"])
+        ratio = median_ratio(found["of_transformer"], found["of_model"])
+        peak = found["peak"] / 1e6
+        table.add_row(name, f"{found['parameters'] / 1e6:.1f}M", f"{rate:,.0f}", f"{ratio:.2f}", f"{peak:,.0f}")
+    Console(width=100).print(table)
     kept = Path(f"runs/benchmarks-language-training-{arguments.precision}.json")
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(json.dumps({"cpu": cpu_name(), "torch": torch.__version__, "models": results}, indent=1))
