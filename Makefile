@@ -52,3 +52,4 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) $(VENV)-peers build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -r {} +

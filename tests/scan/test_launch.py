@@ -267,6 +267,41 @@ def test_threads_may_compile_a_kernel_at_once(tmp_path, run_python):
     assert list((tmp_path / "cache").rglob("*.nbi")), "what was compiled is kept"
 
 
+KERNEL = """
+from recurra.scan.launch import compile_function
+from kernels.part import plus
+
+@compile_function
+def kernel(x):
+    return plus(x)
+"""
+PART = """
+from kernels.constant import CONSTANT
+from recurra.scan.launch import compile_inline
+
+@compile_inline
+def plus(x):
+    return x + CONSTANT
+"""
+
+
+@pytest.mark.parametrize("changed", ["part.py", "constant.py"])
+def test_compiled_code_is_as_new_as_what_it_is_made_of(tmp_path, run_python, changed):
+    """A kernel's cache on disk notices a change in a file that the kernel imports from, directly or not."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    sources = {"__init__.py": "", "kernel.py": KERNEL, "part.py": PART, "constant.py": "CONSTANT = 1\n"}
+    for name, source in sources.items():
+        (folder / name).write_text(source)
+    places = {"PYTHONPATH": f"{tmp_path}:{Path(recurra.__file__).parents[1]}", "PYTHONDONTWRITEBYTECODE": "1"}
+    program = "from kernels.kernel import kernel; print('gives', kernel(10), sum(kernel.stats.cache_hits.values()))"
+    assert "gives 11 0" in run_python(program, **places)
+    assert "gives 11 1" in run_python(program, **places), "unchanged, it comes from the disk"
+    (folder / changed).write_text(sources[changed].replace("+ CONSTANT", "- CONSTANT").replace("= 1", "= 2"))
+    assert f"gives {9 if changed == 'part.py' else 12} 0" in run_python(program, **places)
+    assert f"gives {9 if changed == 'part.py' else 12} 1" in run_python(program, **places)
+
+
 def test_no_folder_for_compiled_code(tmp_path, run_python):
     """Neither beside the source nor in the user's folder; files stand where the folders would be made."""
     copy = tmp_path / "package" / "recurra"

@@ -9,13 +9,19 @@ import numba
 import torch
 
 from recurra.scan.fork import is_forked_child
+from recurra.scan.kernel_sources import digest_of_imports
 
 _parallel_kernels = threading.Lock()
 _WORK_FOR_THREADS = 16_384  # numbers to compute below which starting threads costs more than it saves
 
 
 def compile_function(function: Callable, **options: Any) -> Callable:
-    """Compile `function` when it is first called, to run without the GIL; keep the machine code on disk if possible."""
+    """Compile `function` when it is first called, to run without the GIL; keep the machine code on disk if possible.
+
+    Numba's cache on disk tells functions apart by file and name, and notices changes in that one file. A hash of what
+    else the function is made of, the sources that it imports, goes into its name; options that differ are the caller's.
+    """
+    function = _renamed(function, "_" + digest_of_imports(function))
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
     try:
         return numba.njit(cache=True, **options)(function)
@@ -29,11 +35,10 @@ def compile_inline(function: Callable) -> Callable:
 
 
 def _renamed(function: Callable, suffix: str) -> Callable:
-    """Copy a function under another name: Numba's cache on disk tells functions apart by name, not by their options."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    copy.__qualname__ = function.__qualname__ + suffix
+    copy.__doc__, copy.__qualname__ = function.__doc__, function.__qualname__ + suffix
     return copy
 
 

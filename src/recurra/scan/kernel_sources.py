@@ -1,0 +1,48 @@
+"""What a kernel is made of beyond its own file: Numba's cache on disk looks at that one alone."""
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+
+_IMPORTS = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
+
+
+@functools.cache
+def _source(module: str) -> str:
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):  # installed without its source, or built into the interpreter
+        return ""
+
+
+def _imported(module: str) -> set[str]:
+    """Name the loaded modules that `module` imports from the package that it belongs to."""
+    package = module.partition(".")[0]
+    named = set(_IMPORTS.findall(_source(module)))
+    return {name for name in named if name.partition(".")[0] == package and name in sys.modules}
+
+
+@functools.cache
+def _digest(module: str) -> str:
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        new = _imported(waiting.pop()) - found - {module}
+        found |= new
+        waiting.extend(new)
+    text = "\n".join(f"{name}\n{_source(name)}" for name in sorted(found))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def digest_of_imports(function: Callable) -> str:
+    """Hash the sources that the module of `function` imports from its package, and those that they import in turn.
+
+    The module's own file is left out; Numba sees its changes.
+
+    Returns:
+        12 hexadecimal digits; others as soon as one of these files reads otherwise.
+    """
+    return _digest(function.__module__)
