@@ -17,6 +17,15 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number):
     assert [signal.getsignal(each) for each in StopSignal.SIGNALS] == before
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the tests are a shell's background job: those inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_second_signal_is_not_held_back():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
