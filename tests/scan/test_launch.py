@@ -1,5 +1,6 @@
 """How kernels are run: over threads, beside other threads, in forked children, without a folder for compiled code."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -293,7 +294,10 @@ def test_compiled_code_is_as_new_as_what_it_is_made_of(tmp_path, run_python, cha
     sources = {"__init__.py": "", "kernel.py": KERNEL, "part.py": PART, "constant.py": "CONSTANT = 1\n"}
     for name, source in sources.items():
         (folder / name).write_text(source)
-    places = {"PYTHONPATH": f"{tmp_path}:{Path(recurra.__file__).parents[1]}", "PYTHONDONTWRITEBYTECODE": "1"}
+    places = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(recurra.__file__).parents[1]}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     program = "from kernels.kernel import kernel; print('gives', kernel(10), sum(kernel.stats.cache_hits.values()))"
     assert "gives 11 0" in run_python(program, **places)
     assert "gives 11 1" in run_python(program, **places), "unchanged, it comes from the disk"

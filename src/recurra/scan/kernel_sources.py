@@ -7,7 +7,9 @@ import re
 import sys
 from collections.abc import Callable
 
-_IMPORTS = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
+# At the margin only: a module that a function imports is loaded in one process and not in another, and the hash would be
+# another, too.
+_IMPORTS = re.compile(r"^(?:from|import)\s+([\w.]+)", re.MULTILINE)
 
 
 @functools.cache
