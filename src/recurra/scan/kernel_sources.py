@@ -7,8 +7,8 @@ import re
 import sys
 from collections.abc import Callable
 
-# At the margin only: a module that a function imports is loaded in one process and not in another, and the hash would be
-# another, too.
+# At the margin only: a module that a function imports is loaded in one process and not in another, and the hash
+# would be another, too.
 _IMPORTS = re.compile(r"^(?:from|import)\s+([\w.]+)", re.MULTILINE)
 
 
