@@ -61,6 +61,7 @@ class Page:
             "horizon_table": tables.horizon_table,
             "family_table": self.family_table,
             "family_missing": self.family_missing,
+            "published": self.published,
             "epochs": tables.epochs,
             "measured_on": tables.measured_on,
             "mixer": tables.mixer,
@@ -137,6 +138,16 @@ class Page:
         absent = tables.rows_without_runs(self._family(family), runs, rows)
         command = f"recurra train recipes/{family}#{{}} --data.path FOLDER"
         return _to_do(absent, f"{Path(family).parent.name}-{{}}", command)
+
+    def published(self, family: str, row: str) -> Mapping[str, Any]:
+        """What was published of a row of a family, by name; empty where nothing was.
+
+        Raises:
+            RecipeError: there is no such row.
+        """
+        whole = self._family(family)
+        whole.row(row)
+        return whole.published.get(row, {})
 
     def _family(self, file: str) -> RecipeFamily:
         return read_family(self.recipes / file)
