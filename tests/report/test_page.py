@@ -112,15 +112,17 @@ def test_families_are_read_from_the_recipes(make_page, make_summary, tmp_path):
     ]
 
 
-def test_what_was_published_of_a_row(make_page, tmp_path):
+def test_what_was_published_of_a_row_and_of_a_run(make_page, make_summary, tmp_path):
     (tmp_path / "recipes" / "toy").mkdir(parents=True)
     more = FAMILY.replace("xl: {exp", "other: {model: {memory: none}}, xl: {exp")
     (tmp_path / "recipes" / "toy" / "family.yaml").write_text(more)
-    word = '{{ published("toy/family.yaml", "ROW").test_perplexity | default("nothing") }}'
-    page = make_page({"01-a": word.replace("ROW", "xl"), "02-b": word.replace("ROW", "other")})
-    assert page.render().splitlines()[1:] == ["60.0", "", "nothing"]
+    word = '{{ published("toy/family.yaml", ROW).test_perplexity | default("nothing") }}'
+    rows = ['"xl"', '"other"', "run('mine')", "run('a-run')"]  # the last is of none of the rows
+    sections = {f"{number:02}-a": word.replace("ROW", row) for number, row in enumerate(rows)}
+    page = make_page(sections, (make_summary("mine", TEXT), make_summary()))
+    assert page.render().splitlines()[1:] == ["60.0", "", "nothing", "", "58.3", "", "nothing"]
     with pytest.raises(ReportError, match="no row 'crtt'; did you mean crt"):
-        make_page({"01-a": word.replace("ROW", "crtt")}).render()
+        make_page({"01-a": word.replace("ROW", '"crtt"')}).render()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Page:
         if not self.sections:
             raise FileNotFoundError(f"there are no sections {folder / 'sections' / SECTION} to make a page of")
         self.all_runs = read_summaries(folder / "summaries")
+        self._families: dict[str, RecipeFamily] = {}
         self.figures = Figures(folder.parent / "figures" if draw else None)
         loader = FileSystemLoader(folder / "sections")
         self._environment = Environment(
@@ -139,18 +140,23 @@ class Page:
         command = f"recurra train recipes/{family}#{{}} --data.path FOLDER"
         return _to_do(absent, f"{Path(family).parent.name}-{{}}", command)
 
-    def published(self, family: str, row: str) -> Mapping[str, Any]:
-        """What was published of a row of a family, by name; empty where nothing was.
+    def published(self, family: str, row: str | Summary) -> Mapping[str, Any]:
+        """What was published of a row of a family, or of the row that a run is of, by name; empty where nothing was.
 
         Raises:
             RecipeError: there is no such row.
         """
         whole = self._family(family)
-        whole.row(row)
-        return whole.published.get(row, {})
+        name = tables.family_row(whole, row) if isinstance(row, Summary) else row
+        if name is None:
+            return {}
+        whole.row(name)
+        return whole.published.get(name, {})
 
     def _family(self, file: str) -> RecipeFamily:
-        return read_family(self.recipes / file)
+        if file not in self._families:
+            self._families[file] = read_family(self.recipes / file)
+        return self._families[file]
 
 
 def _to_do(names: Sequence[str], run: str, command: str) -> str:
