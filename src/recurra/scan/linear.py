@@ -42,7 +42,8 @@ def linear_scan(
         reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
         backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
             interpreter, for tests), or "auto": the fastest that can run here. One asked for by name runs or raises.
-        out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for.
+        out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for. Of a
+            large result, page faults of new memory are most of the time; THP_MEM_ALLOC_ENABLE=1 makes them fewer.
         cu_seqlens: the borders of N sequences that lie end to end in b (1, T, *channels), for each of which the
             recurrence starts anew, from its own h0 (N, *channels): N + 1 ascending integers from 0 to T. It is still
             one scan, with transitions of 0 at the borders: no gradient crosses them, but 0 times NaN or infinity is
