@@ -112,7 +112,10 @@ def test_a_column_that_was_not_measured_yet_leaves_its_panel_empty(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_one_point_nothing_finite_and_many_runs_can_be_saved(tmp_path):
     runs = {f"run {i}": rows(f"step,loss\n1,{'inf' if i == 3 else i}\n") for i in range(10)}
-    save(metric_curves(runs, {"Loss": ["loss"]}), tmp_path, "curves")
+    figure = metric_curves(runs, {"Loss": ["loss"]})
+    assert drawn(figure.axes[0]) == [[[1, i]] if i != 3 else [] for i in range(10)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(runs)
+    assert all(path.stat().st_size > 0 for path in save(figure, tmp_path, "curves"))
 
 
 @pytest.mark.parametrize(

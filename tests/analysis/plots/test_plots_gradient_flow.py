@@ -90,7 +90,10 @@ def test_borders_of_runs_with_other_segments_have_their_colours():
 @pytest.mark.parametrize(("n_runs", "at"), [(1, (0,)), (8, (0, 1, -1))])
 def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
     runs = {f"run {i}": make(at=at, n=4) for i in range(n_runs)}
-    save(gradient_over_distance(runs), tmp_path, "flow")
+    figure = gradient_over_distance(runs)
+    assert all(path.stat().st_size > 0 for path in save(figure, tmp_path, "flow"))
+    assert [len(curves(axes)) for axes in figure.axes] == [2 * n_runs] * len(at) + [4 * n_runs] * len(at)
+    assert len({line.get_color() for line in curves(figure.axes[0])}) == n_runs
 
 
 @pytest.mark.filterwarnings("error")
