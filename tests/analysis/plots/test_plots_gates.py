@@ -1,3 +1,5 @@
+import itertools
+
 import matplotlib.image
 import numpy as np
 import pytest
@@ -60,7 +62,7 @@ def test_any_size_is_laid_out_without_a_warning(make_record, tmp_path, n_steps, 
         save(figure, tmp_path, "gates")
         maps = [axes.get_window_extent() for axes in figure.axes[: len(channels)]]
         assert all(figure.bbox.ymin <= box.ymin and box.ymax <= figure.bbox.ymax for box in maps)
-        assert all(upper.ymin > lower.ymax for upper, lower in zip(maps, maps[1:]))
+        assert all(upper.ymin > lower.ymax for upper, lower in itertools.pairwise(maps))
         assert min(box.height for box in maps) > 20
 
 
