@@ -1,7 +1,9 @@
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from recurra.analysis import GateRecord
 
@@ -26,3 +28,17 @@ def make_record() -> Callable[..., GateRecord]:
         )
 
     return make
+
+
+@pytest.fixture
+def assert_stacked() -> Callable[[Sequence[Axes]], None]:
+    """Fails unless the axes stand below each other, in order, within their saved figure, each large enough to read."""
+
+    def check(column: Sequence[Axes]) -> None:
+        page = column[0].figure.bbox
+        boxes = [axes.get_window_extent() for axes in column]
+        assert all(page.ymin <= box.ymin and box.ymax <= page.ymax for box in boxes)
+        assert all(upper.ymin > lower.ymax for upper, lower in itertools.pairwise(boxes))
+        assert min(min(box.height, box.width) for box in boxes) > 20
+
+    return check

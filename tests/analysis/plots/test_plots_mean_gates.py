@@ -25,8 +25,10 @@ def test_it_is_the_lower_half_of_the_figure_with_channels(make_record):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("n_steps", "n_layers"), [(1, 1), (5, 2), (1024, 12)])
-def test_any_size_is_laid_out_without_a_warning(tmp_path, n_steps, n_layers):
-    save_png(mean_gate_magnitudes(torch.rand(n_steps, n_layers)), tmp_path, "gates")
+def test_any_size_is_laid_out_without_a_warning(assert_stacked, tmp_path, n_steps, n_layers):
+    figure = mean_gate_magnitudes(torch.rand(n_steps, n_layers))
+    save_png(figure, tmp_path, "gates")
+    assert_stacked(figure.axes[:2])
 
 
 def test_layers_without_a_number_are_refused():
