@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
 from recurra.cells import GRUCell, NCGRUCell, Neumann
-from recurra.layers import RNN
+from recurra.mixers import RNN
 
 SHAPES = ((60, 70, 380), (10, 140, 380))
 """(B, L, D): the memory RNN over a Penn Treebank segment (CRT Table 2); a window of recipes/ptb/three-layers.yaml."""

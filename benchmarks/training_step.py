@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
-from recurra.layers import register_mixer
+from recurra.mixers import register_mixer
 from recurra.models import LanguageModel, LanguageModelConfig
 
 BATCH, LENGTH, VOCABULARY, OUTPUTS = 32, 1024, 6, 51

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from recurra.layers import create_mixer
+from recurra.mixers import create_mixer
 from recurra.training import load_recipe, parameter_groups
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "memory-horizon"

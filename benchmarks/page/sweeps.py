@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from recurra import gate_loop, linear_scan
-from recurra.gate_loop import Planes, gate_loop_real_part, softmax_attention
-from recurra.gate_loop.operator import choose_mode
+from recurra.gateloop import Planes, gate_loop_real_part, softmax_attention
+from recurra.gateloop.operator import choose_mode
 from recurra.scan import associative_scan, convolution_scan, linear_recurrence
 
 Inputs = dict[str, Tensor]

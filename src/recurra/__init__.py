@@ -1,8 +1,8 @@
 """Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights."""
 
 from recurra import scan, state
-from recurra.gate_loop import gate_loop
-from recurra.layers import create_mixer, list_mixers
+from recurra.gateloop import gate_loop
+from recurra.mixers import create_mixer, list_mixers
 from recurra.scan import linear_scan
 
 __all__ = ["create_mixer", "gate_loop", "linear_scan", "list_mixers", "scan", "state"]

@@ -5,7 +5,7 @@ import torch
 
 from recurra.cells import GRUCell, NCGRUCell, gru_sequence, gru_sequence_reference
 from recurra.cells.gru import RecurrentWeights
-from recurra.layers import RNN
+from recurra.mixers import RNN
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recurra.cells import GRUCell, NCGRUCell, Neumann
-from recurra.layers import RNN
+from recurra.mixers import RNN
 
 BOTH = pytest.mark.parametrize("neumann", [None, Neumann()], ids=["exact", "neumann"])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import recurra
 from recurra.cells import GRUCell, NCGRUCell
-from recurra.layers import RNN
+from recurra.mixers import RNN
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from recurra.decoding.step_graph import lower_step
 from recurra.decoding.step_memory import StepNotCompiled
 from recurra.decoding.step_program import StepProgram
-from recurra.gate_loop import fused  # noqa: F401  (the operator of the rule)
+from recurra.gateloop import fused  # noqa: F401  (the operator of the rule)
 from recurra.scan import operators  # noqa: F401
 
 WEIGHT = torch.randn(7, 6)

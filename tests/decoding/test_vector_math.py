@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from recurra.decoding.instructions import FUNCTIONS
 from recurra.decoding.vector_math import apply
-from recurra.scan.launch import compile_function
-from recurra.scan.vector import WIDTH, Lanes, load, store
+from recurra.kernels.launch import compile_function
+from recurra.kernels.vector import WIDTH, Lanes, load, store
 
 MANY, ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 

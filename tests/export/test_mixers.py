@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recurra.export import prefill_program, state_tensors, step_program, zero_state
-from recurra.layers import list_mixers
+from recurra.mixers import list_mixers
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from recurra.layers import create_mixer
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, TRANSITIONS, Ring, identity, ring_of
+from recurra.mixers import create_mixer
 from recurra.models import LanguageModel, LanguageModelConfig
 
 RING = {"r_min": 0.7, "r_max": 0.95, "max_phase": 2.0, "input_share": 0.25}

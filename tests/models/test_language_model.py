@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers import GateLoop, RelativeAttention
+from recurra.mixers import GateLoop, RelativeAttention
 from recurra.models import LanguageModel, LanguageModelConfig
 
 

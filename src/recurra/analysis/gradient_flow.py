@@ -25,7 +25,7 @@ from recurra.analysis.gradient_bound import a_priori_step_bound, log10_powers, l
 from recurra.analysis.jacobians import Track, jacobians, spectral_norms, step_jacobians, untracked
 from recurra.analysis.memory_trace import MemoryTrace, memory_rnn, trace_memory
 from recurra.cells import NCGRUCell
-from recurra.layers.rnn import RNNState
+from recurra.mixers.rnn import RNNState
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recurra.layers.rnn import RNN
+from recurra.mixers.rnn import RNN
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.segment_memory import RNNMemory
 from recurra.state import map_tensors

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.cells.cayley import Cayley, skew_symmetric
-from recurra.scan.flops import flop_formula
+from recurra.kernels.flops import flop_formula
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define(

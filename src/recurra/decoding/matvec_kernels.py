@@ -14,8 +14,8 @@ from typing import NamedTuple
 from numba import prange
 
 from recurra.decoding.vector_math import multiply_add
-from recurra.scan.launch import Kernel, compile_inline
-from recurra.scan.vector import WIDTH, Lanes, load, prefetch, store, total, zeros
+from recurra.kernels.launch import Kernel, compile_inline
+from recurra.kernels.vector import WIDTH, Lanes, load, prefetch, store, total, zeros
 
 _UNROLLED = 4 * WIDTH
 _AHEAD = 2048  # bytes: how far in front of the walk weights are asked for

@@ -8,7 +8,7 @@ It has no derivative: asking for one raises.
 import torch
 from torch import Tensor
 
-from recurra.scan.fork import is_forked_child
+from recurra.kernels.fork import is_forked_child
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 

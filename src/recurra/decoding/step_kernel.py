@@ -28,8 +28,8 @@ from recurra.decoding.instructions import (
 )
 from recurra.decoding.matvec_kernels import multiply_rows, rows_of
 from recurra.decoding.vector_math import apply, gather, number, quotient, root, scatter, set_word, spread, word
-from recurra.scan.launch import Kernel, compile_function, compile_inline
-from recurra.scan.vector import WIDTH, Lanes, load, store, total, zeros
+from recurra.kernels.launch import Kernel, compile_function, compile_inline
+from recurra.kernels.vector import WIDTH, Lanes, load, store, total, zeros
 
 SPLIT_FROM = 16_384
 """Weights of a matrix from which on its rows are shared between threads."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recurra.decoding.instructions import LINEAR
 from recurra.decoding.step_graph import LoweredStep
-from recurra.scan.fork import is_forked_child
+from recurra.kernels.fork import is_forked_child
 
 
 class StepProgram:

@@ -1,4 +1,4 @@
-"""Elementwise functions on the short vectors of `recurra.scan.vector`, float32: the exponential and what comes of it.
+"""Elementwise functions on the short vectors of `recurra.kernels.vector`, float32: the exponential and its kin.
 
 Numba knows vectors of these kinds only through the operations that are written for them, so the functions are written
 as LLVM instructions: a range reduction and a polynomial each. Polynomials are fitted here, by Chebyshev interpolation
@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
 from recurra.decoding.instructions import FUNCTIONS
-from recurra.scan.vector import Lanes, Vector
+from recurra.kernels.vector import Lanes, Vector
 
 
 def _fitted(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from recurra.layers import GRU, GateLoopAttention, LinearRNN, RelativeAttention, RotaryAttention
-from recurra.layers.linear_rnn import DenseRecurrence
+from recurra.mixers import GRU, GateLoopAttention, LinearRNN, RelativeAttention, RotaryAttention
+from recurra.mixers.linear_rnn import DenseRecurrence
 from recurra.models import LanguageModel
 
 _WANTED = "one graph for any number of tokens, whose state has one shape at every step"

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.layers.carried_state import at_least_float32
+from recurra.layers.precision import at_least_float32
 
 
 def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:

@@ -5,7 +5,7 @@ import math
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.layers.carried_state import at_least_float32
+from recurra.layers.precision import at_least_float32
 
 
 def penalise_repetition(

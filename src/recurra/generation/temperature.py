@@ -5,7 +5,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.layers.carried_state import at_least_float32
+from recurra.layers.precision import at_least_float32
 
 
 def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:

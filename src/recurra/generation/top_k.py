@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.layers.carried_state import at_least_float32
+from recurra.layers.precision import at_least_float32
 
 
 def keep_top_k(logits: Float[Tensor, "*batch V"], k: int) -> Float[Tensor, "*batch V"]:

@@ -19,8 +19,8 @@ from recurra.huggingface.configuration import (
     RecurraTransformerXLConfig,
     config_for,
 )
-from recurra.layers.variable_lengths import blank, counted_targets
-from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
+from recurra.lengths.padded import blank
 from recurra.models import CompactRecurrentTransformer, LanguageModel, TransformerXL, negative_log_likelihood
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 IGNORED_TARGET = -100
@@ -25,6 +26,25 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
     for token in map(int, tokens.aminmax()):
         if not 0 <= token < vocab_size:
             raise IndexError(f"{name} holds the id {token}; expected ids from 0 to {vocab_size - 1}")
+
+
+def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None, vocab_size: int) -> Tensor:
+    """Give the tokens, with 0 for `IGNORED_TARGET` at padded places.
+
+    Any other id must be in the vocabulary there, too: a mask that has slipped is found sooner.
+
+    Raises:
+        IndexError: a token is not in the vocabulary.
+    """
+    if mask is not None:
+        tokens = tokens.masked_fill(~mask & (tokens == IGNORED_TARGET), 0)
+        require_tokens("tokens", tokens, vocab_size)
+    return tokens
+
+
+def counted_targets(targets: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None) -> Tensor:
+    """Give the targets, with `IGNORED_TARGET` where a step does not count."""
+    return targets if mask is None else targets.masked_fill(~mask, IGNORED_TARGET)
 
 
 @dataclass(frozen=True)

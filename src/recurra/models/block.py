@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.layers import FeedForward
-from recurra.layers.variable_lengths import given_lengths
+from recurra.lengths.padded import given_lengths
 
 
 class Block(nn.Module):
@@ -37,7 +37,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, going on from the mixer's `state`; None is the start of a stream.
 
-        `mask` and `cu_seqlens` are the mixer's (`recurra.layers.variable_lengths`); x at padded steps must be finite.
+        `mask` and `cu_seqlens` are the mixer's (`recurra.lengths.padded`); x at padded steps must be finite.
         """
         mixed, state = self.mixer(self.norm_mixing(x), state, **given_lengths(mask, cu_seqlens))
         x = x + self.dropout(mixed)

@@ -11,17 +11,11 @@ from recurra.layers.adaptive_embedding import AdaptiveEmbedding
 from recurra.layers.adaptive_softmax import AdaptiveSoftmax
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
-from recurra.layers.relative_attention import RelativeAttention
-from recurra.layers.rnn import cells_prepared_once
-from recurra.layers.segment_attention import SegmentAttention
-from recurra.layers.variable_lengths import (
-    blank,
-    check_lengths,
-    counted_targets,
-    counted_tokens,
-    in_pieces,
-)
-from recurra.layers.vocabulary import Clusters
+from recurra.layers.vocabulary import Clusters, counted_targets, counted_tokens
+from recurra.lengths.padded import blank, check_lengths, in_pieces
+from recurra.mixers.relative_attention import RelativeAttention
+from recurra.mixers.rnn import cells_prepared_once
+from recurra.mixers.segment_attention import SegmentAttention
 from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
 from recurra.models.transformer_shape import TransformerShape, require_choices
 from recurra.models.transformer_xl import _initialise

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from recurra.layers.carried_state import at_least_float32
 from recurra.layers.memory_attention import MemoryAttention
+from recurra.layers.precision import at_least_float32
 from recurra.models.likelihood import PlainLikelihood
 from recurra.models.patch_memory import PATCH_MEMORIES
 from recurra.models.segment_memory import CELLS

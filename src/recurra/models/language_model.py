@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.layers import create_mixer
 from recurra.layers.transition import Transition
-from recurra.layers.variable_lengths import blank, check_lengths, counted_tokens
+from recurra.layers.vocabulary import counted_tokens
+from recurra.lengths.packed import on_host
+from recurra.lengths.padded import blank, check_lengths
+from recurra.mixers import create_mixer
 from recurra.models.block import Block
 from recurra.models.likelihood import PlainLikelihood
-from recurra.scan.packed import on_host
 
 
 @dataclass

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.variable_lengths import counted_targets, given_lengths
-from recurra.layers.vocabulary import IGNORED_TARGET, require_tokens
+from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets, require_tokens
+from recurra.lengths.padded import given_lengths
 
 
 def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.cells import GRUCell
-from recurra.layers.rnn import RNN, RNNState
+from recurra.mixers.rnn import RNN, RNNState
 
 
 class PatchMemory(nn.Module):

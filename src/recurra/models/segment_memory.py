@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.cells import GRUCell, NCGRUCell
-from recurra.layers.rnn import RNN, RNNState
+from recurra.mixers.rnn import RNN, RNNState
 
 CELLS: dict[str, type[GRUCell]] = {"gru": GRUCell, "ncgru": NCGRUCell}
 """The recurrent cells by name."""

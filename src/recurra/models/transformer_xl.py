@@ -11,15 +11,9 @@ from recurra.layers.adaptive_embedding import AdaptiveEmbedding
 from recurra.layers.adaptive_softmax import AdaptiveSoftmax
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
-from recurra.layers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.layers.variable_lengths import (
-    blank,
-    check_lengths,
-    counted_targets,
-    counted_tokens,
-    in_pieces,
-)
-from recurra.layers.vocabulary import Clusters
+from recurra.layers.vocabulary import Clusters, counted_targets, counted_tokens
+from recurra.lengths.padded import blank, check_lengths, in_pieces
+from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.models.transformer_shape import TransformerShape
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 from recurra.state import Rows

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from recurra.lengths.packed import check_cu_seqlens, start_anew
 from recurra.scan.operators import differentiable_scan, scan_into
-from recurra.scan.packed import check_cu_seqlens, start_anew
 from recurra.scan.reference import linear_scan_reference
 
 BACKENDS = ("auto", "reference", "numba", "triton")

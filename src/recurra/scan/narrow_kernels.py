@@ -13,8 +13,8 @@ from functools import cache
 
 from numba import prange
 
-from recurra.scan.launch import Kernel, ScanKernels
-from recurra.scan.vector import Lanes, conjugate, load, prefetch, store
+from recurra.kernels.launch import Kernel, ScanKernels
+from recurra.kernels.vector import Lanes, conjugate, load, prefetch, store
 
 WIDEST_ROW = 63
 """Floats in the widest row that is taken here; wider ones are as fast or faster with the state in the cache."""

@@ -17,8 +17,8 @@ from functools import cache
 
 from numba import prange
 
-from recurra.scan.launch import Kernel, ScanKernels, compile_inline
-from recurra.scan.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
+from recurra.kernels.launch import Kernel, ScanKernels, compile_inline
+from recurra.kernels.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
 _AHEAD = 2048  # floats: how far in front of the walk the next rows are asked for
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from recurra.scan.flops import flop_formula
-from recurra.scan.fork import is_forked_child
+from recurra.kernels.flops import flop_formula
+from recurra.kernels.fork import is_forked_child
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor")

@@ -1,0 +1,93 @@
+"""GateLoop in chunks: surrogate attention inside a chunk, the recurrence between chunks, matrix products throughout.
+
+The decay from step j to step i of a chunk is prod_{l=j+1..i} a_l. In place of a quotient of cumulative products, which
+underflows, a chunk is halved again and again: between the left and the right half of a block the decay is the product
+of what comes after j in the left half and of what comes up to i in the right one,
+
+    S[right, left] = (Q up)_right ((K after)_left)^T,
+
+so that a matrix product gives all scores between the halves, for a vector gate too, and every factor is a product of
+gates as they are: exact for gates of 0, with nothing to underflow but the result. up, after and the next level's follow
+from one multiplication each. Symbols and shapes as in `modes`.
+"""
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from recurra.gateloop.blocks import into_blocks
+from recurra.scan.linear import linear_scan
+
+CHUNK = 64
+"""Steps of a chunk, a power of 2."""
+
+
+def chunk(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
+    """O(L (chunk + d_qk d_v / chunk) d) work in matrix products, O(L (d + chunk + d_qk d_v / chunk)) memory."""
+    length, dtype = q.shape[1], a.dtype
+    size = min(CHUNK, 1 << (length - 1).bit_length())
+    q, k, v = (into_blocks(x.to(dtype), size, 0.0) for x in (q, k, v))
+    a = into_blocks(a, size, 1.0)
+    scores, up_to, after = (_scalar_scores if a.shape[-1] == 1 else _vector_scores)(q, k, a)
+    # What each chunk adds to the state, and the states with which they begin, by a scan over chunks.
+    added = (k * after).transpose(-1, -2) @ v
+    whole = up_to[..., -1, :, None]
+    states = linear_scan(whole.transpose(1, 2), added.transpose(1, 2), h, backend=backend).transpose(1, 2)
+    before = torch.cat([h[:, :, None], states[:, :, :-1]], 2)
+    y = scores @ v + (q * up_to) @ before
+    return y.flatten(2, 3)[:, :, :length].transpose(1, 2), states[:, :, -1].clone()
+
+
+def _scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of each chunk, (..., C, C), for one gate a head, and the gates multiplied up to and after each step."""
+    up_to, after, decay = a, torch.ones_like(a), torch.ones_like(a)[..., None]
+    while up_to.shape[-2] > decay.shape[-2]:
+        halves = _Halves(up_to, after, decay.shape[-2])
+        decay = halves.assemble(decay, halves.right_up @ halves.left_after.transpose(-1, -2))
+        up_to, after = halves.joined()
+    return (q @ k.transpose(-1, -2)) * decay[..., 0, :, :], up_to, after
+
+
+def _vector_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where every key channel has its own gate."""
+    up_to, after, scores = a, torch.ones_like(a), (q * k).sum(-1)[..., None, None]
+    while up_to.shape[-2] > scores.shape[-2]:
+        size = scores.shape[-2]
+        halves = _Halves(up_to, after, size)
+        right_q, left_k = _halved(q, size)[..., 1, :, :], _halved(k, size)[..., 0, :, :]
+        between = (right_q * halves.right_up) @ (left_k * halves.left_after).transpose(-1, -2)
+        scores = halves.assemble(scores, between)
+        up_to, after = halves.joined()
+    return scores[..., 0, :, :], up_to, after
+
+
+class _Halves:
+    """Pairs of neighbouring blocks of `size` steps, about to become blocks of twice as many."""
+
+    def __init__(self, up_to: Tensor, after: Tensor, size: int) -> None:
+        up, rest = _halved(up_to, size), _halved(after, size)
+        self.left_up, self.right_up = up[..., 0, :, :], up[..., 1, :, :]
+        self.left_after, self.right_after = rest[..., 0, :, :], rest[..., 1, :, :]
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """The gates multiplied from a block's start up to each step, and after each step to its end."""
+        left, right = self.left_up[..., -1:, :], self.right_up[..., -1:, :]
+        up_to = torch.stack([self.left_up, self.right_up * left], -3)
+        after = torch.stack([self.left_after * right, self.right_after], -3)
+        return up_to.flatten(-4, -2), after.flatten(-4, -2)
+
+    @staticmethod
+    def assemble(
+        diagonal: Shaped[Tensor, "*batch blocks n n"], below: Shaped[Tensor, "*batch half n n"]
+    ) -> Shaped[Tensor, "*batch half m m"]:
+        """The lower triangular matrices of twice the size from those of the halves and what lies between them."""
+        pairs = diagonal.unflatten(-3, (-1, 2))
+        upper = torch.cat([pairs[..., 0, :, :], torch.zeros_like(below)], -1)
+        lower = torch.cat([below, pairs[..., 1, :, :]], -1)
+        return torch.cat([upper, lower], -2)
+
+
+def _halved(x: Shaped[Tensor, "*batch C d"], size: int) -> Shaped[Tensor, "*batch half 2 n d"]:
+    return x.unflatten(-2, (-1, 2, size))

@@ -1,0 +1,149 @@
+"""GateLoop in chunks as a torch operator of its own, for the Triton kernels, and when they apply."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurra.gateloop.chunk import chunk
+from recurra.kernels.flops import flop_formula
+from recurra.scan.operators import refuse_derivatives, with_known_signature, with_neighbouring_channels
+
+_LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
+"""Most channels of a head that fit into a program's registers."""
+_BLOCK = 16  # steps among which the formulas below count scores
+
+_library = torch.library.Library("recurra", "FRAGMENT")
+_library.define("gate_loop_chunk(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> (Tensor, Tensor)")
+_library.define(
+    "gate_loop_chunk_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def why_not_kernels(d_qk: int, d_v: int, compute: torch.dtype) -> str:
+    """Say why the kernels do not take heads of such sizes, computed in such a type; "" where they do."""
+    if compute in (torch.float64, torch.complex128):
+        return f"computes chunks in float32 and complex64, and here is {compute}"
+    largest = _LARGEST_COMPLEX if compute.is_complex else _LARGEST_REAL
+    if max(d_qk, d_v) > largest:
+        return f"takes heads of up to {largest} channels ({compute}) in chunks, and here are {max(d_qk, d_v)}"
+    return ""
+
+
+def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute (y, h_L) as `chunk.chunk` does, by the kernels.
+
+    q, k and v are of one type: float16, bfloat16 or that of a and the state, float32 or complex64; real ones may come
+    beside a complex a. y is of the type of q where all is real, and of that of a elsewhere.
+    """
+    if q.is_complex() or k.is_complex() or v.is_complex():
+        kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
+        q, k, v, a, state = (x.to(kind) for x in (q, k, v, a, state))
+    return _Chunk.apply(q, k, v, a, state)
+
+
+def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
+    return a.dtype if a.is_complex() else q.dtype
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.empty(v.shape, dtype=_y_dtype(q, a), device=v.device)
+    last = torch.empty(state.shape, dtype=state.dtype, device=state.device)
+    if 0 in (q.numel(), v.numel()):
+        return y.zero_(), last.copy_(state)
+    from recurra.gateloop import triton_chunk
+
+    q, k, v, a, state = (with_neighbouring_channels(x) for x in (q, k, v, a, state))
+    triton_chunk.forward_into(y, last, q, k, v, a, state)
+    return y, last
+
+
+def _backward(
+    dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv, da, dstate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, a, state))
+    if dy is None:
+        dy = torch.zeros((1, 1, 1, 1), dtype=_y_dtype(q, a), device=v.device).expand(v.shape)
+    dlast = torch.zeros_like(dstate) if dlast is None else dlast
+    if 0 in (q.numel(), v.numel()):
+        return dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+    from recurra.gateloop import triton_chunk_backward
+
+    inputs = (with_neighbouring_channels(x) for x in (dy, dlast, q, k, v, a, state))
+    triton_chunk_backward.backward_into((dq, dk, dv, da, dstate), *inputs)
+    return dq, dk, dv, da, dstate
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("gate_loop_chunk", _forward, _device)
+    _library.impl("gate_loop_chunk_backward", _backward, _device)
+
+
+@torch.library.register_fake("recurra::gate_loop_chunk")
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("recurra::gate_loop_chunk_backward")
+def _backward_fake(
+    dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
+) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, a, state))
+
+
+refuse_derivatives("gate_loop_chunk")
+refuse_derivatives("gate_loop_chunk_backward")
+
+
+def _matrix_products(q_shape: Any, v_shape: Any) -> int:
+    # scores and what they weigh, in blocks; the state read and added to; of real numbers, as for the scan
+    d_qk, d_v = q_shape[-1], v_shape[-1]
+    return 2 * torch.Size(q_shape[:-1]).numel() * (_BLOCK * (d_qk + d_v) + 2 * d_qk * d_v)
+
+
+@flop_formula(torch.ops.recurra.gate_loop_chunk)
+def _flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    return _matrix_products(q_shape, v_shape)
+
+
+@flop_formula(torch.ops.recurra.gate_loop_chunk_backward)
+def _backward_flops(
+    dy_shape: Any, dlast_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any
+) -> int:
+    return 2 * _matrix_products(q_shape, v_shape)
+
+
+@with_known_signature
+class _Chunk(torch.autograd.Function):
+    @staticmethod
+    def forward(q, k, v, a, state):  # type: ignore[no-untyped-def]
+        return torch.ops.recurra.gate_loop_chunk(q, k, v, a, state)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dlast: Any) -> tuple:
+        if torch.is_grad_enabled():
+            return _differentiable_backward(ctx.saved_tensors, dy, dlast)
+        return torch.ops.recurra.gate_loop_chunk_backward(dy, dlast, *ctx.saved_tensors)
+
+
+def _differentiable_backward(inputs: tuple[Tensor, ...], dy: Tensor | None, dlast: Tensor | None) -> tuple:
+    """The gradients through chunks in torch, for those who differentiate them once more."""
+    with torch.enable_grad():
+        # Aliases, for one input may be another or come from it, and each is to get its own share alone.
+        q, k, v, a, state = aliases = [x.view_as(x) for x in inputs]
+        y, last = chunk(q, k, v, a, state, "auto")
+        y = y.to(_y_dtype(q, a))
+        pairs = [(x, dx) for x, dx in ((y, dy), (last, dlast)) if dx is not None]
+        wanted = [x for x in aliases if x.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [x for x, _ in pairs], wanted, [dx for _, dx in pairs], create_graph=True, materialize_grads=True
+            )
+        )
+        return tuple(next(found) if x.requires_grad else None for x in aliases)

@@ -1,0 +1,146 @@
+"""Softmax attention with relative positions that the data control (GateLoop section 3.4)."""
+
+import functools
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn import functional
+
+from recurra.gateloop.chunk import _scalar_scores, _vector_scores
+
+_BLOCK = 64  # queries that are computed together, a power of 2
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def softmax_attention(
+    q: Shaped[Tensor, "B L H d_qk"],
+    k: Shaped[Tensor, "B K H d_qk"],
+    v: Shaped[Tensor, "B K H d_v"],
+    a: Shaped[Tensor, "B K H d_a"],
+    *,
+    window: int | None = None,
+) -> Shaped[Tensor, "B L H d_v"]:
+    """Compute Y = softmax(M_-inf(Re(Qbar Kbar^T) / sqrt(d_qk))) V, Qbar = Q * Pi, Kbar = K * Pi^-1 (eq. (22)-(23)).
+
+    The score of steps n >= m is thus Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld): the gates say how much of a key is left,
+    and at which phase. A gate of 0 makes the scores of all older steps 0; it does not take away their weight. The
+    paper is silent on scaling; 1 / sqrt(d_qk) is attention's.
+
+    Neither Pi nor Pi^-1 is formed: every factor is a product of gates between two steps, exact for gates of 0, so
+    that nothing underflows but a result. Queries are taken in blocks of C = 64. Within a block the decays are those of
+    mode "chunk"; what is older meets the block as (q_n prod of gates from the block's start to n)
+    (k_m prod of gates from m to the block's start). With S the keys that a block sees, K or window + C, that is
+    O(L S d) work for all d_a, and O(L (S + S d / C + d log C)) memory where gradients are recorded, O(C S + S d)
+    where not; never O(L^2 d).
+
+    Args:
+        q: queries of the last L of the K steps, real or complex.
+        k, v: keys and values of all steps, L <= K, real or complex.
+        a: transitions of all steps, real or complex, d_a = 1 (one per head) or d_qk (one per key channel). The gate of
+            the oldest step has nothing before it and does not matter.
+        window: a step attends to this many steps, itself included; None for all.
+
+    Returns:
+        y, complex where v is. float16 and bfloat16 are computed in float32, under autocast too, and a y from such q, k
+        and v comes back in their type.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came and what was expected.
+    """
+    _check(q, k, v, a, window)
+    given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
+    gated = functools.reduce(torch.promote_types, (q.dtype, k.dtype, a.dtype, torch.float32))
+    q, k, a = (x.to(gated).transpose(1, 2) for x in (q, k, a))
+    weighed = torch.promote_types(v.dtype, _real(q).dtype)
+    v = v.to(weighed).transpose(1, 2)
+    if 0 in (q.numel(), v.numel()):
+        return v[:, :, k.shape[2] - q.shape[2] :].transpose(1, 2).to(given if given in _HALF else weighed)
+    with torch.autocast(q.device.type, enabled=False):
+        y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
+    return y.to(given) if given in _HALF else y
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int) -> list[Shaped[Tensor, "B H C d_v"]]:
+    """Outputs of the queries, block by block; all of shape (B, H, steps, d).
+
+    Steps are split into blocks and put together again, not sliced: the gradient of a slice is as long as the sequence.
+    """
+    own, older = _block_sizes(q.shape[2]), _block_sizes(k.shape[2] - q.shape[2])[::-1]
+    k_blocks, v_blocks, a_blocks = (x.split(older + own, 2) for x in (k, v, a))
+    outputs = []
+    for i, own_q in enumerate(q.split(own, 2), len(older)):
+        older_k, older_v, older_a = (_steps_before(i, x, window - 1) for x in (k_blocks, v_blocks, a_blocks))
+        scores = _scores(own_q, older_k, k_blocks[i], older_a, a_blocks[i])
+        steps = torch.arange(scores.shape[-1], device=q.device)
+        age = steps[older_k.shape[2] :, None] - steps
+        weights = (scores * q.shape[-1] ** -0.5).masked_fill((age < 0) | (age >= window), -torch.inf).softmax(-1)
+        outputs.append(weights.to(v.dtype) @ torch.cat([older_v, v_blocks[i]], 2))
+    return outputs
+
+
+def _block_sizes(n_steps: int) -> list[int]:
+    whole, rest = divmod(n_steps, _BLOCK)
+    return [*[_BLOCK] * whole, *([rest] if rest else [])]
+
+
+def _steps_before(i: int, blocks: tuple[Tensor, ...], n_steps: int) -> Shaped[Tensor, "B H S d"]:
+    """The last `n_steps` steps before block i, or as many as there are; all blocks but the first and last are whole."""
+    n_blocks = -(-n_steps // _BLOCK)
+    older = torch.cat([blocks[i][:, :, :0], *blocks[max(0, i - n_blocks) : i]], 2)
+    return older[:, :, max(0, older.shape[2] - n_steps) :]
+
+
+def _scores(
+    q: Shaped[Tensor, "B H C d"],
+    older_k: Shaped[Tensor, "B H S d"],
+    own_k: Shaped[Tensor, "B H C d"],
+    older_a: Shaped[Tensor, "B H S d_a"],
+    own_a: Shaped[Tensor, "B H C d_a"],
+) -> Float[Tensor, "B H C S+C"]:
+    """Re(q_n k_m prod_{m < l <= n} a_l) of the C steps of a block with all S + C steps; 0 where m > n."""
+    n_own = q.shape[2]
+    missing = (1 << (n_own - 1).bit_length()) - n_own  # to a power of 2; no step before sees what is added behind
+    padded_q, padded_k = (functional.pad(x, (0, 0, 0, missing)) for x in (q, own_k))
+    padded_a = functional.pad(own_a, (0, 0, 0, missing), value=1.0)
+    own, up_to, _ = (_scalar_scores if own_a.shape[-1] == 1 else _vector_scores)(padded_q, padded_k, padded_a)
+    own = _real(own[..., :n_own, :n_own])
+    if not older_k.shape[2]:
+        return own
+    after = torch.cat([older_a[:, :, 1:], torch.ones_like(older_a[:, :, :1])], 2).flip(2).cumprod(2).flip(2)
+    older = _real_product(q * up_to[..., :n_own, :], older_k * after)
+    return torch.cat([older, own], -1)
+
+
+def _real_product(x: Shaped[Tensor, "B H C d"], y: Shaped[Tensor, "B H S d"]) -> Float[Tensor, "B H C S"]:
+    """Re(x y^T), without the imaginary part."""
+    if x.is_complex():
+        x, y = torch.cat([x.real, -x.imag], -1), torch.cat([y.real, y.imag], -1)
+    return x @ y.transpose(-1, -2)
+
+
+def _real(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(f"{name} is of type {tensor.dtype}; expected floating point or complex numbers")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected (B, L, H, d)")
+    batch, n_queries, heads, d_qk = q.shape
+    n_steps = k.shape[1]
+    if n_queries > n_steps:
+        raise ValueError(f"q has {n_queries} steps and k {n_steps}; the queries are those of the last steps of k")
+    steps = (batch, n_steps, heads)
+    wanted_shapes = {"k": [(*steps, d_qk)], "v": [(*steps, v.shape[3])], "a": [(*steps, 1), (*steps, d_qk)]}
+    for name, tensor in (("k", k), ("v", v), ("a", a)):
+        if tuple(tensor.shape) not in wanted_shapes[name]:
+            expected = " or ".join(map(str, wanted_shapes[name]))
+            came = f"q {tuple(q.shape)} and the {n_steps} steps of k ask for {expected}"
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; {came}")
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; expected at least 1, the step itself, or None for all steps")

@@ -1,0 +1,85 @@
+"""How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel where that is safe)."""
+
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numba
+import torch
+
+from recurra.kernels.fork import is_forked_child
+from recurra.kernels.sources import digest_of_imports
+
+_parallel_kernels = threading.Lock()
+_WORK_FOR_THREADS = 16_384  # numbers to compute below which starting threads costs more than it saves
+
+
+def compile_function(function: Callable, **options: Any) -> Callable:
+    """Compile `function` when it is first called, to run without the GIL; keep the machine code on disk if possible.
+
+    Numba's cache on disk tells functions apart by file and name, and notices changes in that one file. A hash of what
+    else the function is made of, the sources that it imports, goes into its name; options that differ are the caller's.
+    """
+    function = _renamed(function, "_" + digest_of_imports(function))
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder can be written, neither beside the source nor for the user
+        return numba.njit(**options)(function)
+
+
+def compile_inline(function: Callable) -> Callable:
+    """Compile a part of a kernel, to be inlined wherever it is called."""
+    return compile_function(function, forceinline=True)
+
+
+def _renamed(function: Callable, suffix: str) -> Callable:
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__doc__, copy.__qualname__ = function.__doc__, function.__qualname__ + suffix
+    return copy
+
+
+class Kernel:
+    """A loop over independent jobs, compiled twice: over all threads, and for one.
+
+    The serial one runs for little work, in a forked child (GNU OpenMP kills a child that enters a parallel region) and
+    while another thread is in a parallel kernel (Numba's fall-back thread pool aborts on that). Both compute the same.
+
+    Args:
+        function: a Python function whose outer loop is over `numba.prange`.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self.__doc__ = function.__doc__
+        self._serial = compile_function(function)
+        self._parallel = compile_function(_renamed(function, "_parallel"), parallel=True)
+
+    def __call__(self, *arguments: Any, jobs: int, work: int) -> None:
+        """Run the kernel.
+
+        Args:
+            arguments: the function's own.
+            jobs: how many independent jobs the outer loop has.
+            work: how many numbers are computed in all.
+        """
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child():
+            self._serial(*arguments)
+        elif _parallel_kernels.acquire(blocking=False):
+            try:
+                numba.set_num_threads(threads)
+                self._parallel(*arguments)
+            finally:
+                _parallel_kernels.release()
+        else:
+            self._serial(*arguments)
+
+
+class ScanKernels(NamedTuple):
+    """The pair of kernels of a linear recurrence for one kind of number."""
+
+    forward: Kernel
+    backward: Kernel

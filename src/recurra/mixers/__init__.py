@@ -1,0 +1,45 @@
+"""Mixers: modules over time, `y, state = mixer(x, state)`, one file each."""
+
+from recurra.mixers.gateloop import GateLoop, GateLoopState
+from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
+from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
+from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
+from recurra.mixers.lru import LRU, LRUState
+from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
+from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
+from recurra.mixers.retnet import Retention, RetentionState
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
+from recurra.mixers.s4d import S4D, S4DState
+from recurra.mixers.s5 import S5, S5State
+
+__all__ = [
+    "GRU",
+    "LRU",
+    "RNN",
+    "S4D",
+    "S5",
+    "GRUState",
+    "GateLoop",
+    "GateLoopAttention",
+    "GateLoopAttentionState",
+    "GateLoopState",
+    "LRUState",
+    "LinearAttention",
+    "LinearAttentionState",
+    "LinearRNN",
+    "LinearRNNState",
+    "RNNState",
+    "RelativeAttention",
+    "RelativeAttentionState",
+    "Retention",
+    "RetentionState",
+    "RotaryAttention",
+    "RotaryAttentionState",
+    "S4DState",
+    "S5State",
+    "create_mixer",
+    "list_mixers",
+    "register_mixer",
+]

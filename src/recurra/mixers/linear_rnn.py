@@ -1,0 +1,128 @@
+"""The linear RNN of the lecture notes: a linear recurrence, and all non-linearity above it."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.layers.options import choose
+from recurra.layers.precision import at_least_float32, entering_state, last_state
+from recurra.layers.sizes import check_sizes
+from recurra.layers.transition import stable_exponential
+from recurra.lengths.padded import in_pieces
+from recurra.mixers.registry import register_mixer
+from recurra.scan import linear_scan
+from recurra.scan.matrix import matrix_scan
+from recurra.ssm.diagonal import log_spaced_steps
+
+
+class DiagonalRecurrence(nn.Module):
+    """h_t = a h_{t-1} + b_t with a = exp(-exp(alpha)), one real number in (0, 1) per state channel.
+
+    At the start -log a is spaced logarithmically from 0.001 to 0.1: memories of 10 to 1,000 steps.
+    """
+
+    def __init__(self, d_state: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(log_spaced_steps(d_state, 0.001, 0.1))
+
+    def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
+        """Give all states, for b and h0 in float32 or float64."""
+        return linear_scan(stable_exponential(at_least_float32(self.alpha)), b, h0)
+
+    @torch.no_grad()
+    def stationary_scale(self) -> Float[Tensor, " N"]:
+        """sqrt(1 - a^2): white noise of this size makes states of variance 1."""
+        return torch.sqrt(-torch.expm1(-2 * torch.exp(self.alpha)))
+
+
+class DenseRecurrence(nn.Module):
+    """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix.
+
+    Nothing keeps A stable in training, and a spectral radius above 1 grows over the whole sequence: on Memory Horizon,
+    4 layers overflowed within 20 steps of a warm-up to a learning rate of 0.0025; with 0.0005 for A alone they were
+    stable for the 250 steps that we tried. Give A a smaller rate (`optimizer.transition_learning_rate`).
+    """
+
+    def __init__(self, d_state: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(0.99 * nn.init.orthogonal_(torch.empty(d_state, d_state)))
+
+    def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
+        """Give all states, for b and h0 in float32 or float64, by products of matrices (`matrix_scan`)."""
+        return matrix_scan(at_least_float32(self.matrix), b, h0)
+
+    @torch.no_grad()
+    def stationary_scale(self) -> Float[Tensor, " N"]:
+        """sqrt(1 - 0.99^2): white noise of this size makes states of variance 1, for the A of the start."""
+        return torch.full_like(self.matrix[0], (1 - 0.99**2) ** 0.5)
+
+
+RECURRENCES: dict[str, type[DiagonalRecurrence] | type[DenseRecurrence]] = {
+    "diagonal": DiagonalRecurrence,
+    "dense": DenseRecurrence,
+}
+
+
+class LinearRNNState(NamedTuple):
+    """The hidden state, float32 whatever the precision of the input (float64 for a float64 layer)."""
+
+    h: Float[Tensor, "B N"]
+
+
+@register_mixer("linear-rnn")
+class LinearRNN(nn.Module):
+    """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
+
+    The notes leave f and the initial values open. Decided: f is GELU, as in the feed-forward networks; B starts
+    from N(0, 1 / d_model) times sqrt(1 - |a|^2), so that states start with the variance of their input (LRU's
+    normalisation, here of the initial values alone); C and D are linear layers.
+
+    Args:
+        d_model: channels of x and z.
+        d_state: channels of h; `d_model` when None.
+        transition: what A is, "diagonal" or "dense".
+
+    Raises:
+        ValueError: `transition` has a value that does not exist, or a size is below 1.
+    """
+
+    def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:
+        super().__init__()
+        d_state = d_model if d_state is None else d_state
+        check_sizes(d_model=d_model, d_state=d_state)
+        self.recurrence = choose("transition", RECURRENCES, transition)(d_state)
+        scale = self.recurrence.stationary_scale()[:, None] * d_model**-0.5
+        self.input_weights = nn.Parameter(torch.randn(d_state, d_model) * scale)
+        self.output_projection = nn.Linear(d_state, d_model)
+        self.skip = nn.Linear(d_model, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """What makes A. They may want a learning rate of their own and no weight decay."""
+        return set(self.recurrence.parameters())
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LinearRNNState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], LinearRNNState]:
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
+        """
+        if mask is not None or cu_seqlens is not None:
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+        b = at_least_float32(functional.linear(x, self.input_weights))
+        h0 = entering_state(None if state is None else state.h, (x.shape[0], b.shape[-1]), b)
+        h = self.recurrence(b, h0)
+        z = self.output_projection(h.to(x.dtype)) + self.skip(x)
+        return functional.gelu(z), LinearRNNState(last_state(h, h0))

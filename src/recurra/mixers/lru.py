@@ -1,0 +1,112 @@
+"""The linear recurrent unit (Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences",
+arXiv 2303.06349; GateLoop sections 1 and 4)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor, nn
+
+from recurra.layers.precision import at_least_float32, entering_state
+from recurra.layers.sizes import check_sizes
+from recurra.lengths.padded import blank, check_lengths, in_rows
+from recurra.mixers.registry import register_mixer
+from recurra.ssm.diagonal import fixed_gates, run_dense
+
+
+class LRUState(NamedTuple):
+    """The modes, complex64 whatever the precision of the input (complex128 for a float64 layer)."""
+
+    h: Complex[Tensor, "B N"]
+
+
+@register_mixer("lru")
+class LRU(nn.Module):
+    """y_t = Re(C h_t) + skip x_t,  h_t = a h_{t-1} + gamma B x_t,  a = exp(-exp(nu) + i exp(theta)).
+
+    At the start a is uniform on the ring between the radii `r_min` and `r_max`, up to the phase `max_phase`, and
+    gamma = sqrt(1 - |a|^2), which gives every mode the variance of its input. gamma is learned as its logarithm, as
+    published. B and C are dense and complex: real and imaginary parts are drawn from N(0, 1 / (2 d_model)) and
+    N(0, 1 / d_state), the skip from N(0, 1). Modes do not come in pairs: all are kept, the real part is taken once.
+
+    Decided: the layer is the recurrence alone. The position-wise network on top of it in the published block is the
+    feed-forward network of `recurra.models.Block`.
+
+    Args:
+        d_model: channels of x and y.
+        d_state: modes; `d_model` when None.
+        r_min, r_max: |a| at the start, 0 <= r_min < r_max <= 1.
+        max_phase: the largest phase at the start, in radians.
+
+    Raises:
+        ValueError: a size or the ring is out of range.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int | None = None,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+    ) -> None:
+        super().__init__()
+        d_state = d_model if d_state is None else d_state
+        check_sizes(d_model=d_model, d_state=d_state)
+        if not 0 <= r_min < r_max <= 1:
+            raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 <= r_min < r_max <= 1")
+        if not max_phase > 0:
+            raise ValueError(f"max_phase is {max_phase}; expected an angle in radians above 0")
+        # in float64: float32 draws an exact 0 now and then, whose logarithm training never leaves
+        area, angle = torch.rand(2, d_state, dtype=torch.float64)
+        decay = -0.5 * torch.log(area * (r_max**2 - r_min**2) + r_min**2)  # -log |a|
+        dtype = torch.get_default_dtype()
+        self.nu = nn.Parameter(torch.log(decay).to(dtype))
+        self.theta = nn.Parameter(torch.log(max_phase * angle).to(dtype))
+        self.log_gamma = nn.Parameter((0.5 * torch.log(-torch.expm1(-2 * decay))).to(dtype))
+        self.input_weights = nn.Parameter(torch.randn(d_state, d_model, 2) * (2 * d_model) ** -0.5)  # B
+        self.output_weights = nn.Parameter(torch.randn(d_model, d_state, 2) * d_state**-0.5)  # C
+        self.skip = nn.Parameter(torch.randn(d_model))
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """What makes a. They may want a learning rate of their own and no weight decay."""
+        return {self.nu, self.theta}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
+        """Give |a| and its phase in radians for every mode, the same at every step."""
+        return fixed_gates(self.eigenvalues(), x)
+
+    def eigenvalues(self) -> Complex[Tensor, " N"]:
+        """a = exp(-exp(nu) + i exp(theta)): |a| < 1, whatever training does to nu."""
+        nu, theta = at_least_float32(self.nu), at_least_float32(self.theta)
+        return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: LRUState | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], LRUState]:
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state has another batch or size.
+        """
+        if cu_seqlens is not None:
+            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
+        check_lengths(x, mask, None)
+        x = blank(x, mask)
+        a = self.eigenvalues()
+        gamma = torch.exp(at_least_float32(self.log_gamma))[:, None]
+        b = gamma * torch.view_as_complex(at_least_float32(self.input_weights))
+        c = torch.view_as_complex(at_least_float32(self.output_weights))
+        h0 = entering_state(None if state is None else state.h, (x.shape[0], *a.shape), a)
+        y, h = run_dense(x, a, b, c, h0, mask)
+        return blank(y, mask) + self.skip * x, LRUState(h)

@@ -1,0 +1,208 @@
+"""Relative attention with a memory of hidden states (Transformer-XL, arXiv 1901.02860, section 3)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.sinusoids import sinusoids
+from recurra.lengths.padded import in_pieces
+from recurra.mixers.registry import register_mixer
+from recurra.state import Rows
+
+
+class RelativeAttentionState(NamedTuple):
+    """What a stream leaves for its next step; never more than mem_len + (mem_len + segment_length) * 2 vectors.
+
+    memory: the last steps, at most mem_len, as they entered the layer; no gradient flows into them.
+    context: keys and values of the memory as it was when the open segment began.
+    segment: keys and values of the open segment; its length is the position in the segment.
+
+    At the border between two segments context and segment are empty: the keys and values of the memory are made by
+    the segment that sees them, with its weights and for its gradients, as the published code does.
+    """
+
+    memory: Float[Tensor, "B m d_model"]
+    context: Float[Tensor, "B c 2*H*d_head"]
+    segment: Float[Tensor, "B p 2*H*d_head"]
+
+
+@register_mixer("relative-attention")
+class RelativeAttention(nn.Module):
+    """y_i = W_o sum_j softmax_j(A_ij / sqrt(d_head)) v_j, A_ij = (q_i + u)^T k_j + (q_i + v)^T W_R R_{i-j}.
+
+    j runs over the memory and the open segment up to i (see `AttentionWindow`). u and v are `content_bias` and
+    `position_bias`, W_R is `position_keys`, R are sinusoids.
+
+    Args:
+        d_model: channels of x and y, an even number.
+        n_heads: heads.
+        d_head: channels of a head; d_model / n_heads when None.
+        segment_length: steps of a segment.
+        mem_len: steps of the memory; 0 restarts at every segment border.
+        same_length: every step sees the same number of steps.
+        clamp_len: larger distances are encoded as this one; None for no limit.
+        dropout: probability of dropping an attention weight.
+
+    Raises:
+        ValueError: a size or a length is out of range, or the heads do not divide the channels.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        segment_length: int = 64,
+        mem_len: int = 64,
+        same_length: bool = False,
+        clamp_len: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if d_model < 2 or d_model % 2:
+            raise ValueError(f"d_model is {d_model}; expected an even number, as half of the channels are sines")
+        if n_heads < 1 or (d_head is None and d_model % n_heads):
+            raise ValueError(f"n_heads is {n_heads}; it must divide d_model = {d_model}, or d_head must be given")
+        if d_head is not None and d_head < 1:
+            raise ValueError(f"d_head is {d_head}; expected at least 1")
+        self.d_model, self.n_heads = d_model, n_heads
+        self.d_head = d_model // n_heads if d_head is None else d_head
+        self.window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
+        self.dropout = dropout
+        channels = n_heads * self.d_head
+        self.queries = nn.Linear(d_model, channels, bias=False)
+        self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
+        self.position_keys = nn.Linear(d_model, channels, bias=False)
+        self.content_bias = nn.Parameter(torch.randn(n_heads, self.d_head) * 0.02)
+        self.position_bias = nn.Parameter(torch.randn(n_heads, self.d_head) * 0.02)
+        self.output_projection = nn.Linear(channels, d_model, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: RelativeAttentionState | Rows | None = None,
+        encoding: Float[Tensor, "n d_model"] | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState | Rows]:
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        Args:
+            x: any number of steps, within a segment or over several.
+            state: what the steps before left.
+            encoding: `self.encode(x, state)`, where several layers of the same window share one; not for rows of
+                different lengths, which have no distances in common.
+            mask, cu_seqlens: those of `recurra.lengths.padded`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given; the state comes from a
+                longer window.
+        """
+        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
+            if encoding is not None:
+                raise ValueError("encoding is given for rows of different lengths, which have no distances in common")
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+        state = self._start(x) if state is None else self._fitting(state)
+        if not x.shape[1]:
+            return x, state
+        if encoding is None:
+            encoding = self.encode(x, state)
+        outputs = []
+        for piece in x.split(self.window.pieces(x.shape[1], position=state.segment.shape[1]), 1):
+            y, state = self._attend(piece, state, encoding)
+            outputs.append(y)
+        return self.output_projection(torch.cat(outputs, 1)), state
+
+    def encode(
+        self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState | None = None
+    ) -> Float[Tensor, "n d_model"]:
+        """Encode the distances that a call with `x` and `state` meets, and one more, from the largest to 0."""
+        memory, position = (0, 0) if state is None else (state.memory.shape[1], state.segment.shape[1])
+        n_keys = min(self.window.mem_len, memory + x.shape[1]) + min(self.window.segment_length, position + x.shape[1])
+        return sinusoids(n_keys + 1, self.d_model, like=x, clamp_len=self.window.clamp_len)
+
+    def _start(self, x: Tensor) -> RelativeAttentionState:
+        empty = x.new_zeros((x.shape[0], 0, 2 * self.n_heads * self.d_head), dtype=_at_least_float32(x.dtype))
+        return RelativeAttentionState(empty.new_zeros((x.shape[0], 0, self.d_model)), empty, empty)
+
+    def _fitting(self, state: RelativeAttentionState) -> RelativeAttentionState:
+        memory, position = max(state.memory.shape[1], state.context.shape[1]), state.segment.shape[1]
+        if memory > self.window.mem_len or position >= self.window.segment_length:
+            raise ValueError(
+                f"state has a memory of {memory} steps and {position} steps of an open segment; with mem_len "
+                f"{self.window.mem_len} and segment_length {self.window.segment_length} there are fewer: start the "
+                "stream anew when the lengths change"
+            )
+        return state
+
+    def _attend(
+        self, x: Tensor, state: RelativeAttentionState, encoding: Tensor
+    ) -> tuple[Tensor, RelativeAttentionState]:
+        """Attend from steps that lie in one segment: (B, L, H * d_head), before the output projection."""
+        keys_values = self._keys_values(x, state)
+        queries = self._heads(self.queries(x))
+        keys, values = (self._heads(part) for part in keys_values.chunk(2, -1))
+        n_queries, n_keys, scale = queries.shape[2], keys.shape[2], self.d_head**-0.5
+        scores = self._position_scores(
+            (queries + self.position_bias[:, None]) * scale, encoding[len(encoding) - n_keys - 1 :]
+        )
+        y = functional.scaled_dot_product_attention(
+            queries + self.content_bias[:, None],
+            keys,
+            values,
+            attn_mask=scores.masked_fill(self.window.masked(n_queries, n_keys, x.device), -torch.inf),
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=scale,
+        )
+        return y.transpose(1, 2).flatten(2), self._next(x, state, keys_values)
+
+    def _keys_values(self, x: Tensor, state: RelativeAttentionState) -> Tensor:
+        """Keys and values of the memory, the open segment and x, in this order."""
+        if not state.segment.shape[1]:
+            return self.keys_values(torch.cat([state.memory.to(x.dtype), x], 1))
+        new = self.keys_values(x)
+        return torch.cat([state.context.to(new.dtype), state.segment.to(new.dtype), new], 1)
+
+    def _position_scores(self, queries: Tensor, encoding: Tensor) -> Tensor:
+        """(q_i + v)^T W_R R_{i-j} for queries (B, H, L, d_head) and all K keys: (B, H, L, K).
+
+        The row for a distance of K stands in front of the others, so that column L - i + j of row i belongs to key j:
+        in the flattened matrix that is number L + i K + j. Leaving out the first L numbers aligns all rows (the shift
+        of the paper's appendix B), without a copy. Keys after the query get numbers that do not matter.
+        """
+        weight = self.position_keys.weight.unflatten(0, (self.n_heads, self.d_head))
+        n_queries, n_rows = queries.shape[2], len(encoding)
+        n_in_all = queries.shape[0] * n_queries
+        # Both orders of the product give the same; for few queries it is not worth while to make all position keys.
+        if n_in_all * self.d_model * (self.d_head + n_rows) < n_rows * self.d_head * (self.d_model + n_in_all):
+            scores = (queries @ weight) @ encoding.T
+        else:
+            scores = queries @ (weight @ encoding.T)
+        return scores.flatten(-2)[..., n_queries:].unflatten(-1, (n_queries, n_rows - 1))
+
+    def _next(self, x: Tensor, state: RelativeAttentionState, keys_values: Tensor) -> RelativeAttentionState:
+        """The state after x, which is at most the rest of the open segment."""
+        dtype = _at_least_float32(x.dtype)
+        newest = x.detach()[:, max(0, x.shape[1] - self.window.mem_len) :].to(dtype)
+        kept = min(state.memory.shape[1], self.window.mem_len - newest.shape[1])
+        memory = torch.cat([state.memory.detach()[:, state.memory.shape[1] - kept :], newest], 1)
+        position = state.segment.shape[1] + x.shape[1]
+        if position == self.window.segment_length:
+            empty = memory.new_zeros((x.shape[0], 0, keys_values.shape[2]))
+            return RelativeAttentionState(memory, empty, empty)
+        keys_values = keys_values.to(dtype)
+        n_context = keys_values.shape[1] - position
+        return RelativeAttentionState(memory, keys_values[:, :n_context], keys_values[:, n_context:])
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,107 @@
+"""Causal softmax attention with rotary positions over a sliding window (Vaswani et al., arXiv 1706.03762, section 3.2;
+rotary positions: Su et al., arXiv 2104.09864, section 3.2)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.layers.options import check_heads
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rotation import phases, rotate
+from recurra.layers.sliding_window import after, check_window, still_seen
+from recurra.lengths.padded import in_pieces
+from recurra.mixers.registry import register_mixer
+from recurra.state import Rows
+
+
+class RotaryAttentionState(NamedTuple):
+    """Keys, not rotated, and values of the last p steps, p at most window - 1; all steps where there is no window.
+
+    float32 whatever the precision of the layer's inputs (float64 for a float64 layer).
+    """
+
+    keys: Float[Tensor, "B p H d_head"]
+    values: Float[Tensor, "B p H d_head"]
+
+
+@register_mixer("rotary-attention")
+class RotaryAttention(nn.Module):
+    """y_n = W_o sum_m softmax_m(q_n . R_(n-m) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
+
+    m runs over the last `window` steps up to n, n included, however the stream is cut: the attention of today's
+    Transformers, to compare with and for hybrid stacks. Only differences of positions count, so that the state needs
+    none: each call numbers the steps that it sees from 0.
+
+    Args:
+        d_model: channels of x and y.
+        n_heads: heads; they divide d_model into even parts.
+        window: how many steps a step attends to, itself included. None keeps the keys and values of the whole stream:
+            the state then grows with every step, and so does the time of a step.
+        dropout: probability of dropping an attention weight.
+
+    Raises:
+        ValueError: a size is out of range.
+    """
+
+    def __init__(self, d_model: int, *, n_heads: int = 4, window: int | None = 128, dropout: float = 0.0) -> None:
+        super().__init__()
+        check_heads(d_model, d_model, d_model, n_heads)
+        if d_model // n_heads % 2:
+            raise ValueError(f"a head has {d_model // n_heads} channels; expected an even number: they turn two by two")
+        check_window(window)
+        self.n_heads, self.window, self.dropout = n_heads, window, dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.output_projection = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: RotaryAttentionState | Rows | None = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState | Rows]:
+        """Mix `x` along time, going on from `state`; None is the start of a stream.
+
+        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
+
+        Raises:
+            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
+                the state comes from a longer window.
+        """
+        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
+            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+        queries, keys, values = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv(x).chunk(3, -1))
+        new = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
+        known = after(state, new, self.window)
+        y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
+        return self.output_projection(y.flatten(2)), still_seen(known, self.window)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""
+        n_queries, n_keys = queries.shape[1], keys.shape[1]
+        angles = phases(torch.arange(n_keys, device=keys.device), keys.shape[-1])[:, None]  # the same for all heads
+        queries = rotate(queries, angles[n_keys - n_queries :])
+        rotated = rotate(keys, angles)
+        queries, rotated, values = (part.to(dtype).transpose(1, 2) for part in (queries, rotated, values))
+        window = max(n_keys, 1) if self.window is None else self.window
+        outputs = []
+        for start in range(0, n_queries, window):
+            stop = min(start + window, n_queries)
+            first, last = max(0, n_keys - n_queries + start - window + 1), n_keys - n_queries + stop
+            seen = (queries[:, :, start:stop], rotated[:, :, first:last], values[:, :, first:last])
+            outputs.append(self._softmax(*seen, window=window))
+        return torch.cat(outputs, 2).transpose(1, 2) if outputs else queries.transpose(1, 2)
+
+    def _softmax(self, queries: Tensor, keys: Tensor, values: Tensor, *, window: int) -> Tensor:
+        n_queries, n_keys = queries.shape[2], keys.shape[2]
+        dropout = self.dropout if self.training else 0.0
+        if n_queries == n_keys <= window:
+            return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout)
+        steps = torch.arange(n_keys, device=keys.device)
+        age = steps[n_keys - n_queries :, None] - steps
+        visible = (age >= 0) & (age < window)
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)

@@ -1,0 +1,295 @@
+"""The Triton kernels of mode "chunk" beside "recurrent". test_chunk_triton.py runs this file, interpreted or on a card.
+
+Numbers are float64 in the interpreter, which the kernels themselves can do, and float32 on a card.
+"""
+
+import os
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.func import jvp, vmap
+
+from recurra import gate_loop
+from recurra.gateloop import operator, triton_chunk
+from recurra.gateloop.chunk_operator import chunk_by_kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+NUMBER = torch.float64 if INTERPRETED else torch.float32
+TOLERANCE = 1e-13 if INTERPRETED else 2e-5
+prepared = set()
+NAMES = ("y", "last state", "dq", "dk", "dv", "da", "dstate")
+
+
+class Case(NamedTuple):
+    """Sizes; whether there is a gate per key channel; "a" for complex gates, "qa" for all complex."""
+
+    batch: int
+    length: int
+    heads: int
+    d_qk: int
+    d_v: int
+    vector: bool = False
+    complex_: str = ""
+
+    def draw(self, number=NUMBER):
+        wide, complex_ = torch.float64, torch.complex128
+        steps = self.batch, self.length, self.heads
+        kind = complex_ if "q" in self.complex_ else wide
+        q, k = torch.randn(2, *steps, self.d_qk, dtype=kind)
+        v = torch.randn(*steps, self.d_v, dtype=kind)
+        kind = complex_ if "a" in self.complex_ else wide
+        a = torch.randn(*steps, self.d_qk if self.vector else 1, dtype=kind)
+        a = a / a.abs() * torch.sigmoid(2 + 2 * torch.randn(a.shape, dtype=wide))
+        state = torch.randn(self.batch, self.heads, self.d_qk, self.d_v, dtype=kind)
+        return [to_number(x, number).to(DEVICE) for x in (q, k, v, a, state)]
+
+
+# with chunks of 8 steps: one chunk, several, a last one of a single step; and several tiles of each side
+CASES = {
+    "one step": Case(1, 1, 1, 5, 3),
+    "two steps": Case(2, 2, 1, 5, 3, vector=True, complex_="a"),
+    "scalar": Case(1, 37, 1, 5, 17),
+    "scalar, tiles": Case(1, 9, 1, 40, 35),
+    "scalar, batch and heads": Case(3, 2, 3, 5, 3),
+    "scalar, complex": Case(1, 17, 1, 17, 5, complex_="a"),
+    "scalar, all complex": Case(1, 11, 1, 5, 3, complex_="qa"),
+    "vector": Case(1, 17, 1, 5, 17, vector=True),
+    "vector, tiles": Case(1, 9, 1, 40, 35, vector=True),
+    "vector, complex": Case(1, 11, 1, 5, 3, vector=True, complex_="a"),
+    "vector, all complex": Case(1, 10, 1, 5, 3, vector=True, complex_="qa"),
+}
+
+
+def to_number(x, number):
+    return x.to(number.to_complex() if x.is_complex() else number)
+
+
+def by_steps(q, k, v, a, state):
+    return gate_loop(q, k, v, a, state=state, mode="recurrent")
+
+
+def run(function, tensors, chosen=(0, 1)):
+    """Outputs, and the gradients of a fixed combination of those `chosen`."""
+    inputs = [x.detach().requires_grad_() for x in tensors]
+    outputs = function(*inputs)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, dtype=torch.complex128, generator=generator).to(DEVICE) for x in outputs]
+    value = sum((weights[i] * outputs[i]).real.sum() for i in chosen)
+    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+
+
+def assert_near(actual, expected, tolerance=TOLERANCE):
+    for name, mine, right in zip(NAMES, actual, expected, strict=True):
+        assert mine.shape == right.shape
+        assert mine.is_complex() == right.is_complex()
+        distance = (mine - right).abs().max() / right.abs().max().clamp_min(1e-300)
+        assert distance <= tolerance, f"{name}: {distance:.1e}"
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(request, monkeypatch):
+    """Blocks of 4 steps, which a card could not multiply; on one, chunks are cut as they are."""
+    if INTERPRETED and "own_sizes" not in request.fixturenames:
+        monkeypatch.setattr(triton_chunk, "_BLOCK", 4)
+        monkeypatch.setattr(triton_chunk, "_SPAN", 8)
+
+
+@pytest.fixture
+def own_sizes():
+    """Ask for chunks and blocks as long as they are."""
+
+
+@pytest.fixture(autouse=True)
+def _quick_calls(monkeypatch):
+    """The interpreter prepares the language anew whenever a kernel calls a function; here once for each of Triton's."""
+    if INTERPRETED:
+        from triton.runtime import interpreter
+
+        def call(self, *arguments, **named):
+            if not (self.fn.__module__.startswith("recurra.") or self.fn in prepared):
+                interpreter._patch_lang(self.fn)
+                prepared.add(self.fn)
+            return self.rewrite()(*arguments, **named)
+
+        monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients(case):
+    tensors = CASES[case].draw()
+    assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
+
+
+@pytest.mark.usefixtures("own_sizes", "poisoned_memory")
+@pytest.mark.parametrize("case", [Case(1, 65, 1, 5, 3), Case(1, 18, 1, 5, 3, True, "a")], ids=["scalar", "vector"])
+def test_at_its_own_sizes(case):
+    tensors = case.draw()
+    assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("complex_", ["", "a"])
+def test_gates_of_nothing_little_and_all(vector, complex_):
+    """Gates of 0, 1e-6, 1 and 1e6 next to each other; a gate of 0 has a gradient too."""
+    q, k, v, a, state = Case(1, 19, 1, 5, 3, vector, complex_).draw()
+    sizes = torch.tensor([0, 1e-6, 1, 1, 1, 1e6], dtype=NUMBER, device=DEVICE)
+    a = a / a.abs() * sizes[torch.randint(6, a.shape, device=DEVICE)].clamp_max(1 if DEVICE.type == "cuda" else 1e6)
+    a[:, -1] = 0
+    expected = run(by_steps, [q, k, v, a, state])
+    assert expected[5][:, -1].abs().min() > 0
+    actual = run(chunk_by_kernels, [q, k, v, a, state])
+    for mine, right in zip((x.detach() for x in actual), (x.detach() for x in expected)):
+        torch.testing.assert_close(mine, right, rtol=100 * TOLERANCE, atol=TOLERANCE * right.abs().median().item())
+
+
+@pytest.mark.usefixtures("own_sizes")
+@pytest.mark.parametrize("gate", [1e-6, 1.0])
+def test_single_precision_over_a_chunk_of_equal_gates(gate):
+    """Such gates multiply to 1e-210, which no float holds; neighbours still see each other."""
+    q, k, v, _, state = Case(1, 35, 1, 5, 3).draw(torch.float32)
+    a = torch.full((1, 35, 1, 1), gate, device=DEVICE)
+    actual = run(chunk_by_kernels, [q, k, v, a, state])
+    assert {x.dtype for x in actual} == {torch.float32}
+    assert_near(actual, run(by_steps, [x.double() for x in (q, k, v, a, state)]), 2e-6 if INTERPRETED else 2e-5)
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_either_output_alone_sends_its_gradient_back(chosen):
+    tensors = Case(1, 3, 1, 2, 3).draw()
+    assert_near(run(chunk_by_kernels, tensors, [chosen]), run(by_steps, tensors, [chosen]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_types_through_the_front_door(dtype):
+    """Read as they are and computed in float32; y and gradients are rounded once, the states not at all."""
+    q, k, v, a, state = Case(1, 5, 1, 5, 3).draw(torch.float32)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    front = lambda *x: gate_loop(*x[:4], state=x[4], mode="chunk", backend="triton")  # noqa: E731
+    actual = run(front, [q, k, v, a, state])
+    assert [x.dtype for x in actual] == [dtype, torch.float32, *[dtype] * 3, torch.float32, torch.float32]
+    assert chunk_by_kernels(q, k, v, a, state)[0].dtype == dtype
+    wide = run(by_steps, [x.float() for x in (q, k, v, a, state)])
+    rounding = torch.finfo(dtype).eps
+    assert_near(actual, wide, 2 * rounding)
+    torch.testing.assert_close(actual[1], wide[1], **({} if INTERPRETED else {"rtol": rounding, "atol": rounding}))
+    y, last = front(q, k, v, torch.complex(a, a), state)
+    right, right_last = by_steps(q.float(), k.float(), v.float(), torch.complex(a, a), state)
+    torch.testing.assert_close((y, last), (right, right_last), rtol=rounding, atol=rounding)
+
+
+def test_the_front_door(monkeypatch):
+    """By name it runs the kernels or says why not; "auto" takes them on a card only, where they apply."""
+    launched = []
+    original = operator.chunk_by_kernels
+    monkeypatch.setattr(operator, "chunk_by_kernels", lambda *x: launched.append(1) or original(*x))
+    q, k, v, a, state = Case(1, 3, 1, 5, 3).draw(torch.float32)
+    mixed = [
+        (q, k, v, a, state),
+        (q, k + 0j, v, a, state),
+        (q, k, v, a, state + 1j),
+        (q.double().half(), k, v, a, state),
+    ]
+    for q_, k_, v_, a_, state_ in mixed:
+        y, last = gate_loop(q_, k_, v_, a_, state=state_, mode="chunk", backend="triton")
+        expected = by_steps(q_, k_, v_, a_, state_)
+        torch.testing.assert_close((y, last), expected, rtol=1e-4, atol=1e-5)
+    assert len(launched) == 4
+    gate_loop(q, k, v, a, mode="chunk")
+    assert len(launched) == (4 if INTERPRETED else 5)
+    with pytest.raises(
+        ValueError, match=r"triton.*computes chunks in float32 and complex64, and here is torch.float64"
+    ):
+        gate_loop(q, k, v, a.double(), mode="chunk", backend="triton")
+    for wide, gate, largest in (
+        (torch.ones(1, 2, 1, 129), a[:, :2], 128),
+        (torch.ones(1, 2, 1, 65), a[:, :2] + 0j, 64),
+    ):
+        wide = wide.to(DEVICE)
+        with pytest.raises(ValueError, match=rf"triton.* heads of up to {largest} channels"):
+            gate_loop(wide, wide, v[:, :2], gate, mode="chunk", backend="triton")
+        gate_loop(wide, wide, v[:, :2], gate, mode="chunk")
+    gate_loop(q.double(), k, v, a, mode="chunk")
+    assert len(launched) == (4 if INTERPRETED else 5)
+    monkeypatch.setattr(operator, "choose_backend", lambda *_: "triton")  # as on a card
+    monkeypatch.setattr(operator, "chunk_by_kernels", lambda *x: pytest.fail("the kernels do not take this"))
+    gate_loop(wide, wide, v[:, :2], gate, mode="chunk")
+    gate_loop(q.double(), k, v, a, mode="chunk")
+
+
+def test_memory_layouts():
+    """q, k, v from one projection, gates for all steps, channels that are no neighbours, conjugates."""
+    case = Case(2, 2, 2, 5, 5, True, "qa")
+    q, k, v, a, state = case.draw()
+    q, k, v = torch.cat([q, k, v], -1).split(5, -1)
+    a = a[:, :1].expand(a.shape).conj()
+    k = k.mT.contiguous().mT
+    v, state = v.transpose(0, 2).contiguous().transpose(0, 2), state.mT.contiguous().mT
+    expected = run(by_steps, [x.resolve_conj().contiguous() for x in (q, k, v, a, state)])
+    assert_near(run(chunk_by_kernels, [q, k, v, a, state]), expected)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("shape", [(0, 4, 3, 2, 3), (2, 0, 3, 2, 3), (2, 4, 0, 2, 3)], ids=str)
+def test_empty_tensors(shape):
+    batch, length, heads, d_qk, d_v = shape
+    q, v = (torch.ones(batch, length, heads, d, device=DEVICE) for d in (d_qk, d_v))
+    state = torch.randn(batch, heads, d_qk, d_v, device=DEVICE)
+    y, last, *gradients = run(chunk_by_kernels, [q, q, v, q, state])
+    assert y.shape == v.shape
+    assert torch.equal(last, state)
+    assert [x.shape for x in gradients] == [x.shape for x in (q, q, v, q, state)]
+
+
+def test_derivatives_are_right_or_raise():
+    tensors = [x.requires_grad_() for x in Case(1, 2, 1, 2, 3, False, "a").draw()]
+    seconds = []
+    for function in (chunk_by_kernels, by_steps):
+        y, last = function(*tensors)
+        first = torch.autograd.grad(y.abs().square().sum() + last.real.sum(), tensors, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(g.abs().square().sum() for g in first), tensors))
+    torch.testing.assert_close(*seconds, rtol=100 * TOLERANCE, atol=100 * TOLERANCE)
+    x = Case(1, 2, 1, 2, 2).draw()[0].detach()
+    function = lambda x: chunk_by_kernels(x, x, x, x, x.new_zeros(1, 1, 2, 2))[0]  # noqa: E731
+    with pytest.raises(RuntimeError, match="vmap"):
+        vmap(function)(x[None])
+    with pytest.raises(NotImplementedError, match="jvp"):
+        jvp(function, (x,), (x,))
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        torch.ops.recurra.gate_loop_chunk(*tensors)
+
+
+def test_the_operators():
+    tensors = Case(1, 1, 1, 2, 3, False, "a").draw()
+    torch.library.opcheck(torch.ops.recurra.gate_loop_chunk.default, tensors)
+    y, last = torch.ops.recurra.gate_loop_chunk(*tensors)
+    for gradients in ((y, last), (None, last)):
+        torch.library.opcheck(
+            torch.ops.recurra.gate_loop_chunk_backward.default,
+            (*gradients, *tensors),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+def test_flops():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    q, k, v, a, state = (x.requires_grad_() for x in Case(2, 1, 2, 5, 4).draw())
+    with FlopCounterMode(display=False) as forward:
+        y, _ = chunk_by_kernels(q, k, v, a, state)
+    with FlopCounterMode(display=False) as backward:
+        y.sum().backward()
+    once = 2 * (2 * 1 * 2) * (16 * (5 + 4) + 2 * 5 * 4)
+    assert (forward.get_total_flops(), backward.get_total_flops()) == (once, 2 * once)
+
+
+def test_traced_in_full():
+    """By the compiler's tracers, forward and backward."""
+    tensors = Case(1, 2, 1, 2, 3).draw(torch.float32)
+    function = lambda q, k, v, a, state: gate_loop(  # noqa: E731
+        2 * q, k, v, a.sigmoid(), state=state, mode="chunk", backend="triton"
+    )
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_near(run(compiled, tensors), run(function, tensors), 1e-6)

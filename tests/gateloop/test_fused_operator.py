@@ -1,0 +1,122 @@
+"""The fused GateLoop as a torch operator: its registration, the function transforms, the compiler."""
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+from recurra import gate_loop
+from recurra.gateloop import Planes, gate_loop_real_part
+from recurra.gateloop.fused import fused
+
+KINDS = ("real", "complex")
+
+
+def draw(batch, length, channels, kind, number=torch.float64, plane=torch.float64):
+    """q, k, v, the planes of a and those of the state."""
+    q, k, v = torch.randn(3, batch, length, channels, dtype=torch.float64).to(number)
+    a = Planes(*(torch.randn(2, batch, length, channels, dtype=torch.float64) * 0.5).to(plane))
+    state = Planes(*torch.randn(2, batch, channels, dtype=torch.float64).to(plane))
+    if kind == "real":
+        a, state = Planes(a.re, None), Planes(state.re, None)
+    return q, k, v, a, state
+
+
+@pytest.mark.parametrize(("kind", "number"), [("real", torch.float32), ("complex", torch.bfloat16)], ids=str)
+def test_opcheck(kind, number):
+    q, k, v, a, state = draw(2, 5, 7, kind, number, torch.float32)
+    for keep in (False, True):
+        arguments = (q, k, v, a.re, a.im, state.re, state.im, keep)
+        torch.library.opcheck(torch.ops.recurra.gate_loop_fused.default, arguments)
+    _, h_re, h_im = torch.ops.recurra.gate_loop_fused(*arguments)
+    incoming = [(q, a.re, a.im, state.re, state.im), (None, None, None, state.re, None)]
+    for gradients in incoming:
+        torch.library.opcheck(
+            torch.ops.recurra.gate_loop_fused_backward.default, (*gradients, *arguments[:-1], h_re, h_im)
+        )
+
+
+def test_the_bare_operators_refuse_rather_than_lose_a_derivative():
+    q, k, v, a, state = draw(2, 5, 3, "real")
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        torch.ops.recurra.gate_loop_fused(q, k, v, a.re, None, state.re, None, True)
+
+
+def test_flops():
+    for kind, forward, backward in (("real", 4, 8), ("complex", 9, 19)):
+        q, *others = draw(2, 5, 7, kind)
+        with FlopCounterMode(display=False) as counted_forward:
+            y = fused(q.requires_grad_(), *others, backend="numba").y
+        with FlopCounterMode(display=False) as counted_backward:
+            y.sum().backward()
+        assert counted_forward.get_total_flops() == 70 * forward
+        assert counted_backward.get_total_flops() == 70 * backward
+
+
+def test_transforms_are_right_or_raise():
+    x = torch.randn(2, 5, 3, 1, dtype=torch.float64)
+    gate = torch.sigmoid(torch.randn_like(x))
+
+    def function(mode):
+        return lambda x: gate_loop(x, x, 2 * x, gate * x, mode=mode)[0].square().sum()
+
+    for transform in (grad, lambda f: grad(lambda x: grad(f)(x).square().sum())):
+        torch.testing.assert_close(
+            transform(function("fused"))(x), transform(function("recurrent"))(x), rtol=1e-10, atol=1e-10
+        )
+    with pytest.raises(RuntimeError, match="vmap"):
+        vmap(function("fused"))(x[None])
+    with pytest.raises(NotImplementedError, match="jvp"):
+        jvp(function("fused"), (x,), (x,))
+
+
+def differentiate(function, inputs):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*inputs)
+    value = sum(x.abs().square().sum() for x in outputs)
+    return [*outputs, *torch.autograd.grad(value, inputs)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("mode", "compiler"),
+    # Inductor has no code for complex numbers: what is all torch goes to the tracer alone
+    [("fused", "inductor"), ("scan", "inductor"), ("recurrent", "aot_eager"), ("attention", "aot_eager")],
+)
+def test_compile_equals_eager(mode, compiler):
+    torch.compiler.reset()
+
+    def function(q, k, v, a_re, a_im, state):
+        return gate_loop(q, k, v, torch.complex(a_re, a_im), state=state, mode=mode)
+
+    q, k, v, re, im = 0.5 * torch.randn(5, 2, 4, 3, 1, dtype=torch.float64)
+    state = torch.randn(2, 3, 1, 1, dtype=torch.complex128)
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
+    expected = differentiate(function, (q, k, v, re, im, state))
+    torch.testing.assert_close(differentiate(compiled, (q, k, v, re, im, state)), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.compile
+def test_compile_of_the_real_part_in_bfloat16():
+    torch.compiler.reset()
+
+    def function(q, k, v, a_re, a_im, state):
+        return gate_loop_real_part(q * 2, k, v, Planes(a_re.sigmoid(), a_im), state=state)
+
+    q, k, v = torch.randn(3, 2, 9, 5, 1).bfloat16()
+    inputs = (q, k, v, *(0.3 * torch.randn(2, 2, 9, 5, 1)), torch.randn(2, 5, 1, 1, dtype=torch.complex64))
+    compiled = torch.compile(function, fullgraph=True)
+    expected = differentiate(function, inputs)
+    actual = differentiate(compiled, inputs)
+    assert [x.dtype for x in actual] == [x.dtype for x in expected]
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.compile
+def test_compiled_forward_derivatives_raise():
+    torch.compiler.reset()
+    x = torch.randn(2, 5, 3, 1, dtype=torch.float64)
+    function = lambda: jvp(lambda a: gate_loop(x, x, x, a, mode="fused")[0], (x,), (x,))  # noqa: E731
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="no derivative"):
+        torch.compile(function, fullgraph=True, backend="eager")()

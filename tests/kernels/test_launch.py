@@ -1,0 +1,321 @@
+"""How kernels are run: over threads, beside other threads, in forked children, without a folder for compiled code."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numba
+import pytest
+import torch
+
+import recurra
+from recurra.kernels.launch import Kernel
+from recurra.scan import launch
+from recurra.scan.operators import span_of_job
+
+# What the programs below share. The work is enough for several threads of a kernel, and the tensors are small enough
+# for torch to stay with one: in a forked child torch's own threads would hang.
+PRELUDE = """
+import os, sys, threading
+import torch, recurra
+from recurra.gateloop import Planes
+from recurra.gateloop.fused import fused
+
+shape = (2, 64, 200)
+torch.manual_seed(0)
+real = [torch.rand(shape), torch.randn(shape), torch.randn(2, 200)]
+gates = torch.polar(torch.rand(shape), torch.randn(shape))
+complex_ = [gates, torch.randn(shape, dtype=torch.complex64), torch.randn(2, 200, dtype=torch.complex64)]
+q, k, v, a_re, a_im = torch.rand(5, *shape)
+x0_re, x0_im = torch.randn(2, 2, 200)
+
+def gradients(function, inputs):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*inputs)
+    total = sum(x.abs().square().sum() for x in outputs)
+    return [*outputs, *torch.autograd.grad(total, inputs)]
+
+def scan(reverse):
+    return lambda *x: (recurra.linear_scan(*x, reverse=reverse, backend="numba"),)
+
+def gate_loop(q, k, v, a_re, a_im, x0_re, x0_im):
+    result = fused(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im), backend="numba")
+    return result.y, *result.last
+
+def gate_loop_real(q, k, v, a, x0):
+    result = fused(q, k, v, Planes(a, None), Planes(x0, None), backend="numba")
+    return result.y, result.last.re
+
+def everything():
+    results = [*gradients(scan(False), real), *gradients(scan(True), complex_)]
+    results += gradients(gate_loop, [q, k, v, a_re, a_im, x0_re, x0_im])
+    return results + gradients(gate_loop_real, [q, k, v, a_re, x0_re])
+
+def same(results, expected):
+    return len(results) == len(expected) and all(map(torch.equal, results, expected))
+
+torch.set_num_threads(1)
+expected = everything()
+torch.set_num_threads(4)
+"""
+FOUR_THREADS = {"NUMBA_NUM_THREADS": "4", "OMP_NUM_THREADS": "4"}
+
+
+def loop(n):
+    """The loop of a kernel that does nothing."""
+    total = 0
+    for i in numba.prange(n):
+        total += i
+    return total
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel that tells which of its two forms ran."""
+    kernel, taken = Kernel(loop), []
+    monkeypatch.setattr(kernel, "_serial", lambda *_: taken.append("serial"))
+    monkeypatch.setattr(kernel, "_parallel", lambda *_: taken.append(("parallel", numba.get_num_threads())))
+    kernel.taken = taken
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: set_to[-1])
+    set_to = [1]
+    monkeypatch.setattr(numba, "set_num_threads", set_to.append)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield kernel
+    torch.set_num_threads(before)
+
+
+def test_threads_run_where_there_is_work_for_them(kernel):
+    kernel(5, jobs=4, work=1_000_000)
+    assert kernel.taken == [("parallel", 2)]
+
+
+def test_no_more_threads_than_torch_may_use(kernel, monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
+    kernel(5, jobs=8, work=1_000_000)
+    assert kernel.taken == [("parallel", 2)]
+
+
+def test_one_thread_runs_little_work_or_one_job(kernel):
+    kernel(5, jobs=4, work=100)
+    kernel(5, jobs=1, work=1_000_000)
+    torch.set_num_threads(1)
+    kernel(5, jobs=4, work=1_000_000)
+    assert kernel.taken == ["serial"] * 3
+
+
+def test_one_thread_runs_in_a_forked_child(kernel, monkeypatch):
+    monkeypatch.setattr(launch, "is_forked_child", lambda: True)
+    kernel(5, jobs=4, work=1_000_000)
+    assert kernel.taken == ["serial"]
+
+
+def test_one_thread_runs_beside_a_parallel_kernel(kernel):
+    with launch._parallel_kernels:
+        other = threading.Thread(target=kernel, args=(5,), kwargs={"jobs": 4, "work": 1_000_000})
+        other.start()
+        other.join()
+    kernel(5, jobs=4, work=1_000_000)
+    assert kernel.taken == ["serial", ("parallel", 2)]
+
+
+def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(kernel, "_parallel", fail)
+    with pytest.raises(MemoryError):
+        kernel(5, jobs=4, work=1_000_000)
+    assert not launch._parallel_kernels.locked()
+
+
+def test_spans_cover_the_row_on_the_borders_of_cache_lines():
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            for batch in (1, 2, 3, 8):
+                for row in (1, 17, 64, 65, 200, 1000, 5000):
+                    span = span_of_job(row, batch)
+                    assert 0 < span <= row
+                    assert span == row or span % 64 == 0
+                    assert batch >= threads or span == row or batch * -(-row // span) <= threads + batch
+                    assert batch < threads or span == row
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("layer", ["default", "workqueue"])
+def test_threads_and_forked_children(layer, run_python):
+    """However many threads, beside other threads and in forked children: the same results to the last bit."""
+    printed = run_python(
+        PRELUDE
+        + """
+import multiprocessing, numba
+from recurra.kernels.launch import Kernel
+
+parallel = []
+call = Kernel.__call__
+def counted(self, *arguments, jobs, work):
+    taken = self._parallel
+    self._parallel = lambda *a: (parallel.append(jobs), taken(*a))
+    call(self, *arguments, jobs=jobs, work=work)
+    self._parallel = taken
+Kernel.__call__ = counted
+for threads in (2, 3, 4):
+    torch.set_num_threads(threads)
+    parallel.clear()
+    # forward and backward of four operators; rows are split where there are fewer sequences than threads
+    right = same(everything(), expected) and len(parallel) == 8 and (threads == 2 or max(parallel) > 2)
+    print("threads", threads, right)
+Kernel.__call__ = call
+print("layer", numba.threading_layer())
+
+right = []
+def work():
+    right.append(all(same(everything(), expected) for _ in range(5)))
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("beside each other", right == [True] * 8)
+
+def child(task):
+    pid = os.fork()
+    if pid == 0:
+        ok = False
+        try:
+            ok = task()
+        finally:
+            os._exit(0 if ok else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+print("fork", child(lambda: same(everything(), expected)))
+print("grandchild", child(lambda: child(lambda: same(everything(), expected)) == 0))
+
+def compute(_):
+    return same(everything(), expected)
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print("pool", pool.map(compute, range(3)))
+
+stop, started = threading.Event(), threading.Event()
+def busy():
+    while not stop.is_set():
+        everything()
+        started.set()
+thread = threading.Thread(target=busy)
+thread.start()
+started.wait()
+print("beside a thread", [child(lambda: same(everything(), expected)) for _ in range(5)])
+stop.set()
+thread.join()
+print("parent", same(everything(), expected))
+""",
+        NUMBA_THREADING_LAYER=layer,
+        **FOUR_THREADS,
+    )
+    assert [f"threads {n} True" in printed for n in (2, 3, 4)] == [True] * 3
+    assert layer == "default" or f"layer {layer}" in printed
+    assert "beside each other True" in printed
+    assert "fork 0" in printed
+    assert "grandchild 0" in printed
+    assert "pool [True, True, True]" in printed
+    assert "beside a thread [0, 0, 0, 0, 0]" in printed
+    assert "parent True" in printed
+
+
+def test_a_child_forked_before_the_first_kernel_runs_kernels(run_python):
+    """Torch's own parallel operators in the parent are enough to make threads impossible in the child."""
+    printed = run_python(
+        """
+import os, torch, recurra
+torch.rand(4, 512, 512).square().sum()
+assert torch.get_num_threads() > 1
+pid = os.fork()
+if pid == 0:
+    b = torch.rand(2, 64, 200)
+    ok = torch.equal(recurra.linear_scan(b, b, backend="numba"), recurra.linear_scan(b, b, backend="reference"))
+    os._exit(0 if ok else 1)
+print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""",
+        **FOUR_THREADS,
+    )
+    assert "child 0" in printed
+
+
+FIRST_CALLS = """
+import threading, torch, recurra
+b = torch.rand(2, 5, 3)
+expected = recurra.linear_scan(b, b, backend="reference")
+right = []
+def first_call():
+    right.append(torch.equal(recurra.linear_scan(b, b, backend="numba"), expected))
+threads = [threading.Thread(target=first_call) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("right", right == [True] * 4, recurra.__file__)
+"""
+
+
+def test_threads_may_compile_a_kernel_at_once(tmp_path, run_python):
+    assert "right True" in run_python(FIRST_CALLS, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    assert list((tmp_path / "cache").rglob("*.nbi")), "what was compiled is kept"
+
+
+KERNEL = """
+from recurra.kernels.launch import compile_function
+from kernels.part import plus
+
+@compile_function
+def kernel(x):
+    return plus(x)
+"""
+PART = """
+from kernels.constant import CONSTANT
+from recurra.kernels.launch import compile_inline
+
+@compile_inline
+def plus(x):
+    return x + CONSTANT
+"""
+
+
+@pytest.mark.parametrize("changed", ["part.py", "constant.py"])
+def test_compiled_code_is_as_new_as_what_it_is_made_of(tmp_path, run_python, changed):
+    """A kernel's cache on disk notices a change in a file that the kernel imports from, directly or not."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    sources = {"__init__.py": "", "kernel.py": KERNEL, "part.py": PART, "constant.py": "CONSTANT = 1\n"}
+    for name, source in sources.items():
+        (folder / name).write_text(source)
+    places = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(recurra.__file__).parents[1]}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    program = "from kernels.kernel import kernel; print('gives', kernel(10), sum(kernel.stats.cache_hits.values()))"
+    assert "gives 11 0" in run_python(program, **places)
+    assert "gives 11 1" in run_python(program, **places), "unchanged, it comes from the disk"
+    (folder / changed).write_text(sources[changed].replace("+ CONSTANT", "- CONSTANT").replace("= 1", "= 2"))
+    assert f"gives {9 if changed == 'part.py' else 12} 0" in run_python(program, **places)
+    assert f"gives {9 if changed == 'part.py' else 12} 1" in run_python(program, **places)
+
+
+def test_no_folder_for_compiled_code(tmp_path, run_python):
+    """Neither beside the source nor in the user's folder; files stand where the folders would be made."""
+    copy = tmp_path / "package" / "recurra"
+    shutil.copytree(Path(recurra.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [p for p in copy.rglob("*") if p.is_dir()]:
+        (folder / "__pycache__").write_text("in the way")
+    nowhere = tmp_path / "file"
+    nowhere.write_text("in the way")
+    places = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"), str(nowhere))
+    printed = run_python(FIRST_CALLS, PYTHONPATH=str(copy.parent), PYTHONDONTWRITEBYTECODE="1", **places)
+    assert "right True" in printed
+    assert str(copy) in printed
+    assert not list(tmp_path.rglob("*.nbi"))

@@ -1,0 +1,132 @@
+"""Packed sequences against a loop over them: the scan that starts anew, and the way into padded rows and back."""
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from recurra.lengths.packed import PackedRows
+from recurra.scan import linear_scan
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
+
+
+def borders_of(lengths, dtype=torch.int64):
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def draw(dtype, *shape):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+@given(
+    lengths=LENGTHS,
+    reverse=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.complex128]),
+    backend=st.sampled_from(["reference", "numba"]),
+    gates=st.sampled_from(["full", "by channel", "one"]),
+    has_h0=st.booleans(),
+)
+@example([0, 3, 0, 0, 5, 0], True, torch.float64, "numba", "by channel", True)
+@example([0, 3, 0, 0, 5, 0], False, torch.complex128, "numba", "full", True)
+@example([0, 0], False, torch.float64, "auto", "full", True)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_scan_starts_anew(lengths, reverse, dtype, backend, gates, has_h0):
+    n_steps = sum(lengths)
+    a = draw(dtype, *{"full": (1, n_steps, 2, 3), "by channel": (2, 3), "one": ()}[gates])
+    b, h0 = draw(dtype, 1, n_steps, 2, 3), draw(dtype, len(lengths), 2, 3) if has_h0 else None
+    options = {"reverse": reverse, "backend": backend}
+    h = linear_scan(a, b, h0, cu_seqlens=borders_of(lengths, torch.int32), **options)
+    parts = []
+    for number, (own_a, own_b) in enumerate(zip(a.expand(b.shape).split(lengths, 1), b.split(lengths, 1))):
+        parts.append(linear_scan(own_a, own_b, None if h0 is None else h0[number : number + 1], **options))
+    expected = torch.cat(parts, 1)
+    torch.testing.assert_close(h, expected, rtol=1e-13, atol=1e-13)
+    leaves = [x for x in (a, b, h0) if x is not None]
+    weights = torch.randn_like(b)
+    found, wanted = (
+        torch.autograd.grad((y * weights).sum().real, leaves, allow_unused=True, materialize_grads=True)
+        for y in (h, expected)
+    )
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_no_gradient_crosses_a_border():
+    a, b = draw(torch.float64, 1, 7, 2), draw(torch.float64, 1, 7, 2)
+    h = linear_scan(a, b, cu_seqlens=torch.tensor([0, 3, 7]))
+    da, db = torch.autograd.grad(h[:, 3:].sum(), (a, b))
+    assert not da[:, :4].any()
+    assert da[:, 4:].all()
+    assert not db[:, :3].any()
+    assert db[:, 3:].all()
+
+
+def test_half_precision_and_out():
+    lengths = [3, 0, 4]
+    a, b, h0 = torch.rand(1, 7, 5), torch.randn(1, 7, 5), torch.randn(3, 5)
+    h = linear_scan(a, b, h0, cu_seqlens=borders_of(lengths))
+    out = torch.empty_like(b)
+    assert linear_scan(a, b, h0, cu_seqlens=borders_of(lengths), backend="numba", out=out) is out
+    torch.testing.assert_close(out, h)
+    half = linear_scan(a.bfloat16(), b.bfloat16(), h0.bfloat16(), cu_seqlens=borders_of(lengths))
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), h, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "h0", "message"),
+    [([3, 5], None, "from 0 to 8; expected 0 to 7"), ([3, 4], 1, r"\(1, 2\); expected \(2, 2\)")],
+)
+def test_a_scan_refuses(lengths, h0, message):
+    h0 = None if h0 is None else torch.zeros(h0, 2)
+    with pytest.raises(ValueError, match=message):
+        linear_scan(torch.rand(2), torch.rand(1, 7, 2), h0, cu_seqlens=borders_of(lengths))
+
+
+def test_a_scan_refuses_what_are_no_borders(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    a, b = torch.rand(2), torch.rand(1, 7, 2)
+    for wrong, kind, message in (
+        ([0, 7], TypeError, "a list; expected a torch.Tensor"),
+        (torch.tensor([0.0, 7.0]), TypeError, "float32; expected int32 or int64"),
+        (torch.tensor([[0, 7]]), ValueError, r"\(1, 2\); expected \(N \+ 1,\)"),
+        (torch.tensor([0]), ValueError, "at least one"),
+        (torch.tensor([0, 5, 3, 7]), ValueError, "falls from 5 to 3 after sequence 1"),
+        (torch.tensor([1, 7]), ValueError, "from 1 to 7"),
+    ):
+        with pytest.raises(kind, match=message):
+            linear_scan(a, b, cu_seqlens=wrong)
+    with pytest.raises(ValueError, match="2 rows"):
+        linear_scan(a, torch.rand(2, 7, 2), cu_seqlens=torch.tensor([0, 7]))
+
+
+@given(lengths=LENGTHS)
+@example([0, 0])
+@example([100, 3, 0, 50, 49, 1])
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_rows_and_back(lengths):
+    n_steps = sum(lengths)
+    x = torch.arange(1.0, n_steps + 1)[None, :, None].expand(1, n_steps, 2)
+    packed = PackedRows(borders_of(lengths), x)
+    rows, n_places = packed.rows(x, 0.0), 0
+    for group, row in zip(packed.groups, rows, strict=True):
+        n_places += row[..., 0].numel()
+        for number, of_one in zip(group.sequences.tolist(), row):
+            length = lengths[number]
+            assert torch.equal(of_one[:length], x[0].split(lengths)[number])
+            assert not of_one[length:].any()
+        is_step = torch.ones(row.shape[:2], dtype=torch.bool) if group.is_step is None else group.is_step
+        assert is_step.sum(1).tolist() == [lengths[number] for number in group.sequences]
+    assert n_places <= 2 * n_steps
+    assert len(packed.groups) <= 2 + max(1, n_steps).bit_length()
+    assert torch.equal(packed.packed(rows), x)
+    assert packed.in_order([group.sequences for group in packed.groups]).tolist() == list(range(len(lengths)))
+    assert packed.n_sequences == len(lengths)
+
+
+def test_rows_refuse_a_state_of_other_streams():
+    packed = PackedRows(torch.tensor([0, 2, 5]), torch.zeros(1, 5, 1))
+    with pytest.raises(ValueError, match="3 streams; expected one for each of the 2 sequences"):
+        packed.states((torch.zeros(3, 1),))

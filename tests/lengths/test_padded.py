@@ -1,0 +1,140 @@
+"""How rows of different lengths are run, and what the models make of tokens and targets that do not count."""
+
+import jaxtyping
+import pytest
+import torch
+from torch import nn
+
+import recurra
+from recurra import state as states
+from recurra.layers.vocabulary import counted_tokens
+from recurra.lengths.padded import in_pieces
+from recurra.mixers import register_mixer
+from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
+
+MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+
+
+def language_model(**options):
+    return LanguageModel(
+        LanguageModelConfig(vocab_size=9, n_layer=2, d_model=8, d_channel_mixing=8, **options)
+    ).double()
+
+
+class Counter(nn.Module):
+    """y is how many steps a stream had; it remembers the shapes of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, x, state=None):
+        self.calls.append(tuple(x.shape[:2]))
+        start = torch.zeros(x.shape[0]) if state is None else state
+        return start[:, None] + torch.arange(1.0, x.shape[1] + 1), start + x.shape[1]
+
+
+def test_rows_go_together_as_far_as_the_shortest_reaches():
+    counter = Counter()
+    y, state = in_pieces(counter, torch.zeros(4, 5), None, mask=MASK)
+    assert counter.calls == [(4, 0), (3, 1), (2, 2)]
+    assert y.tolist() == [[1, 2, 3, 0, 0], [0, 1, 0, 2, 3], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert state.tolist() == [3, 3, 1, 0]
+
+
+def test_rows_at_one_place_go_together():
+    mixer = recurra.create_mixer("gateloop-attention", 8, window=4)
+    _, state = mixer(torch.randn(4, 5, 8), mask=MASK)
+    assert [len(rows.keys[0]) for rows in state.rows] == [3, 3, 1, 0]
+    sizes = []
+    mixer.qkv.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape[:2])))
+    _, state = mixer(torch.randn(4, 2, 8), state)
+    assert sizes == [(2, 2), (1, 2), (1, 2)]
+    _, state = mixer(torch.randn(4, 1, 8), state)
+    assert not isinstance(state, states.Rows)  # the windows are full: all rows stand at one place
+
+
+def test_no_rows():
+    y, state = recurra.create_mixer("s4d", 8)(torch.randn(0, 5, 8), mask=torch.ones(0, 5, dtype=torch.bool))
+    assert y.shape == (0, 5, 8)
+    assert state.h.shape[0] == 0
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_the_loss_of_what_does_not_count_is_zero(tie):
+    xl = TransformerXLConfig(
+        vocab_size=9, segment_length=3, n_layer=1, d_model=8, n_heads=2, d_channel_mixing=8, dropout=0.0,
+        tie_embeddings=tie,
+    )  # fmt: skip
+    for model in (language_model(tie_embeddings=tie), TransformerXL(xl).double()):
+        tokens, targets = torch.randint(9, (4, 5)), torch.randint(9, (4, 5))
+        losses, state = model.loss(tokens, targets, mask=MASK)
+        assert losses.shape == MASK.shape
+        assert torch.equal(losses > 0, MASK)
+        alone, _ = model.loss(tokens[1:2, MASK[1]], targets[1:2, MASK[1]])
+        torch.testing.assert_close(losses[1, MASK[1]], alone[0], rtol=1e-12, atol=1e-12)
+        packed, last = model.loss(tokens[MASK][None], targets[MASK][None], cu_seqlens=torch.tensor([0, 3, 6, 7, 7]))
+        torch.testing.assert_close(packed[0], losses[MASK], rtol=1e-12, atol=1e-12)
+        for one, other in zip(states.split(state), states.split(last), strict=True):
+            assert states.layout(one) == states.layout(other)
+
+
+def test_padding_is_a_token_or_ignored():
+    tokens = torch.randint(9, (4, 5))
+    assert torch.equal(counted_tokens(tokens, None, 9), tokens)
+    ignored = torch.where(MASK, tokens, -100)
+    assert torch.equal(counted_tokens(ignored, MASK, 9), torch.where(MASK, tokens, 0))
+    for place in ((0, 4), (0, 0)):
+        bad = tokens.clone()
+        bad[place] = 9
+        with pytest.raises(IndexError, match="the id 9"):
+            counted_tokens(bad, MASK, 9)
+    ignored[0, 0] = -100
+    with pytest.raises(IndexError, match="the id -100"):
+        counted_tokens(ignored, MASK, 9)
+
+
+def test_a_mixer_without_masks_is_not_fed_padding():
+    @register_mixer("knows-no-masks")
+    class Plain(nn.Module):
+        def __init__(self, d_model):
+            super().__init__()
+
+        def forward(self, x, state=None):
+            return x, state
+
+    try:
+        model = language_model(mixer="knows-no-masks")
+        model(torch.randint(9, (4, 5)))
+        with pytest.raises(TypeError, match="mask"):
+            model(torch.randint(9, (4, 5)), mask=MASK)
+        with pytest.raises(TypeError, match="cu_seqlens"):
+            model(torch.randint(9, (1, 5)), cu_seqlens=torch.tensor([0, 5]))
+    finally:
+        from recurra.layers import mixers
+
+        del mixers._mixers._entries["knows-no-masks"]
+
+
+def test_relative_attention_takes_no_encoding_beside_a_mask():
+    mixer = recurra.create_mixer("relative-attention", 8)
+    x = torch.randn(4, 5, 8)
+    with pytest.raises(ValueError, match="encoding"):
+        mixer(x, None, mixer.encode(x), mask=MASK)
+
+
+def test_a_mask_of_another_kind(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match="mask is a list; expected booleans"):
+        recurra.create_mixer("gateloop", 8)(torch.randn(1, 2, 8), mask=[[True, True]])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("mixer", ["gateloop", "linear-attention", "retnet", "lru", "s5"])
+def test_masks_of_recurrences_compile(mixer):
+    torch.compiler.reset()
+    options = {"n_heads": 2} if mixer == "retnet" else {}
+    model = language_model(mixer=mixer, mixer_options=options)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    tokens = torch.randint(9, (4, 5))
+    torch.testing.assert_close(compiled(tokens, mask=MASK)[0], model(tokens, mask=MASK)[0])

@@ -1,0 +1,101 @@
+"""The GateLoop layer against its equations, written out; its options and its errors."""
+
+import pytest
+import torch
+
+from recurra.layers.transition import stable_exponential
+from recurra.mixers import GateLoop, GateLoopState
+
+
+def by_the_equations(layer: GateLoop, x: torch.Tensor) -> torch.Tensor:
+    """GateLoop (7)-(8) and (24)-(25), one step and one head at a time."""
+    d_k, d_v, heads = layer.d_qk // layer.n_heads, layer.d_v // layer.n_heads, layer.n_heads
+    magnitude, phase = layer.transition(x)
+    a = torch.polar(magnitude.contiguous(), phase.contiguous())
+    rows = []
+    for b in range(x.shape[0]):
+        h = torch.zeros(heads, d_k, d_v, dtype=torch.complex128)
+        steps = []
+        for n in range(x.shape[1]):
+            q, k, v = layer.qkv(x[b, n]).split([layer.d_qk, layer.d_qk, layer.d_v])
+            parts = []
+            for i in range(heads):
+                key, value = slice(i * d_k, (i + 1) * d_k), slice(i * d_v, (i + 1) * d_v)
+                h = h.clone()
+                h[i] = torch.diag(a[b, n, key]) @ h[i] + torch.outer(k[key], v[value])
+                parts.append((q[key].to(h.dtype) @ h[i]).real)
+            steps.append(torch.cat(parts))
+        rows.append(torch.stack(steps))
+    return layer.output_projection(layer.output_gate(x, torch.stack(rows)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transition": "fixed"},
+        {"d_qk": 6, "d_v": 4, "n_heads": 2},
+        {"d_qk": 4, "d_v": 8, "n_heads": 4, "output_gate": True},
+        {"magnitude_activation": "stable_exponential"},
+    ],
+    ids=str,
+)
+def test_layer_computes_the_equations(options):
+    layer = GateLoop(8, **options).double()
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], by_the_equations(layer, x), rtol=1e-12, atol=1e-12)
+
+
+def test_fixed_changes_nothing_but_the_transition():
+    data, fixed = GateLoop(8), GateLoop(8, transition="fixed")
+    others = [{n: p.shape for n, p in m.named_parameters() if "transition" not in n} for m in (data, fixed)]
+    assert others[0] == others[1]
+    assert {n: tuple(p.shape) for n, p in fixed.transition.named_parameters()} == {"gamma": (8,), "theta": (8,)}
+    x = torch.randn(2, 5, 8)
+    magnitude, phase = fixed.transition(x)
+    assert magnitude.shape == phase.shape == (2, 5, 8)
+    assert (magnitude == magnitude[0, 0]).all()
+    assert not (data.transition(x)[0] == data.transition(x)[0][0, 0]).all()
+
+
+def test_transition_parameters_are_those_of_the_transition():
+    layer = GateLoop(8)
+    assert layer.transition_parameters() == {layer.transition.projection.weight, layer.transition.projection.bias}
+
+
+def test_stable_exponential_is_lrus():
+    alpha = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
+    expected = [0.9514319929004534, 0.36787944117144233, 0.0006179789893310935]  # exp(-exp(alpha)), computed apart
+    torch.testing.assert_close(stable_exponential(alpha), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_gates_are_activated_in_float32_under_autocast():
+    layer = GateLoop(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        magnitude, phase = layer.transition(torch.randn(1, 3, 8))
+    assert magnitude.dtype == phase.dtype == torch.float32
+    assert not torch.equal(magnitude, magnitude.bfloat16().float())
+
+
+def test_state_has_the_heads_shape():
+    _, state = GateLoop(8, d_qk=6, d_v=4, n_heads=2)(torch.randn(3, 5, 8))
+    assert isinstance(state, GateLoopState)
+    assert state.h.shape == (3, 2, 3, 2)
+    assert state.h.dtype == torch.complex64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transition": "learned"}, "transition is 'learned'; expected one of data, fixed"),
+        ({"magnitude_activation": "relu"}, "magnitude_activation is 'relu'.*sigmoid, stable_exponential"),
+        ({"phase_activation": "tanh"}, "phase_activation is 'tanh'.*identity"),
+        ({"n_heads": 3}, "n_heads is 3; it must divide d_qk = 8"),
+        ({"d_v": 6}, "n_heads is 8; it must divide .* d_v = 6"),
+        ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        ({"d_qk": -1}, "d_qk is -1; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GateLoop(8, **options)

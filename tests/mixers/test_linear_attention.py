@@ -1,0 +1,117 @@
+"""Linear attention against its sums, written out."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recurra.mixers import LinearAttention, LinearAttentionState
+from recurra.mixers.linear_attention import elu_plus_one
+
+D_MODEL = 8
+
+
+def by_the_sums(layer: LinearAttention, x: torch.Tensor, normaliser: bool) -> torch.Tensor:
+    """y_n = sum_m (phi(q_n) . phi(k_m)) v_m / sum_m phi(q_n) . phi(k_m), m <= n: one step and one head at a time."""
+    d_k, d_v = layer.d_qk // layer.n_heads, layer.d_v // layer.n_heads
+    q, k, v = layer.qkv(x).split([layer.d_qk, layer.d_qk, layer.d_v], -1)
+    q, k = functional.elu(q) + 1, functional.elu(k) + 1
+    steps = []
+    for n in range(x.shape[1]):
+        parts = []
+        for h in range(layer.n_heads):
+            key, value = slice(h * d_k, (h + 1) * d_k), slice(h * d_v, (h + 1) * d_v)
+            weights = torch.einsum("bd,bmd->bm", q[:, n, key], k[:, : n + 1, key])
+            y = torch.einsum("bm,bmv->bv", weights, v[:, : n + 1, value])
+            parts.append(y / weights.sum(-1, keepdim=True) if normaliser else y)
+        steps.append(torch.cat(parts, -1))
+    return layer.output_projection(torch.stack(steps, 1))
+
+
+@pytest.mark.parametrize("normaliser", [True, False])
+@pytest.mark.parametrize("options", [{}, {"n_heads": 3, "d_qk": 6, "d_v": 9}, {"n_heads": 8}], ids=str)
+def test_outputs_and_gradients_are_the_sums(options, normaliser):
+    layer = LinearAttention(D_MODEL, normaliser=normaliser, **options).double()
+    x = torch.randn(2, 30, D_MODEL, dtype=torch.float64, requires_grad=True)
+    y, expected = layer(x)[0], by_the_sums(layer, x, normaliser)
+    tolerance = 1e-5 if normaliser else 1e-12  # the normaliser has an epsilon of 1e-6 added
+    torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+    weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
+    actual, right = (torch.autograd.grad((out * weights).sum(), leaves) for out in (y, expected))
+    torch.testing.assert_close(actual, right, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+def test_the_state_holds_the_sums_and_the_normaliser():
+    layer = LinearAttention(D_MODEL, n_heads=2, d_v=6)
+    x = torch.randn(3, 5, D_MODEL)
+    _, state = layer(x)
+    assert isinstance(state, LinearAttentionState)
+    assert state.h.shape == (3, 2, 4, 3 + 1)
+    k = functional.elu(layer.qkv(x)[..., 8:16]).add(1).unflatten(-1, (2, 4))
+    torch.testing.assert_close(state.h[..., -1], k.sum(1))
+    assert LinearAttention(D_MODEL, n_heads=2, d_v=6, normaliser=False)(x)[1].h.shape == (3, 2, 4, 3)
+
+
+def test_outputs_are_means_of_the_values():
+    """Equal values come out as they went in, and others never leave their range; without the normaliser they grow."""
+    layer = LinearAttention(D_MODEL, n_heads=2).double()
+    x = torch.randn(1, 500, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.output_projection.weight.copy_(torch.eye(D_MODEL))
+        layer.output_projection.bias.zero_()
+        y, v = layer(x)[0], layer.qkv(x)[..., 16:]
+        assert (y <= v.cummax(1).values + 1e-5).all()
+        assert (y >= v.cummin(1).values - 1e-5).all()
+        layer.qkv.weight[16:] = 0
+        torch.testing.assert_close(layer(x)[0], layer.qkv.bias[16:].expand_as(x), rtol=1e-5, atol=1e-6)
+        layer.average = LinearAttention(D_MODEL, normaliser=False).average
+        assert layer(x)[0].abs().mean(-1)[0, -1] > 50 * layer(x)[0].abs().mean(-1)[0, 0]
+
+
+def test_the_feature_map():
+    x = torch.linspace(-30, 5, 141, dtype=torch.float64)
+    torch.testing.assert_close(elu_plus_one(x), functional.elu(x) + 1, rtol=1e-12, atol=1e-15)
+    far = torch.tensor([-80.0, 0.0, 1e5], requires_grad=True)
+    y = elu_plus_one(far)
+    torch.testing.assert_close(y.detach(), torch.tensor([1.8048514e-35, 1.0, 100001.0]), rtol=1e-5, atol=0)
+    (slope,) = torch.autograd.grad(y.sum(), far)
+    torch.testing.assert_close(slope, torch.tensor([1.8048514e-35, 1.0, 1.0]), rtol=1e-5, atol=0)
+
+
+def test_a_head_whose_features_vanish_gives_zeros():
+    layer = LinearAttention(D_MODEL, n_heads=2)
+    x = torch.randn(1, 4, D_MODEL)
+    with torch.no_grad():
+        layer.qkv.bias[:16] = -500
+    y = layer(x)[0]
+    torch.testing.assert_close(y, layer.output_projection.bias.expand_as(y))
+    y.sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("size", [8, 32])  # small heads are scanned, large ones computed in chunks
+def test_sums_are_float32_under_autocast(size):
+    """With q = k = v = x in bfloat16, autocast has nothing to round. The layer's own outputs: the last product has."""
+    layer = LinearAttention(size, n_heads=2)
+    layer.output_projection = torch.nn.Identity()
+    x = torch.randn(1, 1100, size).bfloat16().float()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.eye(size).repeat(3, 1))
+        layer.qkv.bias.zero_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y, state = layer(x)
+        expected, exact = layer(x)
+    torch.testing.assert_close(state.h, exact.h, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 3}, "n_heads is 3; it must divide d_qk = 8 and d_v = 8"),
+        ({"d_v": 6}, "n_heads is 4; it must divide d_qk = 8 and d_v = 6"),
+        ({"d_qk": -4}, "d_qk is -4; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinearAttention(D_MODEL, **options)

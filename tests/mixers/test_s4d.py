@@ -1,0 +1,150 @@
+"""S4D against its equations in a plain loop; its initial values, options and errors."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recurra.mixers import S4D, S4DState
+from recurra.mixers.s4d import inverse_frequencies, linear_frequencies
+from recurra.ssm.hippo import hippo_normal_modes
+
+OPTIONS = [{}, {"init": "inv", "discretisation": "bilinear", "d_state": 6}]
+
+
+def discretise(eigenvalue: complex, step: float, rule: str) -> tuple[complex, complex]:
+    if rule == "zoh":
+        a = cmath.exp(step * eigenvalue)
+        return a, (a - 1) / eigenvalue
+    a = (1 + step / 2 * eigenvalue) / (1 - step / 2 * eigenvalue)
+    return a, step / (1 - step / 2 * eigenvalue)
+
+
+def by_the_equations(layer: S4D, x: torch.Tensor, rule: str) -> torch.Tensor:
+    """Discretise every mode by itself and step through it in Python's own complex numbers."""
+    y = torch.zeros_like(x)
+    for d in range(x.shape[2]):
+        step = math.exp(layer.log_step[d])
+        for n in range(layer.frequency.shape[1]):
+            eigenvalue = complex(-math.exp(layer.log_decay[d, n]), layer.frequency[d, n])
+            a, b = discretise(eigenvalue, step, rule)
+            c = complex(*layer.output_weights[d, n].tolist())
+            for row in range(x.shape[0]):
+                h = 0j
+                for t in range(x.shape[1]):
+                    h = a * h + b * float(x[row, t, d])
+                    y[row, t, d] += 2 * (c * h).real
+    u = functional.gelu(y + x * layer.skip)
+    values, gates = (u @ layer.output_projection.weight.T + layer.output_projection.bias).chunk(2, -1)
+    return values * torch.sigmoid(gates)
+
+
+@pytest.mark.parametrize("length", [5, 37])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_layer_computes_the_equations(options, length):
+    layer = S4D(4, **{"d_state": 8, **options}).double()
+    x = torch.randn(2, length, 4, dtype=torch.float64)
+    with torch.no_grad():
+        expected = by_the_equations(layer, x, options.get("discretisation", "zoh"))
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_frequencies_are_the_literatures():
+    torch.testing.assert_close(linear_frequencies(8), math.pi * torch.tensor([0.0, 1.0, 2.0, 3.0]))
+    torch.testing.assert_close(inverse_frequencies(4), torch.tensor([12.0, 4 / 3]) / math.pi)
+
+
+def test_inverse_frequencies_are_near_hippos_and_those_in_the_gateloop_paper_are_not():
+    hippo = hippo_normal_modes(64).frequency.flip(0)[:8]
+    k = torch.arange(8)
+    printed = 64 / math.pi * (64 / (k + 1) + 1)
+    assert (inverse_frequencies(64)[:8] / hippo - 1).abs().max() < 0.25
+    assert (printed[1:] / hippo[1:] - 1).abs().min() > 0.5
+
+
+@pytest.mark.parametrize("init", ["lin", "inv"])
+def test_initial_eigenvalues_and_steps(init):
+    layer = S4D(5, d_state=6, init=init, min_step=0.01, max_step=0.1)
+    assert layer.log_decay.shape == layer.frequency.shape == (5, 3)
+    torch.testing.assert_close(layer.log_decay.exp(), torch.full((5, 3), 0.5))
+    expected = {"lin": linear_frequencies, "inv": inverse_frequencies}[init](6)
+    torch.testing.assert_close(layer.frequency, expected.expand(5, 3))
+    steps = layer.log_step.exp().sort().values
+    torch.testing.assert_close(steps, torch.logspace(-2, -1, 5))
+    wide = S4D(400, d_state=2)
+    assert wide.output_weights.square().sum(-1).mean().item() == pytest.approx(1, abs=0.2)  # |C|^2
+
+
+def test_transition_is_the_discrete_eigenvalue_at_every_step():
+    layer = S4D(3, d_state=4).double()
+    magnitude, phase = layer.transition(torch.randn(2, 5, 3, dtype=torch.float64))
+    assert magnitude.shape == phase.shape == (2, 5, 6)
+    step = layer.log_step.exp()[:, None]
+    a = torch.polar(torch.exp(-step * layer.log_decay.exp()), step * layer.frequency).flatten()
+    torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
+
+
+def test_transition_parameters_make_a_and_nothing_else():
+    layer = S4D(3, d_state=4)
+    owned = layer.transition_parameters()
+    assert owned == {layer.log_step, layer.log_decay, layer.frequency}
+    gradients = torch.autograd.grad(layer.ssm().a.abs().sum() + layer.ssm().a.real.sum(), list(owned))
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_state_holds_the_kept_modes_of_every_channel():
+    _, state = S4D(3, d_state=10)(torch.randn(2, 6, 3))
+    assert isinstance(state, S4DState)
+    assert (state.h.shape, state.h.dtype) == ((2, 3, 5), torch.complex64)
+
+
+def test_a_state_of_another_batch_is_refused():
+    layer = S4D(3, d_state=10)
+    _, state = layer(torch.randn(2, 6, 3))
+    for length in (1, 20):
+        with pytest.raises(ValueError, match=r"state.h is of shape \(2, 3, 5\).* from \(4, 3, 5\)"):
+            layer(torch.randn(4, length, 3), state)
+
+
+def test_a_bfloat16_layer_recurs_in_float32():
+    layer = S4D(3, d_state=4).bfloat16()
+    x = torch.randn(2, 20, 3).bfloat16()
+    y, state = layer(x)
+    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.complex64)
+    torch.testing.assert_close(y.float(), layer.float()(x.float())[0], rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 5}, "d_state is 5; expected an even number"),
+        ({"d_state": 0}, "d_state is 0; expected an even number"),
+        ({"init": "legs"}, "init is 'legs'; expected one of lin, inv"),
+        ({"discretisation": "euler"}, "discretisation is 'euler'; expected one of zoh, bilinear"),
+        ({"min_step": 0.0}, "min_step is 0.0"),
+        ({"d_model": 0}, "d_model is 0; expected at least 1"),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        S4D(**{"d_model": 4, **options})
+
+
+@pytest.mark.compile
+def test_compile_equals_eager_where_it_convolves():
+    layer = S4D(4, d_state=6).double()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 40, 4, dtype=torch.float64)
+
+    def run(function):
+        layer.zero_grad()
+        y, state = function(x)
+        y, state = function(x, state)
+        (y.square().sum() + state.h.abs().square().sum()).backward()
+        return [y, state.h, *(p.grad for p in layer.parameters())]
+
+    for actual, expected in zip(run(compiled), run(layer)):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,129 @@
+"""S5 against its equations in a plain loop, and against the real model that it starts as."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recurra.mixers import S5, S5State
+from recurra.ssm.hippo import hippo_normal_modes
+
+
+def by_the_equations(layer: S5, x: torch.Tensor) -> torch.Tensor:
+    """GateLoop (2)-(5), mode by mode and step by step in Python's own complex numbers."""
+    n_modes, channels = layer.frequency.shape[0], x.shape[2]
+    b_bar = torch.view_as_complex(layer.input_weights).tolist()
+    c = torch.view_as_complex(layer.output_weights).tolist()
+    y = torch.zeros_like(x)
+    for n in range(n_modes):
+        eigenvalue = complex(-math.exp(layer.log_decay[n]), layer.frequency[n])
+        a = cmath.exp(math.exp(layer.log_step[n]) * eigenvalue)
+        for row in range(x.shape[0]):
+            h = 0j
+            for t in range(x.shape[1]):
+                drive = sum(b_bar[n][d] * float(x[row, t, d]) for d in range(channels))
+                h = a * h + (a - 1) / eigenvalue * drive
+                for d in range(channels):
+                    y[row, t, d] += 2 * (c[d][n] * h).real
+    u = functional.gelu(y + x * layer.skip)
+    return u * torch.sigmoid(u @ layer.gate.weight.T + layer.gate.bias)
+
+
+def test_layer_computes_the_equations():
+    layer = S5(4, d_state=6).double()
+    x = torch.randn(2, 13, 4, dtype=torch.float64)
+    with torch.no_grad():
+        expected = by_the_equations(layer, x)
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-11, atol=1e-11)
+
+
+def real_model(layer: S5) -> tuple[torch.Tensor, torch.Tensor]:
+    """B and C in the coordinates of HiPPO-N: V times the kept modes and their conjugates."""
+    vectors = hippo_normal_modes(2 * layer.frequency.shape[0]).vectors
+    b = vectors @ torch.view_as_complex(layer.input_weights.detach().double())
+    c = torch.view_as_complex(layer.output_weights.detach().double()) @ vectors.mH
+    return 2 * b.real, 2 * c.real
+
+
+def test_it_starts_as_a_real_model_with_the_hippo_n_matrix():
+    """In those coordinates, and with one step size, it is the zero-order hold of HiPPO-N by a matrix exponential."""
+    n, d, step = 6, 4, 0.05
+    layer = S5(d, d_state=n, min_step=step, max_step=step).double()
+    with torch.no_grad():
+        layer.frequency.copy_(hippo_normal_modes(n).frequency)  # without the rounding to float32
+        layer.log_decay.fill_(math.log(0.5))
+        layer.log_step.fill_(math.log(step))
+    p = (torch.arange(n, dtype=torch.float64) + 0.5).sqrt()
+    legs = -2 * torch.outer(p, p).tril(-1) - torch.diag(torch.arange(n) + 1.0)
+    b, c = real_model(layer)
+    augmented = torch.zeros(n + d, n + d, dtype=torch.float64)
+    augmented[:n, :n] = legs + torch.outer(p, p)
+    augmented[:n, n:] = b
+    exponential = torch.linalg.matrix_exp(augmented * step)
+    x = torch.randn(1, 9, d, dtype=torch.float64)
+    h, outputs = torch.zeros(n, dtype=torch.float64), []
+    for t in range(9):
+        h = exponential[:n, :n] @ h + exponential[:n, n:] @ x[0, t]
+        outputs.append(c @ h)
+    u = functional.gelu(torch.stack(outputs)[None] + x * layer.skip)
+    torch.testing.assert_close(layer(x)[0], u * torch.sigmoid(layer.gate(u)), rtol=1e-11, atol=1e-11)
+
+
+def test_initial_values():
+    layer = S5(300, d_state=40, min_step=0.01, max_step=0.1)
+    b, c = real_model(layer)
+    assert b.std().item() == pytest.approx(300**-0.5, rel=0.05)
+    assert c.std().item() == pytest.approx(40**-0.5, rel=0.05)
+    assert layer.skip.std().item() == pytest.approx(1, rel=0.2)
+    torch.testing.assert_close(layer.log_decay.exp(), torch.full((20,), 0.5))
+    torch.testing.assert_close(layer.log_step.exp().sort().values, torch.logspace(-2, -1, 20))
+
+
+def test_transition_is_the_discrete_eigenvalue_at_every_step():
+    layer = S5(3, d_state=4).double()
+    magnitude, phase = layer.transition(torch.randn(2, 5, 3, dtype=torch.float64))
+    assert magnitude.shape == phase.shape == (2, 5, 2)
+    step = layer.log_step.exp()
+    a = torch.polar(torch.exp(-step * layer.log_decay.exp()), step * layer.frequency)
+    torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
+
+
+def test_transition_parameters_make_a():
+    layer = S5(3, d_state=4)
+    assert layer.transition_parameters() == {layer.log_step, layer.log_decay, layer.frequency}
+
+
+def test_state_holds_the_kept_modes():
+    _, state = S5(3, d_state=10)(torch.randn(2, 6, 3))
+    assert isinstance(state, S5State)
+    assert (state.h.shape, state.h.dtype) == ((2, 5), torch.complex64)
+
+
+def test_a_state_of_another_size_is_refused():
+    _, state = S5(3, d_state=10)(torch.randn(2, 6, 3))
+    with pytest.raises(ValueError, match=r"state.h is of shape \(2, 5\).* from \(2, 6\)"):
+        S5(3, d_state=12)(torch.randn(2, 6, 3), state)
+
+
+def test_a_bfloat16_layer_recurs_in_float32():
+    layer = S5(3, d_state=4).bfloat16()
+    x = torch.randn(2, 20, 3).bfloat16()
+    y, state = layer(x)
+    assert (y.dtype, state.h.dtype) == (torch.bfloat16, torch.complex64)
+    torch.testing.assert_close(y.float(), layer.float()(x.float())[0], rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 5}, "d_state is 5; expected an even number"),
+        ({"max_step": 0.0001}, "min_step is 0.001 and max_step 0.0001"),
+        ({"d_model": 0}, "d_model is 0; expected at least 1"),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        S5(**{"d_model": 4, **options})
