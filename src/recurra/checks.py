@@ -1,0 +1,138 @@
+"""Checks of what comes in. All of them raise one kind of sentence: `<name> is <what came>; expected <what fits>`.
+
+`: <how to mend it>` follows where that helps. Configurations check themselves in `__post_init__`, so that they are the
+same whether a recipe, a checkpoint or Python makes them; kernels check their tensors once, at the door, before they
+take the first address.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Choice = TypeVar("Choice")
+
+
+def sentence(name: str, came: object, expected: str, mend: str = "") -> str:
+    """Write the one sentence; `came` is taken as it is where it is a string, so quote values with repr()."""
+    return f"{name} is {came}; expected {expected}{f': {mend}' if mend else ''}"
+
+
+def require(condition: bool, name: str, value: object, expected: str, mend: str = "") -> None:
+    """Raise ValueError with the one sentence unless `condition` holds."""
+    if not condition:
+        raise ValueError(sentence(name, repr(value), expected, mend))
+
+
+def require_at_least(minimum: int, **values: int) -> None:
+    """Refuse values below `minimum`, by name.
+
+    Raises:
+        ValueError: naming the first such value.
+    """
+    for name, value in values.items():
+        require(value >= minimum, name, value, f"at least {minimum}")
+
+
+def require_probability(**values: float) -> None:
+    """Refuse values outside [0, 1), by name: dropouts, where 1 would drop everything.
+
+    Raises:
+        ValueError: naming the first such value.
+    """
+    for name, value in values.items():
+        require(0 <= value < 1, name, value, "a probability in [0, 1)")
+
+
+def require_share(**values: float) -> None:
+    """Refuse values outside (0, 1], by name.
+
+    Raises:
+        ValueError: naming the first such value.
+    """
+    for name, value in values.items():
+        require(0 < value <= 1, name, value, "a share in (0, 1]")
+
+
+def require_positive(**values: float) -> None:
+    """Refuse values that are not finite numbers above 0, by name.
+
+    Raises:
+        ValueError: naming the first such value.
+    """
+    for name, value in values.items():
+        require(value > 0 and math.isfinite(value), name, value, "a finite number above 0")
+
+
+def require_choice(choices: Iterable[Any], **values: object) -> None:
+    """Refuse values that are none of `choices`, by name.
+
+    Raises:
+        ValueError: naming the first such value and listing the choices.
+    """
+    choices = list(choices)
+    for name, value in values.items():
+        require(value in choices, name, value, f"one of {', '.join(map(str, choices))}")
+
+
+def choose(name: str, table: Mapping[str, Choice], choice: str) -> Choice:
+    """Look up the value of the option `name` in the table of its choices.
+
+    Raises:
+        ValueError: the table does not have it; the message lists the choices.
+    """
+    require_choice(table, **{name: choice})
+    return table[choice]
+
+
+def require_heads(n_heads: int, **channels: int) -> None:
+    """Refuse heads that do not divide the channels, by name.
+
+    Raises:
+        ValueError: a size is below 1, or `n_heads` does not divide one of `channels`.
+    """
+    require_at_least(1, **channels, n_heads=n_heads)
+    for name, size in channels.items():
+        require(size % n_heads == 0, "n_heads", n_heads, f"a divisor of {name} = {size}")
+
+
+# --- tensors ---
+
+
+def kind_of(value: object) -> str:
+    """Describe a value for a message: a tensor by type, shape and device, anything else by its class."""
+    if isinstance(value, Tensor):
+        return f"{_dtype(value.dtype)} {tuple(value.shape)} on {value.device}"
+    return "None" if value is None else f"{_article(type(value).__name__)} {type(value).__name__}"
+
+
+def require_tensor(name: str, value: object) -> None:
+    """Refuse what is not a tensor.
+
+    Raises:
+        TypeError: naming the argument and its class.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(sentence(name, kind_of(value), "a torch.Tensor"))
+
+
+def require_layout(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, mend: str = ""
+) -> None:
+    """Refuse a tensor of another shape, type or device: what a kernel asks before it takes an address.
+
+    Raises:
+        ValueError: naming what came and what was expected.
+    """
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+        raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", mend))
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiouAEIOU" else "a"
