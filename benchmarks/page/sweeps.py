@@ -127,27 +127,27 @@ def _scan_sweep(channels: int, gradient: bool) -> Sweep:
     ways = {FLOOR: _add}
     if not gradient:
         ways["linear_scan into out"] = Way(
-            lambda x: lambda: linear_scan(x["a"], x["b"], out=x["out"]), "the same traffic as the floor, and a call"
+            lambda x: lambda: linear_scan(x["a"], x["b"], out=x["out"]), "the floor's traffic, plus a call"
         )
     ways |= {
-        "linear_scan": Way(_scan_way(linear_scan, gradient), "its traffic, and new memory for what it returns"),
+        "linear_scan": Way(_scan_way(linear_scan, gradient), "its own traffic, plus new memory for the result"),
         "reference": Way(
-            _scan_way(lambda a, b: linear_scan(a, b, backend="reference"), gradient), "operator calls, some a step"
+            _scan_way(lambda a, b: linear_scan(a, b, backend="reference"), gradient), "several operator calls per step"
         ),
         "Hillis-Steele": Way(_scan_way(_by_method("hillis_steele"), gradient), "log2 L passes over all elements"),
-        "Blelloch": Way(_scan_way(_by_method("blelloch"), gradient), "two sweeps through a tree, copies at each level"),
+        "Blelloch": Way(_scan_way(_by_method("blelloch"), gradient), "two sweeps through a tree, with copies at each level"),
         "FFT convolution": Way(
-            _scan_way(convolution_scan, gradient, gate="constant"), "transforms of 2 L; for a constant gate only"
+            _scan_way(convolution_scan, gradient, gate="constant"), "transforms of length 2 L; constant gates only"
         ),
         "gateloop-transformer": Way(_scan_way(_peer, gradient), "a recursive tree in torch", "gateloop_transformer"),
         "jax.lax.associative_scan": Way(_jax_way(gradient), "a recursive tree, compiled by XLA", "jax"),
     }
     work = "forward and backward" if gradient else "forward"
-    gradients = " Gradients are those of all gates and inputs." if gradient else " No gradient is recorded."
+    gradients = " Gradients are taken for all gates and inputs." if gradient else " No gradient is recorded."
     return Sweep(
         f"Linear scan, {channels} channels, {work}",
         f"(1, L, {channels})",
-        f"h_t = a_t h_(t-1) + b_t, real, a gate for every step and channel.{gradients}",
+        f"h_t = a_t h_(t-1) + b_t, real, with a gate for every step and channel.{gradients}",
         _scan_inputs(channels, gradient),
         ways,
         floor_bytes=3 * 4 * channels,
@@ -169,8 +169,8 @@ def _auto(x: Inputs) -> str:
     return choose_mode("auto", x["q"], x["k"], x["v"], x["a"])
 
 
-_LOOP = "operator calls, some a step"
-_SQUARE = "scores of all pairs of steps"
+_LOOP = "several operator calls per step"
+_SQUARE = "scores for all pairs of steps"
 
 
 def _max_headed_inputs(length: int) -> Inputs:
@@ -198,14 +198,14 @@ def _max_headed() -> Sweep:
     return Sweep(
         "GateLoop, 64 heads of size 1, forward and backward",
         "(1, L, 64, 1)",
-        "Real q, k and v, a complex gate a head; the floor adds complex numbers. The layer keeps the real part of y "
-        "alone, and its kernels never form the other.",
+        "Real q, k and v, with one complex gate per head; the floor adds complex numbers. The layer keeps only the real "
+        "part of y, and its kernels never form the imaginary part.",
         _max_headed_inputs,
         {
             FLOOR: _add,
             "the layer's real part": Way(_real_part, "one kernel each way, without the imaginary part of y"),
-            'mode "fused"': _mode_way("fused", "one kernel each way, and torch for the imaginary part of y"),
-            'mode "scan"': _mode_way("scan", "the scan, and passes for its leaves and outputs"),
+            'mode "fused"': _mode_way("fused", "one kernel each way, plus torch for the imaginary part of y"),
+            'mode "scan"': _mode_way("scan", "the scan, plus passes for its leaves and outputs"),
             'mode "recurrent"': _mode_way("recurrent", _LOOP),
             'mode "attention"': _mode_way("attention", _SQUARE),
         },
@@ -242,17 +242,17 @@ def _heads() -> Sweep:
     return Sweep(
         "GateLoop, 8 heads of size 64, forward and backward",
         "(1, L, 8, 64)",
-        "Real, a gate a head. The two softmax attentions compute another function of q, k and v; they are here for "
-        "what the same sizes cost with them.",
+        "Real, with one gate per head. The two softmax attentions compute a different function of q, k and v; they show "
+        "what the same sizes cost there.",
         _heads_inputs,
         {
             FLOOR: _add,
-            'mode "chunk"': _mode_way("chunk", "matrix products of 64 x 64, and passes for the decays"),
-            'mode "scan"': _mode_way("scan", "64 x 64 numbers a head and step"),
+            'mode "chunk"': _mode_way("chunk", "matrix products of 64 x 64, plus passes for the decays"),
+            'mode "scan"': _mode_way("scan", "64 x 64 numbers per head and step"),
             'mode "recurrent"': _mode_way("recurrent", _LOOP),
             'mode "attention"': _mode_way("attention", _SQUARE),
             "softmax_attention": Way(_softmax, _SQUARE),
-            "torch's SDPA, causal": Way(_sdpa, "scores of all pairs of steps, not stored"),
+            "torch's SDPA, causal": Way(_sdpa, "scores for all pairs of steps, not stored"),
         },
         floor_bytes=3 * 4 * 512,
         auto=_auto,

@@ -1,4 +1,4 @@
-"""The words and tables of the page; every number in them comes from the record."""
+"""The page's words and tables; every number in them comes from the record."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -13,11 +13,11 @@ Record = Mapping[str, Any]
 
 TABLE_LENGTHS = (2**10, 2**14, 2**17, 2**20)
 AS_THE_FLOOR = 1.5
-"""Up to this many times the floor's time, we say that a way is bound by what bounds the floor."""
+"""Up to this many times the floor's time, we call a method memory-bound, as the floor is."""
 FASTER_THAN_L = 1.5
-"""From this power of L on, we say that time grows faster than L."""
+"""From this power of L up, we say that time grows faster than L."""
 NEAR = 1.1
-"""Up to this ratio, the mode that "auto" takes is said to be as quick as the quickest."""
+"""Up to this ratio, we call the mode that "auto" picks as fast as the fastest."""
 
 
 def page(record: Record, figures: Mapping[str, str]) -> str:
@@ -30,14 +30,14 @@ def page(record: Record, figures: Mapping[str, str]) -> str:
 def _head(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     lengths = record["lengths"]
-    about = f"""The modes of the library and others' ways to compute the same, from L = {power(lengths[0])} to
-        {power(lengths[-1])}. The command writes this page, and all its numbers come from
-        [figures/benchmarks.json](figures/benchmarks.json): do not edit it."""
+    about = f"""Time and memory of the library's modes, and of other ways to compute the same thing, from
+        L = {power(lengths[0])} to {power(lengths[-1])}. The command below writes this page, and every number in it comes
+        from [figures/benchmarks.json](figures/benchmarks.json): do not edit it by hand."""
     software = ", ".join(f"{name} {value}" for name, value in versions.items())
     return f"""# Time and memory over the length of a sequence
 
-    make bench-page                         # measures, and writes this page
-    python -m benchmarks.page --draw-only   # writes it again from figures/benchmarks.json
+    make bench-page                         # measures, then writes this page
+    python -m benchmarks.page --draw-only   # rewrites it from figures/benchmarks.json
 
 {_paragraph(about)}
 
@@ -52,14 +52,14 @@ def _head(record: Record) -> str:
 def _method(record: Record) -> str:
     limits = record["limits"]
     return _paragraph(
-        f"""Batch 1, float32. At each length all ways are timed in turn, round by round in one process, after a warm-up;
-        points are medians, bars quartiles, and a ratio is the median of the ratios within a round. A way has about
-        {record["budget_seconds"]:g} s at a length, at least {LEAST_ROUNDS} and at most {MOST_ROUNDS} rounds. Since they
-        take turns, each call finds in the caches what the one before it left. Memory is the peak of the resident memory
-        of a process of its own during one call, above what was resident before it with the inputs made; below
-        {RESOLVED_MEGABYTES:g} MB it says nothing. A curve ends before a call that, by the growth so far, would take
-        more than {limits["seconds"]:g} s or, with its inputs, {limits["gigabytes"]:g} GB. The floor,
-        `torch.add(a, b, out=c)`, reads two tensors of the inputs' size and writes one."""
+        f"""Batch 1, float32. At each length, all methods are timed in turn, round by round in one process, after a warm-up.
+        Points are medians, bars are quartiles, and a ratio is the median of the ratios within a round. A method gets
+        about {record["budget_seconds"]:g} s per length, and at least {LEAST_ROUNDS} and at most {MOST_ROUNDS} rounds.
+        Because methods take turns, each call finds the caches as the previous call left them. Memory is the peak
+        resident memory of a separate process during one call, above what was resident before the call with the inputs
+        in place; figures below {RESOLVED_MEGABYTES:g} MB mean nothing. A curve ends before a call that, judging by the
+        growth so far, would take more than {limits["seconds"]:g} s or, with its inputs, {limits["gigabytes"]:g} GB. The
+        floor, `torch.add(a, b, out=c)`, reads two tensors of the inputs' size and writes one."""
     )
 
 
@@ -105,7 +105,7 @@ def _details(sweep: Sweep) -> str:
             ]
         )
     shortest = min(int(length) for length, points in sweep["times"].items() if points)
-    names = ["way", f"ms at {power(shortest)}", "flat up to", "grows as", "bytes a step", "measured up to", "its cost"]
+    names = ["method", f"ms at {power(shortest)}", "flat up to", "grows as", "bytes per step", "measured up to", "cost"]
     return _table(names, rows)
 
 
@@ -114,18 +114,18 @@ def _end(sweep: Sweep, way: str, last: int) -> str:
     if stop is None:
         return power(last)
     if stop["reason"] == "failure":
-        return f"{power(last)}; the process then ended with {stop['estimate']}"
+        return f"{power(last)}; then the process exited with {stop['estimate']}"
     unit = "s" if stop["reason"] == "time" else "GB"
-    return f"{power(last)}; next some {_number(stop['estimate'])} {unit}"
+    return f"{power(last)}; next: about {_number(stop['estimate'])} {unit}"
 
 
 def _quickest(sweep: Sweep) -> str:
     found = [stretch for stretch in curves.quickest(sweep) if stretch.what]
-    return f"Quickest, the floor apart: {_stretches(found)}." if found else ""
+    return f"Fastest, apart from the floor: {_stretches(found)}." if found else ""
 
 
 def _bounds(sweep: Sweep) -> str:
-    """Which ways the memory bounds, and which grow too fast for long sequences."""
+    """Which methods are memory-bound, and which grow too fast for long sequences."""
     near, steep = [], []
     for way in _measured(sweep):
         if way == sweep["floor"]:
@@ -138,9 +138,9 @@ def _bounds(sweep: Sweep) -> str:
             steep.append(f"{way} (L^{exponent:.2f})")
     said = []
     if near:
-        said.append(f"Bound by memory as the floor is, within {AS_THE_FLOOR:g} times its time: {', '.join(near)}.")
+        said.append(f"Memory-bound like the floor, within {AS_THE_FLOOR:g} times its time: {', '.join(near)}.")
     if steep:
-        said.append(f"Growing faster than L at their ends: {', '.join(steep)}.")
+        said.append(f"Growing faster than L at the end of the curve: {', '.join(steep)}.")
     return " ".join(said)
 
 
@@ -150,10 +150,10 @@ def _bandwidth(sweep: Sweep) -> str:
         return ""
     best, last = max(speeds, key=lambda length: speeds[length]), max(speeds)
     megabytes = {length: sweep["floor_bytes"] * length / 2**20 for length in (best, last)}
-    said = f"The floor moves most at L = {power(best)}, {speeds[best]:.0f} GB/s over {_number(megabytes[best])} MB"
+    said = f"The floor is fastest at L = {power(best)}, with {speeds[best]:.0f} GB/s over {_number(megabytes[best])} MB"
     if last == best:
         return said + "."
-    return f"{said}, and {speeds[last]:.0f} GB/s over {_number(megabytes[last])} MB at {power(last)}."
+    return f"{said}; at {power(last)} it reaches {speeds[last]:.0f} GB/s over {_number(megabytes[last])} MB."
 
 
 def _auto(sweep: Sweep) -> str:
@@ -166,27 +166,27 @@ def _auto(sweep: Sweep) -> str:
         for length, (_, best, over) in found.items()
         if over > NEAR
     ]
-    said = f'"auto" takes {_stretches(taken)}'
+    said = f'"auto" picks {_stretches(taken)}'
     if not behind:
-        return f"{said}: the quickest of the measured modes, or within {100 * (NEAR - 1):.0f}% of it, at every length."
-    return f"{said}; not the quickest mode at L = {'; '.join(behind)}."
+        return f"{said}: the fastest measured mode, or within {100 * (NEAR - 1):.0f}% of it, at every length."
+    return f"{said}; it is not the fastest mode at L = {'; '.join(behind)}."
 
 
 def _absent(sweep: Sweep) -> str:
     if not sweep["absent"]:
         return ""
     names = " and ".join(sweep["absent"])
-    return f"Not measured, since not installed where this was run: {names} (`make bench-page-peers` has them)."
+    return f"Not measured, because not installed on this machine: {names} (`make bench-page-peers` includes them)."
 
 
 def _open(record: Record) -> str:
     wide, points = curves.spread(record)
     card = record["machine"]["cuda"]
-    here = f"The machine has a card ({card}), and nothing here used it" if card else "No card was at hand"
+    here = f"The machine has a GPU ({card}), but nothing here used it" if card else "No GPU was available"
     lines = [
-        f"Figures on a GPU. {here}: nothing on this page says how the Triton kernels do.",
+        f"Figures on a GPU. {here}: nothing on this page shows how fast the Triton kernels are.",
         "Batches of more than one sequence, bfloat16, and more threads than above.",
-        f"{wide} of {points} points have quartiles more than a quarter of their median apart; short calls most.",
+        f"{wide} of {points} points have quartiles more than a quarter of their median apart, mostly short calls.",
     ]
     missing = sorted({name for sweep in record["sweeps"].values() for name in sweep["absent"]})
     if missing:

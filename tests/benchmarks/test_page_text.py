@@ -32,29 +32,29 @@ def test_ratios_stand_at_the_lengths_that_were_measured(page):
 
 
 def test_details_of_a_curve(page):
-    assert _row(page, "way", 'mode "chunk"') == ["2.00", "2^9", "L^1.00", "2,048", "2^12", "its cost"]
-    assert _row(page, "way", "square")[-2:] == ["2^10; next some 4.19 s", "its cost"]
+    assert _row(page, "method", 'mode "chunk"') == ["2.00", "2^9", "L^1.00", "2,048", "2^12", "its cost"]
+    assert _row(page, "method", "square")[-2:] == ["2^10; next: about 4.19 s", "its cost"]
 
 
 @pytest.mark.parametrize(
     ("stop", "said"),
     [
-        ({"reason": "memory", "estimate": 8.0}, "2^10; next some 8.00 GB"),
-        ({"reason": "failure", "estimate": -9}, "2^10; the process then ended with -9"),
+        ({"reason": "memory", "estimate": 8.0}, "2^10; next: about 8.00 GB"),
+        ({"reason": "failure", "estimate": -9}, "2^10; then the process exited with -9"),
     ],
 )
 def test_the_reason_of_an_end_is_said(record, sweep, stop, said):
     sweep["stops"]["square"] = stop | {"length": 2**11}
-    assert _row(text.page(record, {"one": "x.png"}), "way", "square")[-2] == said
+    assert _row(text.page(record, {"one": "x.png"}), "method", "square")[-2] == said
 
 
 def test_sentences_follow_the_numbers(page, record, sweep):
     words = " ".join(page.split())
-    assert 'Quickest, the floor apart: mode "scan" at 2^7, mode "chunk" from 2^8 to 2^12.' in words
-    assert "Growing faster than L at their ends: square (L^2.00)." in words
-    assert "Bound by memory" not in words
-    assert 'not the quickest mode at L = 2^7, where mode "scan" took 1/1.30 of its time.' in words
-    assert "Not measured, since not installed where this was run: jax" in words
+    assert 'Fastest, apart from the floor: mode "scan" at 2^7, mode "chunk" from 2^8 to 2^12.' in words
+    assert "Growing faster than L at the end of the curve: square (L^2.00)." in words
+    assert "Memory-bound" not in words
+    assert 'it is not the fastest mode at L = 2^7, where mode "scan" took 1/1.30 of its time.' in words
+    assert "Not measured, because not installed on this machine: jax" in words
     for points in sweep["times"].values():
         points['mode "chunk"']["ratio"], points['mode "chunk"']["median"] = 1.25, 1e-9
     words = " ".join(text.page(record, {"one": "x.png"}).split())
@@ -63,11 +63,11 @@ def test_sentences_follow_the_numbers(page, record, sweep):
 
 
 def test_what_is_open_is_said(page, record):
-    assert "No card was at hand" in page
+    assert "No GPU was available" in page
     assert "0 of 22 points have quartiles" in page
     assert "- The curves of jax." in page
     record["machine"]["cuda"] = "Some card"
-    assert "The machine has a card (Some card)" in text.page(record, {})
+    assert "The machine has a GPU (Some card)" in text.page(record, {})
 
 
 def test_a_sweep_without_points_has_no_section(record):
