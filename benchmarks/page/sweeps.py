@@ -135,7 +135,9 @@ def _scan_sweep(channels: int, gradient: bool) -> Sweep:
             _scan_way(lambda a, b: linear_scan(a, b, backend="reference"), gradient), "several operator calls per step"
         ),
         "Hillis-Steele": Way(_scan_way(_by_method("hillis_steele"), gradient), "log2 L passes over all elements"),
-        "Blelloch": Way(_scan_way(_by_method("blelloch"), gradient), "two sweeps through a tree, with copies at each level"),
+        "Blelloch": Way(
+            _scan_way(_by_method("blelloch"), gradient), "two sweeps through a tree, with copies at each level"
+        ),
         "FFT convolution": Way(
             _scan_way(convolution_scan, gradient, gate="constant"), "transforms of length 2 L; constant gates only"
         ),
@@ -198,8 +200,8 @@ def _max_headed() -> Sweep:
     return Sweep(
         "GateLoop, 64 heads of size 1, forward and backward",
         "(1, L, 64, 1)",
-        "Real q, k and v, with one complex gate per head; the floor adds complex numbers. The layer keeps only the real "
-        "part of y, and its kernels never form the imaginary part.",
+        "Real q, k and v, with one complex gate per head; the floor adds complex numbers. The layer keeps only the "
+        "real part of y, and its kernels never form the imaginary part.",
         _max_headed_inputs,
         {
             FLOOR: _add,
@@ -242,8 +244,8 @@ def _heads() -> Sweep:
     return Sweep(
         "GateLoop, 8 heads of size 64, forward and backward",
         "(1, L, 8, 64)",
-        "Real, with one gate per head. The two softmax attentions compute a different function of q, k and v; they show "
-        "what the same sizes cost there.",
+        "Real, with one gate per head. The two softmax attentions compute a different function of q, k and v; they "
+        "show what the same sizes cost there.",
         _heads_inputs,
         {
             FLOOR: _add,

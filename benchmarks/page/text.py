@@ -31,8 +31,8 @@ def _head(record: Record) -> str:
     machine, versions = record["machine"], record["versions"]
     lengths = record["lengths"]
     about = f"""Time and memory of the library's modes, and of other ways to compute the same thing, from
-        L = {power(lengths[0])} to {power(lengths[-1])}. The command below writes this page, and every number in it comes
-        from [figures/benchmarks.json](figures/benchmarks.json): do not edit it by hand."""
+        L = {power(lengths[0])} to {power(lengths[-1])}. The command below writes this page, and every number in it
+        comes from [figures/benchmarks.json](figures/benchmarks.json): do not edit it by hand."""
     software = ", ".join(f"{name} {value}" for name, value in versions.items())
     return f"""# Time and memory over the length of a sequence
 
@@ -52,14 +52,15 @@ def _head(record: Record) -> str:
 def _method(record: Record) -> str:
     limits = record["limits"]
     return _paragraph(
-        f"""Batch 1, float32. At each length, all methods are timed in turn, round by round in one process, after a warm-up.
-        Points are medians, bars are quartiles, and a ratio is the median of the ratios within a round. A method gets
-        about {record["budget_seconds"]:g} s per length, and at least {LEAST_ROUNDS} and at most {MOST_ROUNDS} rounds.
-        Because methods take turns, each call finds the caches as the previous call left them. Memory is the peak
-        resident memory of a separate process during one call, above what was resident before the call with the inputs
-        in place; figures below {RESOLVED_MEGABYTES:g} MB mean nothing. A curve ends before a call that, judging by the
-        growth so far, would take more than {limits["seconds"]:g} s or, with its inputs, {limits["gigabytes"]:g} GB. The
-        floor, `torch.add(a, b, out=c)`, reads two tensors of the inputs' size and writes one."""
+        f"""Batch 1, float32. At each length, all methods are timed in turn, round by round in one process, after a
+        warm-up. Points are medians, bars are quartiles, and a ratio is the median of the ratios within a round. A
+        method gets about {record["budget_seconds"]:g} s per length, and at least {LEAST_ROUNDS} and at most
+        {MOST_ROUNDS} rounds. Because methods take turns, each call finds the caches as the previous call left them.
+        Memory is the peak resident memory of a separate process during one call, above what was resident before the
+        call with the inputs in place; figures below {RESOLVED_MEGABYTES:g} MB mean nothing. A curve ends before a
+        call that, judging by the growth so far, would take more than {limits["seconds"]:g} s or, with its inputs,
+        {limits["gigabytes"]:g} GB. The floor, `torch.add(a, b, out=c)`, reads two tensors of the inputs' size and
+        writes one."""
     )
 
 
