@@ -26,7 +26,7 @@ FILES = sorted(FOLDER.glob("*/*.yaml"))
 FAMILIES = [path for path in FILES if is_family(yaml.safe_load(path.read_text()))]
 RECIPES = [
     *(str(path) for path in FILES if path not in FAMILIES),
-    *(f"{path}#{row}" for path in FAMILIES for row in read_family(path).rows),
+    *(f"{path}#{name}" for path in FAMILIES for name in read_family(path).variants),
 ]
 VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000}
 

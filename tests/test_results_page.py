@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recurra.report import Page
-from recurra.training import read_family, split_row
+from recurra.training import read_family, split_variant
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "results"
@@ -47,10 +47,10 @@ def test_its_figures_are_there():
 def test_its_recipes_are_there():
     named = set(re.findall(r"recipes/[\w-]+/[\w-]+\.yaml(?:#[\w-]+)?", TEXT)) - {"recipes/memory-horizon/NAME.yaml"}
     for word in named:
-        path, row = split_row(ROOT / word)
+        path, variant = split_variant(ROOT / word)
         assert path.is_file(), word
-        if row not in (None, "NAME"):
-            assert row in read_family(path).rows, word
+        if variant not in (None, "NAME"):
+            assert variant in read_family(path).variants, word
 
 
 def test_names_that_stand_for_recipes_do(page):

@@ -134,5 +134,5 @@ def test_table_refuses_what_it_cannot_list(capsys):
     assert "no row of table 7; it has rows of tables [2, 9]" in failure(
         capsys, "table", "recipes/toy/family.yaml", "--number", "7"
     )
-    assert "not a family" in failure(capsys, "table", "runs/toy-xl/config.yaml")
+    assert "expected a recipe family" in failure(capsys, "table", "runs/toy-xl/config.yaml")
     assert "name one as in recipes/toy/family.yaml#xl" in failure(capsys, "train", "recipes/toy/family.yaml")

@@ -138,7 +138,7 @@ def test_what_was_published_of_a_row_and_of_a_run(make_page, make_summary, tmp_p
         ("\n{{ horizon_table(nothing) }}", 2, "'nothing' is undefined"),
         ("\n{{ horizon_table() }}", 2, "missing 1 required positional argument: 'runs'"),
         ("\n\n{{ 1 / 0 }}", 3, "division by zero"),
-        ("\n{{ family_table('no/such.yaml', []) }}", 2, "cannot read the recipe"),
+        ("\n{{ family_table('no/such.yaml', []) }}", 2, "which cannot be read"),
     ],
 )
 def test_mistakes_are_reported_with_section_and_line(make_page, make_summary, text, line, message):

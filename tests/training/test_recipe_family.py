@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from recurra.training import RecipeError, load_recipe, read_family, recipe_help, split_row
+from recurra.training import RecipeError, load_recipe, read_family, recipe_help, split_variant
 from recurra.training.recipe_family import read_recipe
 
 FAMILY = """
@@ -33,9 +33,9 @@ def family(tmp_path):
     return write
 
 
-def test_a_row_joins_its_choices_the_later_ones_winning(family):
+def test_a_variant_joins_its_choices_the_later_ones_winning(family):
     path = family()
-    assert list(read_family(path).rows) == ["plain-one", "plain-two", "crt-one", "crt-two"]
+    assert list(read_family(path).variants) == ["plain-one", "plain-two", "crt-one", "crt-two"]
     assert read_recipe(f"{path}#crt-two") == {
         "experiment": "text-crt",
         "data": {"path": "here", "segment_length": 9},
@@ -47,13 +47,13 @@ def test_a_row_joins_its_choices_the_later_ones_winning(family):
     assert read_family(path).published == {"crt-two": {"test_perplexity": 61.0, "tables": [9]}}
 
 
-def test_rows_do_not_share_what_they_set(family):
-    rows = read_family(family()).rows
-    rows["plain-one"]["model"]["d_model"] = 99
-    assert rows["crt-one"]["model"]["d_model"] == 12
+def test_variants_do_not_share_what_they_set(family):
+    variants = read_family(family()).variants
+    variants["plain-one"]["model"]["d_model"] = 99
+    assert variants["crt-one"]["model"]["d_model"] == 12
 
 
-def test_a_row_is_loaded_like_any_recipe(family):
+def test_a_variant_is_loaded_like_any_recipe(family):
     word = f"{family()}#crt-two"
     experiment = load_recipe(word, ["--training.epochs", "9"])
     assert experiment.experiment == "text-crt"
@@ -62,48 +62,51 @@ def test_a_row_is_loaded_like_any_recipe(family):
     assert "(type: int, default: 16)" in recipe_help(word)
 
 
-def test_an_error_names_file_row_and_key(family):
+def test_an_error_names_file_variant_and_key(family):
     word = f"{family(FAMILY.replace('n_heads', 'heads'))}#crt-two"
-    with pytest.raises(RecipeError, match=r"family\.yaml#crt-two: unknown key model\.heads"):
+    with pytest.raises(RecipeError, match=r"family\.yaml#crt-two: model\.heads is an unknown key"):
         load_recipe(word)
 
 
-def test_an_unknown_row_is_refused_with_those_that_are_near(family):
-    with pytest.raises(RecipeError, match=r"has no row 'crt-tow'; did you mean crt-two"):
+def test_an_unknown_variant_is_refused_with_the_nearest_names(family):
+    with pytest.raises(RecipeError, match=r"is 'crt-tow'; expected one of plain-one, .*: did you mean crt-two"):
         read_recipe(f"{family()}#crt-tow")
-    with pytest.raises(RecipeError, match="there are: plain-one, plain-two, crt-one, crt-two"):
+    with pytest.raises(RecipeError, match=r"expected one of plain-one, plain-two, crt-one, crt-two$"):
         read_recipe(f"{family()}#zzz")
 
 
-def test_a_family_without_a_row_and_a_recipe_with_one_are_refused(family):
-    with pytest.raises(RecipeError, match=r"holds 4 recipes; name one as in .*family\.yaml#plain-one"):
+def test_a_family_without_a_variant_and_a_recipe_with_one_are_refused(family):
+    with pytest.raises(
+        RecipeError,
+        match=r"a family of 4 recipes; expected .*#plain-one: there are plain-one, plain-two",
+    ):
         read_recipe(family())
     one = family("experiment: text\n", "one.yaml")
-    with pytest.raises(RecipeError, match="is one recipe and has no rows; give it without #row"):
+    with pytest.raises(RecipeError, match=r"one\.yaml without #row: the file is one recipe and has no variants"):
         read_recipe(f"{one}#row")
-    with pytest.raises(RecipeError, match="not a family"):
+    with pytest.raises(RecipeError, match="one recipe without axes; expected a recipe family"):
         read_family(one)
 
 
-def test_a_hash_in_a_files_own_name_is_no_row(family):
+def test_a_hash_in_a_file_s_own_name_is_no_variant(family):
     path = family("experiment: text\n", "odd#name.yaml")
-    assert split_row(path) == (path, None)
+    assert split_variant(path) == (path, None)
     assert read_recipe(path) == {"experiment": "text"}
-    assert split_row("a/b.yaml") == (Path("a/b.yaml"), None)
-    assert split_row("a/b.yaml#c") == (Path("a/b.yaml"), "c")
+    assert split_variant("a/b.yaml") == (Path("a/b.yaml"), None)
+    assert split_variant("a/b.yaml#c") == (Path("a/b.yaml"), "c")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("axes: {}\n", "axes must hold"),
-        ("axes: {model: [a, b]}\n", "axes must hold"),
-        ("axes: {model: {a: 3}}\n", "axes must hold"),
-        ("axes: {model: {3: {}}}\n", "axes must hold"),
-        ("axes: {model: {a: {}}}\ncommon: 3\n", "common must hold"),
-        ("axes: {model: {a: {}}}\npublished: {a: 3}\n", "published the figures of each row"),
-        ("axes: {model: {a: {}}}\npublished: {b: {}}\n", "published names 'b', which is no row; there are: a"),
-        ("axes: {model: {a: {}}}\nmodel: {}\n", "unknown key model; a family has: common, axes, published"),
+        ("axes: {}\n", "axes is .*; expected the choices"),
+        ("axes: {model: [a, b]}\n", "axes is .*; expected the choices"),
+        ("axes: {model: {a: 3}}\n", "axes is .*; expected the choices"),
+        ("axes: {model: {3: {}}}\n", "axes is .*; expected the choices"),
+        ("axes: {model: {a: {}}}\ncommon: 3\n", "common is 3; expected the keys"),
+        ("axes: {model: {a: {}}}\npublished: {a: 3}\n", "published is .*; expected figures for variants"),
+        ("axes: {model: {a: {}}}\npublished: {b: {}}\n", "published is 'b'; expected one of a"),
+        ("axes: {model: {a: {}}}\nmodel: {}\n", "model is an unknown key; expected only common, axes, published"),
     ],
 )
 def test_what_is_no_family_is_refused(family, text, message):

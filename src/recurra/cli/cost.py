@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     """Print a table; write the numbers and draw the figure where asked to."""
     own, overrides = split_overrides(words)
     parser = command_parser("cost", DESCRIPTION)
-    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="recipes, FILE or FILE#ROW, or runs' folders")
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="recipes, FILE or FILE#VARIANT, or runs' folders")
     parser.add_argument(
         "--vocabulary", type=int, metavar="N", help="size of the vocabulary, instead of looking at the corpus"
     )

@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     reported = {key for row in family.published.values() for key in row}
     key = next((key for key in SCORES if key in reported), "test_perplexity")
     table = Table("recipe", "tables", "published", "measured", title=SCORES[key].title)
-    for name in family.rows:
+    for name in family.variants:
         published = family.published.get(name, {})
         tables = published.get("tables", [])
         if arguments.number is not None and arguments.number not in tables:

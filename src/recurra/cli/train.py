@@ -12,7 +12,7 @@ from recurra.data import TextData
 from recurra.data.files import replacing
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
-from recurra.training import RunFolder, Trainer, load_recipe, recipe_help, split_row, to_yaml
+from recurra.training import RunFolder, Trainer, load_recipe, recipe_help, split_variant, to_yaml
 from recurra.training.allocator import keep_large_blocks
 
 DESCRIPTION = "Train a recipe. `recurra train RECIPE --help` shows every key that the recipe may set."
@@ -24,7 +24,7 @@ def run(words: Sequence[str]) -> int:
     parser = command_parser("train", DESCRIPTION, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this, and every key of the RECIPE if given")
     parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/, or FILE#ROW"
+        "recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/, or FILE#VARIANT"
     )
     parser.add_argument("--run", metavar="FOLDER", help="where to write (default: runs/ and the recipe's name)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
@@ -62,9 +62,9 @@ def run(words: Sequence[str]) -> int:
 
 def default_run_folder(recipe: str) -> Path:
     """runs/<folder>-<name> for a recipe <folder>/<name>.yaml, whose name alone would clash with others', and
-    runs/<folder>-<row> for a row of a family."""
-    path, row = split_row(recipe)
-    return Path("runs") / "-".join([path.resolve().parent.name, row or path.stem])
+    runs/<folder>-<variant> for a variant of a family."""
+    path, variant = split_variant(recipe)
+    return Path("runs") / "-".join([path.resolve().parent.name, variant or path.stem])
 
 
 def _new(arguments: Namespace, overrides: Sequence[str]) -> Trainer:

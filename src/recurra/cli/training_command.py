@@ -53,11 +53,11 @@ def _nearest_first(trained: dict[str, Any], recipes: Path) -> list[str]:
 
 
 def _recipes_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The recipes of a file by the words that name them: one, or the rows of a family."""
+    """The recipes of a file by the words that name them: one, or the variants of a family."""
     try:
         return [(str(path), read_recipe(path))]
     except RecipeError:
-        return [(f"{path}#{row}", recipe) for row, recipe in read_family(path).rows.items()]
+        return [(f"{path}#{variant}", recipe) for variant, recipe in read_family(path).variants.items()]
 
 
 def _as_word(value: Any) -> str:

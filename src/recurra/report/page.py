@@ -141,16 +141,16 @@ class Page:
         return _to_do(absent, f"{Path(family).parent.name}-{{}}", command)
 
     def published(self, family: str, row: str | Summary) -> Mapping[str, Any]:
-        """What was published of a row of a family, or of the row that a run is of, by name; empty where nothing was.
+        """What was published about a variant of a family, by name, or about the variant of a run; empty if nothing was.
 
         Raises:
-            RecipeError: there is no such row.
+            RecipeError: there is no such variant.
         """
         whole = self._family(family)
         name = tables.family_row(whole, row) if isinstance(row, Summary) else row
         if name is None:
             return {}
-        whole.row(name)
+        whole.variant(name)
         return whole.published.get(name, {})
 
     def _family(self, file: str) -> RecipeFamily:

@@ -109,7 +109,7 @@ def rows_without_runs(family: RecipeFamily, runs: Sequence[Summary], rows: str =
 
 
 def _runs_by_row(family: RecipeFamily, runs: Sequence[Summary], rows: str) -> dict[str, list[Summary]]:
-    by_row: dict[str, list[Summary]] = {row: [] for row in family.rows}
+    by_row: dict[str, list[Summary]] = {row: [] for row in family.variants}
     for run in runs:
         row = family_row(family, run)
         if row is None:
@@ -117,14 +117,14 @@ def _runs_by_row(family: RecipeFamily, runs: Sequence[Summary], rows: str) -> di
         by_row[row].append(run)
     chosen = {row: of_row for row, of_row in by_row.items() if fnmatchcase(row, rows)}
     if not chosen:
-        raise ValueError(f"{family.path} has no row like {rows!r}; there are: {', '.join(family.rows)}")
+        raise ValueError(f"{family.path} has no row like {rows!r}; there are: {', '.join(family.variants)}")
     return chosen
 
 
 def family_row(family: RecipeFamily, run: Summary) -> str | None:
     """The row that a run is of: the same experiment, model and segment; how long and with what dropout it was trained
     does not count. None where there is no such row."""
-    settings = {row: _identity(recipe) for row, recipe in family.rows.items()}
+    settings = {row: _identity(recipe) for row, recipe in family.variants.items()}
     # A setting that all rows share, such as a dropout, is how they are trained.
     telling = {
         key for key in set().union(*settings.values()) if len({repr(one.get(key)) for one in settings.values()}) > 1

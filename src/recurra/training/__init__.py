@@ -26,7 +26,7 @@ from recurra.training.models import (
 )
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
-from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_row
+from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_variant
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
 from recurra.training.starting_weights import start_from
@@ -69,7 +69,7 @@ __all__ = [
     "read_metrics",
     "recipe_help",
     "scored_weights",
-    "split_row",
+    "split_variant",
     "start_from",
     "to_yaml",
 ]

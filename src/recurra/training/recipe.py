@@ -1,7 +1,7 @@
-"""Recipes: experiments as YAML files, and single values set over them.
+"""Recipes: experiments as YAML files, with overrides from the command line.
 
-The experiment's dataclasses are the grammar: their fields are the keys, their types the values, their
-docstrings the help. What they do not know is refused.
+The experiment's dataclasses are the grammar: fields are keys, types say which values are allowed, and docstrings are
+the help. Unknown keys are refused.
 """
 
 import copy
@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from recurra.checks import sentence
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
 from recurra.training.recipe_family import RecipeError, read_recipe
 
@@ -22,20 +23,21 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
-    """Read a recipe and set values over it.
+    """Read a recipe and apply overrides.
 
     Args:
-        path: a YAML file with the key `experiment` and any keys of that experiment, or FILE#ROW for a row of a family.
+        path: a YAML file with the key `experiment` and any keys of that experiment, or FILE#VARIANT for a variant of a
+            family.
         overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
-            over the recipe, the last one over the others.
+            over the recipe, and later ones win over earlier ones.
 
     Raises:
-        RecipeError: the file cannot be read, or a key or a value is impossible.
+        RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     recipe = read_recipe(path)
     kind, parser = _parser(path, recipe, overrides)
     try:
-        # The recipe is the first word: those of the command line win over it in whatever order they come.
+        # The recipe comes first, so that overrides win over it wherever they stand on the command line.
         tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree), *words]))
         return kind(**{field.name: values[field.name] for field in fields(kind)})
@@ -44,7 +46,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def recipe_help(path: Path | str) -> str:
-    """Every key of a recipe's experiment with its type, its value in the recipe and what it means.
+    """Describe every key of a recipe's experiment: its type, its value in the recipe and its meaning.
 
     Raises:
         RecipeError: as `load_recipe`.
@@ -56,23 +58,23 @@ def recipe_help(path: Path | str) -> str:
 
 
 def to_yaml(experiment: Experiment) -> str:
-    """The complete experiment as a recipe."""
+    """Write the complete experiment as a recipe."""
     return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
 
 
 def _parser(
     path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[type[Experiment], ArgumentParser]:
-    """The experiment's class, and a parser of its keys."""
+    """Return the experiment's class and a parser for its keys."""
     name = recipe.get("experiment")
     if name not in EXPERIMENTS:
-        raise RecipeError(f"{path}: experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
+        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(EXPERIMENTS))}")
     kind = EXPERIMENTS[name]
     known = set(_keys(kind))
     for key, value in _leaves(recipe):
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
-            raise RecipeError(f"{path}: {key} is a section and holds keys and values, got {value!r}")
+            raise RecipeError(f"{path}: {sentence(key, repr(value), 'a section with keys and values')}")
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
@@ -85,12 +87,12 @@ def _parser(
 def _with_entries(
     recipe: Mapping[str, Any], overrides: Sequence[str], known: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Set the overrides of entries inside of entries of a free dictionary, such as model.mixer_options.ring.r_min.
+    """Apply overrides that reach two or more levels into a free dictionary, such as model.mixer_options.ring.r_min.
 
-    The parser takes entries of the dictionary itself, and would leave these as the words that they are.
+    The parser itself handles one level; it would leave the values of deeper entries as strings.
 
     Returns:
-        the recipe with them, and the other words.
+        the recipe with those overrides applied, and the words that are left.
     """
     tree, rest, words = copy.deepcopy(dict(recipe)), [], iter(overrides)
     for word in words:
@@ -103,13 +105,13 @@ def _with_entries(
         for name in path:
             inside = inside.setdefault(name, {})
             if not isinstance(inside, dict):
-                raise ValueError(f"{key} is an entry of {name}, which has none: it is {inside!r}")
+                raise ValueError(sentence(name, repr(inside), f"keys and values, for {key} to be one of them"))
         inside[field] = yaml.safe_load(value if equals else next(words))
     return tree, rest
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values of a dataclass."""
+    """Yield the dotted names of all values of a dataclass."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
@@ -128,7 +130,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _values(tree: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The dotted keys that `tree` has, with their values."""
+    """Yield those of the dotted `keys` that `tree` sets, with their values."""
     for key in keys:
         section, _, field = key.rpartition(".")
         inside = tree.get(section, {}) if section else tree
@@ -137,11 +139,11 @@ def _values(tree: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _require_known(path: Path | str, key: str, known: set[str]) -> None:
-    # A known key above it: an entry of a free dictionary such as model.mixer_options. Below it: a section.
+    # With a known key above it, it is an entry of a free dictionary such as model.mixer_options; below it, a section.
     if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in known):
         return
     section = key.partition(".")[0] + "."
     beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
     close = difflib.get_close_matches(key, known, n=1)
-    question = f" (did you mean {close[0]}?)" if close else ""
-    raise RecipeError(f"{path}: unknown key {key}{question}; there are: {', '.join(sorted(beside))}")
+    mend = f"did you mean {close[0]}?" if close else ""
+    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), mend)}")

@@ -1,8 +1,8 @@
-"""Recipe families: many recipes in one file, a row of a table each.
+"""Recipe families: many recipes in one file, each a variant of the others.
 
 A family names its axes and what each choice on an axis sets:
 
-    common: {...}                              # keys of every row
+    common: {...}                              # keys of every variant
     axes:
       model:
         transformer: {experiment: text-transformer-xl, model: {mem_len: 0}}
@@ -12,11 +12,11 @@ A family names its axes and what each choice on an axis sets:
       segment:
         n70: {data: {segment_length: 70}}
         n35: {data: {segment_length: 35}}
-    published:                                 # what papers report of a row
+    published:                                 # what papers report for a variant
       crt-gru-3-layers-n35: {test_perplexity: 61.0, table: 9}
 
-A row has one choice of every axis; its name joins them in order, and FILE#crt-gru-3-layers-n35 is its recipe: the
-common keys, then those of its choices, the later ones winning.
+A variant makes one choice on every axis, and its name joins those choices in order. FILE#crt-gru-3-layers-n35 is its
+recipe: the common keys, then the keys of its choices. Later keys win.
 """
 
 import difflib
@@ -28,6 +28,8 @@ from typing import Any
 
 import yaml
 
+from recurra.checks import kind_of, sentence
+
 _SECTIONS = ("common", "axes", "published")
 
 
@@ -37,70 +39,76 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class RecipeFamily:
-    """A family's rows: what each sets, and what was published of it."""
+    """The variants of a family by name: what each sets, and what was published about it."""
 
     path: Path
-    rows: dict[str, dict[str, Any]]
+    variants: dict[str, dict[str, Any]]
     published: dict[str, dict[str, Any]]
 
-    def row(self, name: str) -> dict[str, Any]:
-        """The recipe of a row.
+    def variant(self, name: str) -> dict[str, Any]:
+        """Return the recipe of a variant.
 
         Raises:
-            RecipeError: there is no such row.
+            RecipeError: the family has no such variant.
         """
-        if name not in self.rows:
-            close = difflib.get_close_matches(name, self.rows, n=3)
-            question = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(self.rows)}"
-            raise RecipeError(f"{self.path} has no row {name!r}; {question}")
-        return self.rows[name]
+        if name not in self.variants:
+            close = difflib.get_close_matches(name, self.variants, n=3)
+            mend = f"did you mean {' or '.join(close)}?" if close else ""
+            raise RecipeError(sentence(f"the variant of {self.path}", repr(name), _one_of(self.variants), mend))
+        return self.variants[name]
 
 
-def split_row(word: str | Path) -> tuple[Path, str | None]:
-    """Part FILE#ROW into its two; a file whose own name has a # in it is found as it is."""
+def split_variant(word: str | Path) -> tuple[Path, str | None]:
+    """Split FILE#VARIANT into its two parts; an existing file with a # in its own name is left whole."""
     path = Path(word)
-    name, hash_sign, row = path.name.rpartition("#")
+    name, hash_sign, variant = path.name.rpartition("#")
     if not hash_sign or path.exists():
         return path, None
-    return path.with_name(name), row
+    return path.with_name(name), variant
 
 
 def read_recipe(word: str | Path) -> dict[str, Any]:
-    """The keys and values of a recipe FILE, or of FILE#ROW.
+    """Read the keys and values of a recipe FILE, or of FILE#VARIANT.
 
     Raises:
-        RecipeError: the file cannot be read, is a family and no row is named, or the other way round.
+        RecipeError: the file cannot be read, or it is a family and no variant is named, or the other way round.
     """
-    path, row = split_row(word)
+    path, variant = split_variant(word)
     content = _read(path)
     if not is_family(content):
-        if row is not None:
-            raise RecipeError(f"{path} is one recipe and has no rows; give it without #{row}")
+        if variant is not None:
+            raise RecipeError(
+                sentence("recipe", word, f"{path} without #{variant}", "the file is one recipe and has no variants")
+            )
         return content
     family = _family(path, content)
-    if row is None:
+    if variant is None:
         raise RecipeError(
-            f"{path} holds {len(family.rows)} recipes; name one as in {path}#{next(iter(family.rows))}. "
-            f"There are: {', '.join(family.rows)}"
+            sentence(
+                "recipe",
+                f"{path}, a family of {len(family.variants)} recipes",
+                f"one of its variants, as in {path}#{next(iter(family.variants))}",
+                f"there are {', '.join(family.variants)}",
+            )
         )
-    return family.row(row)
+    return family.variant(variant)
 
 
 def read_family(path: str | Path) -> RecipeFamily:
     """Read a family.
 
     Raises:
-        RecipeError: the file cannot be read, or is no family.
+        RecipeError: the file cannot be read, or is not a family.
     """
     path = Path(path)
     content = _read(path)
     if not is_family(content):
-        raise RecipeError(f"{path} is one recipe, not a family: it has no axes")
+        raise RecipeError(sentence("family", f"{path}, one recipe without axes", "a recipe family"))
     return _family(path, content)
 
 
 def is_family(content: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is a family's."""
+    """Tell whether the content of a recipe file is a family."""
     return "axes" in content
 
 
@@ -108,34 +116,37 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"cannot read the recipe {path}: {error}") from error
+        raise RecipeError(sentence("recipe", f"{path}, which cannot be read ({error})", "a YAML file")) from error
     if not isinstance(recipe, dict):
-        raise RecipeError(f"{path}: a recipe holds keys and values, got {type(recipe).__name__}")
+        raise RecipeError(sentence(f"the content of {path}", kind_of(recipe), "the keys and values of a recipe"))
     return recipe
 
 
 def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
-    if unknown := [key for key in content if key not in _SECTIONS]:
-        raise RecipeError(f"{path}: unknown key {unknown[0]}; a family has: {', '.join(_SECTIONS)}")
-    axes = content["axes"]
-    if not _is_tree(axes, depth=3) or not axes:
-        raise RecipeError(f"{path}: axes must hold, for each axis, its choices and what each of them sets")
-    common, published = content.get("common", {}), content.get("published", {})
-    if not isinstance(common, dict) or not _is_tree(published, depth=2):
-        raise RecipeError(f"{path}: common must hold a recipe's keys, and published the figures of each row")
-    rows = {}
+    def require(condition: bool, name: str, came: str, expected: str) -> None:
+        if not condition:
+            raise RecipeError(f"{path}: {sentence(name, came, expected)}")
+
+    for key in content:
+        require(key in _SECTIONS, key, "an unknown key", f"only {', '.join(_SECTIONS)}")
+    axes, common, published = content["axes"], content.get("common", {}), content.get("published", {})
+    is_table = bool(axes) and _is_tree(axes, depth=3)
+    require(is_table, "axes", repr(axes), "the choices on each axis, and the keys that each choice sets")
+    require(isinstance(common, dict), "common", repr(common), "the keys and values of a recipe")
+    require(_is_tree(published, depth=2), "published", repr(published), "figures for variants, by their names")
+    variants = {}
     for choices in itertools.product(*(axis.items() for axis in axes.values())):
         recipe: dict[str, Any] = dict(common)
         for _, settings in choices:
             recipe = _merged(recipe, settings)
-        rows["-".join(name for name, _ in choices)] = recipe
-    if unknown := [name for name in published if name not in rows]:
-        raise RecipeError(f"{path}: published names {unknown[0]!r}, which is no row; there are: {', '.join(rows)}")
-    return RecipeFamily(path, rows, dict(published))
+        variants["-".join(name for name, _ in choices)] = recipe
+    for name in published:
+        require(name in variants, "a name under published", repr(name), _one_of(variants))
+    return RecipeFamily(path, variants, dict(published))
 
 
 def _is_tree(value: Any, depth: int) -> bool:
-    """Whether `value` is dictionaries with names for keys, so many levels down."""
+    """Tell whether `value` is dictionaries with strings as keys, nested `depth` levels deep."""
     if depth == 0:
         return True
     return isinstance(value, dict) and all(isinstance(k, str) and _is_tree(v, depth - 1) for k, v in value.items())
@@ -147,3 +158,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         under = merged.get(key)
         merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _one_of(names: Mapping[str, Any]) -> str:
+    return f"one of {', '.join(names)}"
