@@ -44,16 +44,51 @@ def test_top_5_is_left_out_where_it_would_be_all(n_classes):
     assert class_scores(torch.eye(n_classes), torch.arange(n_classes)).top_5 is None
 
 
+@pytest.mark.parametrize("n_classes", [2, 5, 6, 11])
+@pytest.mark.parametrize("ties", [False, True])
+def test_random_scores_are_those_of_a_loop(n_classes, ties):
+    """Also with ties and with empty classes, predicted or not: those count as NaN, and not in the mean."""
+    for n_examples in (1, 3, 40):
+        probabilities = torch.rand(n_examples, n_classes, dtype=torch.float64)
+        if ties:
+            probabilities = (4 * probabilities).round() / 4
+        targets = torch.randint(n_classes - 1, (n_examples,))  # the last class stays empty
+        scores = class_scores(probabilities, targets)
+        confusion = [[0] * n_classes for _ in range(n_classes)]
+        n_in_top_5 = 0
+        for row, target in zip(probabilities.tolist(), targets.tolist()):
+            confusion[target][row.index(max(row))] += 1
+            n_in_top_5 += target in sorted(range(n_classes), key=lambda c: -row[c])[:5]
+        assert scores.confusion.tolist() == confusion
+        counts = [sum(row) for row in confusion]
+        right = [confusion[c][c] for c in range(n_classes)]
+        shares = [right[c] / counts[c] if counts[c] else math.nan for c in range(n_classes)]
+        assert list(map(str, scores.class_accuracies.tolist())) == list(map(str, shares))
+        present = torch.tensor([share for share in shares if not math.isnan(share)], dtype=torch.float64)
+        assert scores.mean_class_accuracy == pytest.approx(float(present.mean()), rel=1e-15)
+        assert scores.top_1 == sum(right) / n_examples
+        if n_classes <= 5:
+            assert scores.top_5 is None
+        elif not ties:  # which of the tied classes are among the five is up to torch
+            assert scores.top_5 == n_in_top_5 / n_examples
+
+
+def test_a_class_without_examples_that_is_predicted_does_not_enter_the_mean():
+    """torchmetrics counts such a class as 0, which would give 1 / 2 here."""
+    scores = class_scores(torch.eye(3)[[0, 1, 2]], torch.tensor([0, 1, 1]))
+    assert scores.mean_class_accuracy == 3 / 4
+
+
 @pytest.mark.parametrize("target", [-100, 3])
 def test_targets_must_be_classes(target):
-    with pytest.raises(ValueError, match=f"classes from 0 to 2, got .*{target}"):
+    with pytest.raises(ValueError, match=f"a target is {target}; expected a class from 0 to 2"):
         class_scores(torch.eye(3), torch.tensor([0, target, 1]))
 
 
 def test_no_examples_and_nan_are_errors():
-    with pytest.raises(ValueError, match="no examples"):
+    with pytest.raises(ValueError, match=r"targets is \[\]; expected at least one example"):
         class_scores(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
-    with pytest.raises(FloatingPointError, match="NaN"):
+    with pytest.raises(FloatingPointError, match="a probability is NaN; expected a number"):
         class_scores(torch.tensor([[0.5, float("nan")]]), torch.tensor([0]))
 
 
@@ -116,7 +151,7 @@ def test_a_view_that_could_not_be_decoded_does_not_count():
     expected = (torch.tensor([1.0, 0, 5]).double().softmax(0) + torch.tensor([0.0, 2, 0]).double().softmax(0)) / 2
     torch.testing.assert_close(result.probabilities[0], expected, rtol=0, atol=1e-12)
     batch.targets[:] = IGNORED_TARGET
-    with pytest.raises(ValueError, match="no view to score"):
+    with pytest.raises(ValueError, match="views is without a view to score"):
         classify_videos(Corner(), [batch])
 
 

@@ -122,8 +122,25 @@ def test_autocast_around_it_does_not_reach_the_model(model, stream):
 
 def test_nothing_to_count_is_an_error(model):
     targets = torch.full((2, 3), IGNORED_TARGET)
-    with pytest.raises(ValueError, match="n_tokens must be at least 1"):
+    with pytest.raises(ValueError, match="n_tokens is 0; expected at least 1"):
         evaluate(model, Batches(Batch(torch.zeros(2, 3, dtype=torch.int64), targets, continues=False)))
+
+
+class FixedLosses(nn.Module):
+    """Gives the losses that it is made of, in float32."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.losses = nn.Parameter(torch.tensor([losses]))
+
+    def loss(self, inputs, targets, state=None):
+        return self.losses, None
+
+
+def test_the_losses_of_a_batch_are_summed_in_float64():
+    """In float32, 2^24 + 1 is 2^24."""
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), continues=False)
+    assert evaluate(FixedLosses([2.0**24, 1.0]), Batches(batch)).loss == (2**24 + 1) / 2
 
 
 def test_observers_see_each_batch_with_its_predictions(model, stream):

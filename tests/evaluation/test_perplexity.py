@@ -40,7 +40,7 @@ def test_nan_travels():
 @pytest.mark.parametrize("measure", [perplexity, bits_per_token])
 @pytest.mark.parametrize("n_tokens", [0, -1])
 def test_no_tokens_is_an_error(measure, n_tokens):
-    with pytest.raises(ValueError, match=f"n_tokens must be at least 1, got {n_tokens}"):
+    with pytest.raises(ValueError, match=f"n_tokens is {n_tokens}; expected at least 1"):
         measure(1.0, n_tokens)
 
 

@@ -65,5 +65,5 @@ def test_it_says_what_it_knows_before_it_reads_on():
 
 
 def test_no_frames_are_an_error():
-    with pytest.raises(ValueError, match="no frames to classify"):
+    with pytest.raises(ValueError, match="frames is empty; expected at least one"):
         list(classify_stream(Sums(), [], n_frames=2, frame_seconds=0.5))

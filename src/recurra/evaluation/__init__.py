@@ -1,4 +1,4 @@
-"""How good a model is: losses, perplexity, accuracy, accuracy by memory span and by class."""
+"""Evaluation: losses, perplexity, and accuracy overall, by memory span and by class."""
 
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.classification import (

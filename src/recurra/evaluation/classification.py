@@ -1,8 +1,7 @@
-"""Scores of a classifier: mean class accuracy, top-1 and top-5, and who is taken for whom.
+"""Scores of a classifier: mean class accuracy, top-1, top-5 and the confusion matrix.
 
-The probabilities of the views of one video are averaged before anything is counted (TimeSformer and CR-ViT are scored
-so: 10 clips along time, 3 crops of each). The prediction for a clip is that of its last segment, for which the model
-has seen all of it.
+The probabilities of all views of a video are averaged before scoring, as the TimeSformer and CR-ViT papers do (10 clips
+along time, 3 crops of each). The prediction for a clip is that of its last segment, when the model has seen all of it.
 """
 
 from collections import defaultdict
@@ -13,19 +12,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recurra.checks import require, sentence
 from recurra.data import IGNORED_TARGET
 from recurra.data.video import ViewBatch
 from recurra.evaluation.evaluate import evaluation_mode
 
 TOP = 5
-"""How many guesses the second score allows; it is left out where they would be all classes."""
+"""The number of guesses that the second score allows; datasets with no more classes than this have no such score."""
 
 
 class ClassScores(NamedTuple):
-    """How often which class was predicted for which; on the CPU.
+    """The confusion matrix and what follows from it, on the CPU.
 
-    confusion: how many examples of class i (row) were predicted as class j (column), int64.
-    n_in_top_5: how many examples had their class among the five likeliest; None with five classes or fewer.
+    confusion: the number of examples of class i (row) that were predicted as class j (column), int64.
+    n_in_top_5: the number of examples whose class was among the five likeliest; None with five classes or fewer.
     """
 
     confusion: Int[Tensor, "C C"]
@@ -33,55 +33,53 @@ class ClassScores(NamedTuple):
 
     @property
     def counts(self) -> Int[Tensor, " C"]:
-        """The examples of each class."""
+        """The number of examples of each class."""
         return self.confusion.sum(1)
 
     @property
     def n_examples(self) -> int:
-        """All examples."""
+        """The number of examples."""
         return int(self.confusion.sum())
 
     @property
     def class_accuracies(self) -> Float[Tensor, " C"]:
-        """The share of each class's examples that was right, float64; NaN for a class without examples."""
+        """The share of each class's examples that were predicted correctly, float64; NaN for an empty class."""
         return self.confusion.diagonal().double() / self.counts
 
     @property
     def mean_class_accuracy(self) -> float:
-        """The mean of the class accuracies over the classes that have examples: every class weighs the same."""
+        """The mean accuracy of the classes that have examples: each class has the same weight."""
         return float(self.class_accuracies.nanmean())
 
     @property
     def top_1(self) -> float:
-        """The share of all examples that was right."""
+        """The share of examples that were predicted correctly."""
         return int(self.confusion.diagonal().sum()) / self.n_examples
 
     @property
     def top_5(self) -> float | None:
-        """The share of all examples whose class was among the five likeliest; None with five classes or fewer."""
+        """The share of examples whose class was among the five likeliest; None with five classes or fewer."""
         return None if self.n_in_top_5 is None else self.n_in_top_5 / self.n_examples
 
 
 def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]) -> ClassScores:
-    """Count right and wrong predictions; the prediction is the likeliest class, of equal ones the first.
+    """Count which class was predicted for which: the likeliest one, and the first of those that tie.
 
     Args:
-        probabilities: of each class for each example; anything that ranks the classes will do.
+        probabilities: of each class for each example; any values that rank the classes will do.
         targets: the true class of each example.
 
     Raises:
-        ValueError: there are no examples, or a target is no class.
+        ValueError: there are no examples, or a target is not a class.
         FloatingPointError: a probability is NaN.
     """
     n_classes = probabilities.shape[1]
-    if not len(targets):
-        raise ValueError("there are no examples to score")
-    if int(targets.min()) < 0 or int(targets.max()) >= n_classes:
-        raise ValueError(
-            f"targets must be classes from 0 to {n_classes - 1}, got {int(targets.min())} to {int(targets.max())}"
-        )
+    require(len(targets) > 0, "targets", targets.tolist(), "at least one example to score")
+    for target in (int(targets.min()), int(targets.max())):
+        require(0 <= target < n_classes, "a target", target, f"a class from 0 to {n_classes - 1}")
     if bool(probabilities.isnan().any()):
-        raise FloatingPointError("a probability is NaN: the model or its input holds values that are not finite")
+        mend = "check that the model's weights and its input are finite"
+        raise FloatingPointError(sentence("a probability", "NaN", "a number", mend))
     probabilities, targets = probabilities.cpu(), targets.cpu()
     pairs = targets * n_classes + probabilities.argmax(1)
     confusion = torch.bincount(pairs, minlength=n_classes**2).view(n_classes, n_classes)
@@ -92,12 +90,12 @@ def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]
 
 
 class VideoProbabilities(NamedTuple):
-    """What a model says about videos, on the CPU.
+    """A model's predictions for videos, on the CPU.
 
-    probabilities: the mean over a video's views of the softmax after its last segment, float64.
+    probabilities: the softmax after the last segment, averaged over a video's views, float64.
     targets: the class of each video.
-    videos: the number of each video; those without a view that could be decoded are not there.
-    n_frames: how many frames were read for all of them.
+    videos: the index of each video; videos none of whose views could be decoded are omitted.
+    n_frames: the number of frames read in total.
     """
 
     probabilities: Float[Tensor, "N C"]
@@ -107,15 +105,15 @@ class VideoProbabilities(NamedTuple):
 
 
 def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> VideoProbabilities:
-    """Run a model over views of videos, each from a fresh state, without autocast and without gradients.
+    """Run a model over views of videos, each from the start of a stream, without autocast or gradients.
 
     Args:
-        model: called as `model(clips, None) -> (logits, state)`, logits (B, S, C). It is in evaluation mode meanwhile.
-        views: the views, in any order, in batches of any size. A row whose last target is `IGNORED_TARGET` does not
-            count.
+        model: called as `model(clips, None) -> (logits, state)`, logits (B, S, C), in evaluation mode.
+        views: the views, in any order and in batches of any size. A view whose last target is `IGNORED_TARGET` is
+            skipped.
 
     Raises:
-        ValueError: there is no view that counts.
+        ValueError: there is no view to score.
     """
     device = next(model.parameters()).device
     totals: dict[int, Tensor] = {}
@@ -126,14 +124,15 @@ def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> VideoProbab
         for batch in views:
             logits = model(batch.inputs.to(device), None)[0][:, -1]
             n_frames += batch.inputs.shape[0] * batch.inputs.shape[1]
-            rows = zip(batch.videos.tolist(), batch.targets[:, -1].tolist(), logits.double().softmax(-1).cpu())
-            for video, target, probabilities in rows:
+            of_views = zip(batch.videos.tolist(), batch.targets[:, -1].tolist(), logits.double().softmax(-1).cpu())
+            for video, target, probabilities in of_views:
                 if target != IGNORED_TARGET:
                     totals[video] = totals[video] + probabilities if video in totals else probabilities
                     n_views[video] += 1
                     targets[video] = target
     if not totals:
-        raise ValueError("there is no view to score: was no video there, or could none be decoded?")
+        mend = "check that the dataset has videos and that they can be decoded"
+        raise ValueError(sentence("views", "without a view to score", "at least one", mend))
     videos = sorted(totals)
     return VideoProbabilities(
         torch.stack([totals[video] / n_views[video] for video in videos]),

@@ -1,4 +1,4 @@
-"""A model over a whole split: losses and accuracy, with the state carried as the data says."""
+"""Evaluation of a model on a whole split: losses and accuracy, carrying the state between batches that continue."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +16,16 @@ from recurra.models import PlainLikelihood, negative_log_likelihood
 
 
 class EvaluationResult(NamedTuple):
-    """What a split's evaluation found.
+    """The scores of a model on a split.
 
     loss: mean negative log-likelihood in nats per target.
     perplexity: exp(loss).
     bits_per_token: loss / ln 2.
-    accuracy: the share of targets that were the likeliest prediction; None where the model computes its loss without
-        the logits of all classes (an adaptive softmax over a large vocabulary).
-    n_targets: the targets that counted.
-    seconds: how long it took.
-    tokens_per_second: input tokens (of video, frames) read in a second.
+    accuracy: the share of targets that were the likeliest prediction; None if the model computes its loss without the
+        logits of all classes (an adaptive softmax over a large vocabulary).
+    n_targets: the number of targets, without ignored ones.
+    seconds: the time it took.
+    tokens_per_second: input tokens (for video, frames) read per second.
     """
 
     loss: float
@@ -44,18 +44,18 @@ Observer = Callable[[Batch, Tensor], None]
 def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None = None) -> EvaluationResult:
     """Run a model over one epoch of a source, in float32 and without gradients.
 
-    The state is carried into a batch that continues the one before it. The model is in evaluation mode
-    meanwhile, and afterwards in whichever mode it was in.
+    A batch that continues the previous one starts from its state. The model runs in evaluation mode and returns to its
+    own mode afterwards.
 
     Args:
         model: called as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats; one whose loss
             goes by way of the logits (a `PlainLikelihood`, or a module without a `loss`) as
             `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
-        source: the batches; positions whose target is `IGNORED_TARGET` do not count.
-        observe: is shown every batch and what was predicted for it.
+        source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
+        observe: called with every batch and its predictions.
 
     Raises:
-        ValueError: no target in the source counts, or what was predicted is asked of a model without logits.
+        ValueError: every target is ignored, or `observe` is given with a model that has no logits.
     """
     by_logits = isinstance(model, PlainLikelihood) or not hasattr(model, "loss")
     if observe is not None and not by_logits:
@@ -84,7 +84,7 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
             total += losses.sum(dtype=torch.float64)
             n_targets += int((batch.targets != IGNORED_TARGET).sum())
             n_tokens += batch.n_steps
-    nats = float(total)  # waits for the device, so that the time below is the whole time
+    nats = float(total)  # waits for the device, so that the time below includes all its work
     seconds = perf_counter() - start
     return EvaluationResult(
         loss=nats / max(1, n_targets),
@@ -100,16 +100,16 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
 def evaluate_by_span(
     model: nn.Module, source: BatchSource, spans: Callable[[Tensor], Tensor]
 ) -> tuple[EvaluationResult, SpanAccuracy]:
-    """Evaluate, and count the right predictions by how far back each target reaches.
+    """Evaluate, and count correct predictions by memory span: how far back the target depends on the input.
 
     Args:
         model: as for `evaluate`.
         source: as for `evaluate`.
-        spans: from inputs (B, L) to the memory span of each position, (B, L) whole numbers, such as
+        spans: a function from inputs (B, L) to the memory span of each position, (B, L) integers, such as
             `recurra.data.memory_spans`.
 
     Raises:
-        ValueError: no target in the source counts.
+        ValueError: every target is ignored.
     """
     correct: list[Tensor] = []
     reach: list[Tensor] = []
@@ -125,9 +125,9 @@ def evaluate_by_span(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every module of it back into its own mode afterwards.
+    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards.
 
-    Meanwhile the weights must not change: what is made from parameters (an NCGRU's orthogonal matrix) is made once.
+    The weights must not change inside: what is computed from parameters (an NCGRU's orthogonal matrix) is cached.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -1,26 +1,28 @@
-"""From a summed negative log-likelihood to the figures that language models are compared by.
+"""Perplexity and bits per token from a summed negative log-likelihood.
 
-Both take the sum and the number of tokens, not a mean of means: batches of different sizes weigh as
-they should.
+Both take the sum and the number of tokens, not a mean of means, so that batches of different sizes are weighted
+correctly.
 """
 
 import math
 import operator
 
+from recurra.checks import require
+
 
 def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
-    """exp(total / n_tokens): how many equally likely tokens the model hesitates between.
+    """Give exp(total / n_tokens): the number of equally likely tokens that would be as hard to predict.
 
     Args:
         total_negative_log_likelihood: the sum over all tokens, in nats.
-        n_tokens: how many tokens that sum is over.
+        n_tokens: the number of tokens in that sum.
 
     Returns:
-        The perplexity: infinity where it is beyond what a float holds, NaN where the total is NaN.
+        The perplexity: infinity if it overflows a float, NaN if the total is NaN.
 
     Raises:
-        ValueError: n_tokens is less than 1.
-        TypeError: n_tokens is not a whole number.
+        ValueError: `n_tokens` is below 1.
+        TypeError: `n_tokens` is not an integer.
     """
     nats = _nats_per_token(total_negative_log_likelihood, n_tokens)
     try:
@@ -30,15 +32,14 @@ def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
 
 
 def bits_per_token(total_negative_log_likelihood: float, n_tokens: int) -> float:
-    """total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
+    """Give total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
 
-    Finite wherever the total is, also where the perplexity is not.
+    It is finite whenever the total is, even if the perplexity overflows.
     """
     return _nats_per_token(total_negative_log_likelihood, n_tokens) / math.log(2.0)
 
 
 def _nats_per_token(total: float, n_tokens: int) -> float:
     count = operator.index(n_tokens)
-    if count < 1:
-        raise ValueError(f"n_tokens must be at least 1, got {count}: was the data empty, or every target ignored?")
+    require(count >= 1, "n_tokens", count, "at least 1", "the data must have a target that is not ignored")
     return float(total) / count

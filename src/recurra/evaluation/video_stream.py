@@ -1,4 +1,4 @@
-"""A video as a stream: segment after segment through a model, with the carried state and nothing else kept."""
+"""A video as a stream: a model reads segment after segment, and only its state is carried over."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -7,15 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recurra.checks import sentence
 from recurra.evaluation.evaluate import evaluation_mode
 
 
 class SegmentPrediction(NamedTuple):
-    """What a model says after a segment.
+    """A model's prediction after a segment.
 
     start, end: of the segment, in seconds; its last frame lasts until `end`.
-    probabilities: of each class, given this segment and what is carried from those before; on the CPU.
-    n_repeated: how often the last frame was repeated, where the stream ended within the segment.
+    probabilities: of each class, given this segment and the state carried from earlier ones; on the CPU.
+    n_repeated: how many times the last frame was repeated to fill a segment cut short by the end of the stream.
     """
 
     start: float
@@ -27,15 +28,15 @@ class SegmentPrediction(NamedTuple):
 def classify_stream(
     model: nn.Module, frames: Iterable[tuple[float, Tensor]], *, n_frames: int, frame_seconds: float
 ) -> Iterator[SegmentPrediction]:
-    """Read frames as they come and say after each segment what they show.
+    """Read frames as they arrive and yield a prediction after each segment.
 
     Memory holds the frames of one segment and the model's state, however long the stream is.
 
     Args:
         model: called as `model(clip, state) -> (logits, state)`, clip (1, n_frames, C, H, W), logits (1, 1, classes).
         frames: (time in seconds, normalised frame (C, H, W)), in order.
-        n_frames: frames of a segment.
-        frame_seconds: how long a frame lasts.
+        n_frames: frames in a segment.
+        frame_seconds: the duration of a frame.
 
     Raises:
         ValueError: there are no frames.
@@ -46,7 +47,7 @@ def classify_stream(
     start = time = 0.0
     n_segments = 0
 
-    def say(n_repeated: int) -> SegmentPrediction:
+    def predict(n_repeated: int) -> SegmentPrediction:
         nonlocal state
         clip = torch.stack(segment + segment[-1:] * n_repeated)[None].to(device)
         with evaluation_mode(model), torch.inference_mode():
@@ -57,9 +58,9 @@ def classify_stream(
         start = start if segment else time
         segment.append(frame)
         if len(segment) == n_frames:
-            yield say(0)
+            yield predict(0)
             segment, n_segments = [], n_segments + 1
     if segment:
-        yield say(n_frames - len(segment))
+        yield predict(n_frames - len(segment))
     elif not n_segments:
-        raise ValueError("the stream has no frames to classify")
+        raise ValueError(sentence("frames", "empty", "at least one frame to classify"))
