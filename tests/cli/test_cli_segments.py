@@ -107,8 +107,8 @@ def test_a_corpus_that_moved_is_no_change(workplace, capsys):
     [
         (["--data.segment_length", "0"], "segment_length"),
         (["--model.mem_len", "-1"], "mem_len is -1; expected at least 0"),
-        (["--model.cutoffs", "[5, 3]"], "cutoffs are [5, 3]; expected increasing numbers"),
-        (["--model.cutoffs", "[300]"], "cutoffs are [300]; expected increasing numbers from 1 to"),
+        (["--model.cutoffs", "[5, 3]"], "cutoffs is [5, 3]; expected increasing numbers"),
+        (["--model.cutoffs", "[300]"], "cutoffs is [300]; expected increasing numbers from 1 to"),
         (["--model.n_layer", "2"], "is of another model"),
         (["--checkpoint", "runs/toy-crt/checkpoints/best.pt"], "is of another model"),
     ],

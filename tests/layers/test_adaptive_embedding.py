@@ -51,7 +51,7 @@ def test_gradients_reach_exactly_the_tokens_that_stand_there(shape):
 def test_ids_outside_the_vocabulary_are_refused(shape, wrong, monkeypatch):
     embedding = AdaptiveEmbedding(VOCABULARY, D_MODEL, **shape)
     tokens = torch.tensor([[0, wrong]])
-    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}"):
+    with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}"):
         embedding(tokens)
     # where the check looks away, as on a GPU, the look-up itself must fail: no wrong id gets another word's vector
     monkeypatch.setattr("recurra.layers.adaptive_embedding.require_tokens", lambda *arguments: None)

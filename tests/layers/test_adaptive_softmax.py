@@ -109,7 +109,7 @@ def test_no_positions(softmax):
 
 @pytest.mark.parametrize("wrong", [-1, -101, VOCABULARY])
 def test_targets_outside_the_vocabulary_are_refused(softmax, wrong):
-    with pytest.raises(IndexError, match=f"targets holds the id {wrong}"):
+    with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
         softmax.loss(torch.randn(2, D_MODEL, dtype=torch.float64), torch.tensor([0, wrong]))
 
 

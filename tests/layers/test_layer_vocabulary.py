@@ -23,19 +23,19 @@ def test_one_table_for_all_clusters_of_the_same_width():
 
 @pytest.mark.parametrize("cutoffs", [(0,), (5, 5), (7, 3), (30,), (10, 40), (-1, 4)])
 def test_cutoffs_out_of_order_or_past_the_vocabulary_are_refused(cutoffs):
-    with pytest.raises(ValueError, match=rf"cutoffs are \[{cutoffs[0]}.*increasing numbers from 1 to 29"):
+    with pytest.raises(ValueError, match=rf"cutoffs is \[{cutoffs[0]}.*expected increasing numbers from 1 to 29"):
         Clusters(30, 16, cutoffs)
 
 
 def test_a_cluster_without_channels_is_refused():
     assert Clusters(30, 16, (8, 14), 4).n_channels(2) == 1
-    with pytest.raises(ValueError, match=r"div_val is 4.*leaves the last cluster no channel"):
+    with pytest.raises(ValueError, match=r"div_val is 4; expected a number that leaves each cluster channels"):
         Clusters(30, 15, (8, 14), 4)
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "d_embedding", "div_val"])
 def test_sizes_below_one_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 0"):
+    with pytest.raises(ValueError, match=f"{name} is 0; expected at least 1"):
         Clusters(**{"vocab_size": 5, "d_embedding": 5, "div_val": 1, name: 0})
 
 
@@ -43,7 +43,7 @@ def test_sizes_below_one_are_refused(name):
 def test_a_token_outside_the_vocabulary_is_named(wrong):
     tokens = torch.tensor([[0, 6], [wrong, 3]])
     require_tokens("tokens", tokens[:1], 7)
-    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; expected ids from 0 to 6"):
+    with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}; expected ids from 0 to 6"):
         require_tokens("tokens", tokens, 7)
 
 

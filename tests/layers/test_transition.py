@@ -27,6 +27,13 @@ def test_magnitudes_and_phases_at_the_start(transition, magnitude):
     torch.testing.assert_close(phase, torch.linspace(0, 2, 500, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
+def test_the_square_of_the_radius_is_uniform_and_the_radius_is_not():
+    ring = Ring(r_min=0.1, r_max=0.99)
+    r, _ = ring.draw(10_000)
+    share = (r.sort().values.square() - 0.1**2) / (0.99**2 - 0.1**2)
+    assert (share - torch.linspace(0, 1, len(r), dtype=torch.float64)).abs().max() < 0.025
+
+
 def test_one_radius_is_a_circle():
     r, phase = Ring(r_min=0.9, r_max=0.9).draw(5)
     torch.testing.assert_close(r, torch.full((5,), 0.9, dtype=torch.float64))
@@ -60,12 +67,12 @@ def test_without_a_ring_nothing_is_placed():
 @pytest.mark.parametrize(
     ("ring", "message"),
     [
-        ({"r_min": 0.0}, "r_min 0.0 and r_max 0.99; expected 0 < r_min <= r_max < 1"),
-        ({"r_max": 1.0}, "r_max 1.0"),
-        ({"r_min": 0.9, "r_max": 0.8}, "r_min <= r_max"),
-        ({"max_phase": -1.0}, "max_phase -1.0; expected 0 or more"),
-        ({"input_share": math.nan}, "input_share nan"),
-        ({"radius": 1.0}, "ring has no 'radius'; it may have r_min, r_max, max_phase, input_share"),
+        ({"r_min": 0.0}, r"ring\.r_min is 0.0; expected a number above 0 and below 1"),
+        ({"r_max": 1.0}, r"ring\.r_max is 1.0; expected at least r_min = 0.9 and below 1"),
+        ({"r_min": 0.9, "r_max": 0.8}, r"ring\.r_max is 0.8; expected at least r_min = 0.9"),
+        ({"max_phase": -1.0}, r"ring\.max_phase is -1.0; expected at least 0"),
+        ({"input_share": math.nan}, r"ring\.input_share is nan"),
+        ({"radius": 1.0}, "ring is a mapping with 'radius'; expected no other entries than r_min, r_max"),
     ],
 )
 def test_impossible_rings_are_refused(ring, message):

@@ -94,7 +94,7 @@ def test_without_a_window_the_state_grows_when_asked_for():
 
 def test_a_state_of_a_longer_window_is_refused():
     _, state = GateLoopAttention(D_MODEL, window=9)(torch.randn(1, 20, D_MODEL))
-    with pytest.raises(ValueError, match="state has 8 steps; with window 8 there are fewer: start the stream anew"):
+    with pytest.raises(ValueError, match="state is 8 steps long; expected fewer than window = 8: start a new stream"):
         GateLoopAttention(D_MODEL, window=8)(torch.randn(1, 1, D_MODEL), state)
 
 

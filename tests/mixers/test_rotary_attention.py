@@ -78,5 +78,5 @@ def test_bad_options_and_states_are_refused():
     with pytest.raises(ValueError, match="window is 0"):
         RotaryAttention(12, n_heads=2, window=0)
     x = torch.randn(1, 9, 12, dtype=torch.float64)
-    with pytest.raises(ValueError, match="state has 8 steps; with window 4 there are fewer"):
+    with pytest.raises(ValueError, match="state is 8 steps long; expected fewer than window = 4"):
         make(n_heads=2, window=4)(x, make(n_heads=2, window=9)(x)[1])

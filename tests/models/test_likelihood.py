@@ -47,7 +47,7 @@ def test_losses_are_float32_for_half_precision():
 
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_targets_outside_the_vocabulary_are_refused(wrong):
-    with pytest.raises(IndexError, match=f"targets holds the id {wrong}"):
+    with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
         negative_log_likelihood(torch.randn(1, 2, 4), torch.tensor([[0, wrong]]))
 
 

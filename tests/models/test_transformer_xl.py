@@ -205,9 +205,9 @@ def test_an_empty_batch_and_no_steps_run(model):
 @pytest.mark.parametrize("wrong", [-1, VOCABULARY])
 def test_ids_outside_the_vocabulary_are_refused(model, wrong):
     x, bad = tokens(1, 2), torch.tensor([[0, wrong]])
-    with pytest.raises(IndexError, match=f"tokens holds the id {wrong}; expected ids from 0 to 10"):
+    with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}; expected ids from 0 to 10"):
         model(bad)
-    with pytest.raises(IndexError, match=f"targets holds the id {wrong}"):
+    with pytest.raises(IndexError, match=f"targets is a tensor with the id {wrong}"):
         model.loss(x, bad)
 
 
@@ -218,8 +218,8 @@ def test_ids_outside_the_vocabulary_are_refused(model, wrong):
         ({"mem_len": -1}, "mem_len is -1"),
         ({"clamp_len": 0}, "clamp_len is 0"),
         ({"mem_len": 0, "same_length": True}, "same_length"),
-        ({"cutoffs": [7, 4]}, r"cutoffs are \[7, 4\]"),
-        ({"cutoffs": [4, 11]}, r"cutoffs are \[4, 11\]"),
+        ({"cutoffs": [7, 4]}, r"cutoffs is \[7, 4\]"),
+        ({"cutoffs": [4, 11]}, r"cutoffs is \[4, 11\]"),
         ({"cutoffs": [4], "tie_projections": [True]}, "tie_projections has 1 entries; expected one for each of the 2"),
         ({"norm": "sideways"}, "norm is 'sideways'; expected one of post, pre"),
         ({"dropout_over_time": "never"}, "dropout_over_time is 'never'; expected one of independent, locked"),

@@ -90,7 +90,7 @@ def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, 
 
 @pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
 def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
-    with pytest.raises(ValueError, match=r"cutoffs are .* expected increasing numbers from 1 to 12"):
+    with pytest.raises(ValueError, match=r"cutoffs is .* expected increasing numbers from 1 to 12"):
         segmented(TransformerXLExperiment, TransformerXLRecipe, 5, cutoffs=cutoffs)
 
 

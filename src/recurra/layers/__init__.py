@@ -1,4 +1,4 @@
-"""Layers without time: embeddings, softmaxes, dropouts and the feed-forward network around the mixers."""
+"""Layers without a state: embeddings, softmaxes, dropouts, attention and feed-forward networks."""
 
 from recurra.layers.adaptive_embedding import AdaptiveEmbedding
 from recurra.layers.adaptive_softmax import AdaptiveSoftmax

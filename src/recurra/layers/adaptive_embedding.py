@@ -1,4 +1,4 @@
-"""Adaptive input embedding: fewer channels for rarer words (Baevski and Auli, arXiv 1809.10853, section 3)."""
+"""Adaptive input embedding, with fewer channels for rarer words (Baevski and Auli, arXiv 1809.10853, section 3)."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from recurra.layers.vocabulary import Clusters, require_tokens
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Token ids to vectors times sqrt(d_model): x = sqrt(d_model) P_i E_i[t - first id of cluster i].
+    """Embed token ids: x = sqrt(d_model) P_i E_i[t - first id of cluster i].
 
-    Computes what Transformer-XL's own code does: with `div_val` 1 one table E serves all ids and P is left out where
-    d_embedding = d_model; otherwise every cluster, the first included, has a table and a projection of its own.
+    This is what Transformer-XL's own code computes: if `div_val` is 1, all ids share one table E, and P is omitted if
+    d_embedding = d_model; otherwise every cluster, including the first, has its own table and projection.
 
     Args:
-        vocab_size: ids.
+        vocab_size: number of ids.
         d_model: channels of the output.
-        cutoffs: where the clusters end, increasing, without the vocabulary's own end.
+        cutoffs: ends of the clusters, increasing, without the end of the vocabulary.
         d_embedding: channels of the first cluster's vectors; `d_model` when None.
-        div_val: what the channels are divided by from one cluster to the next.
+        div_val: factor by which the channels shrink from one cluster to the next.
 
     Raises:
         ValueError: see `Clusters`.
@@ -51,14 +51,14 @@ class AdaptiveEmbedding(nn.Module):
         require_tokens("tokens", tokens, self.clusters.vocab_size)
         if len(self.tables) == 1:
             return self._look_up(0, tokens) * self.scale
-        # Every table is asked for every token, with id 0 where the token is another's: tensors of fixed shapes, which a
-        # compiler can trace, for a third more arithmetic at div_val 4. Ids past the last table stay as they are, so
-        # that the look-up itself fails on them.
+        # Every table looks up every token, with id 0 for tokens of other tables: this keeps all shapes fixed, so that a
+        # compiler can trace it, for a third more arithmetic at div_val 4. Ids past the last table are kept, so that the
+        # look-up itself fails on them.
         x = self._look_up(0, tokens.where(tokens < self.clusters.bounds[0][1], 0))
         for table, (low, high) in enumerate(self.clusters.bounds[1:], start=1):
-            mine = tokens >= low  # or a later table's, which then takes its turn
-            asked = mine & (tokens < high) if table + 1 < len(self.tables) else mine
-            x = torch.where(mine[..., None], self._look_up(table, (tokens - low).where(asked, 0)), x)
+            reached = tokens >= low  # in this table or a later one, which overwrites it in turn
+            own = reached & (tokens < high) if table + 1 < len(self.tables) else reached
+            x = torch.where(reached[..., None], self._look_up(table, (tokens - low).where(own, 0)), x)
         return x * self.scale
 
     def _look_up(self, table: int, ids: Tensor) -> Tensor:

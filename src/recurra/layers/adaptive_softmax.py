@@ -1,4 +1,4 @@
-"""Adaptive softmax: rare words are reached through their cluster (Grave et al., arXiv 1609.04309, section 4)."""
+"""Adaptive softmax, which predicts rare words through their cluster (Grave et al., arXiv 1609.04309, section 4)."""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,18 @@ from recurra.layers.vocabulary import IGNORED_TARGET, Clusters, require_tokens
 
 
 class AdaptiveSoftmax(nn.Module):
-    """p(t) = p(t) for a token of the shortlist, p(cluster i) p(t | cluster i) for one of cluster i.
+    """p(t) for a token t of the shortlist, p(cluster i) p(t | cluster i) for a token of cluster i.
 
     The head is one softmax over the shortlist and the clusters; the logits of cluster i are W_i P_i^T h + b_i. Without
-    cutoffs it is the plain softmax. Clusters stand in the head in their own order; Transformer-XL's PyTorch code reads
-    them from the last to the first, its TensorFlow code as here.
+    cutoffs this is the plain softmax. The head holds the clusters in order, as Transformer-XL's TensorFlow code does;
+    its PyTorch code reads them from last to first.
 
     Args:
-        vocab_size: ids.
+        vocab_size: number of ids.
         d_model: channels of the hidden states.
-        cutoffs: where the clusters end, increasing, without the vocabulary's own end.
+        cutoffs: ends of the clusters, increasing, without the end of the vocabulary.
         d_embedding: channels of the first cluster's vectors; `d_model` when None.
-        div_val: what the channels are divided by from one cluster to the next.
+        div_val: factor by which the channels shrink from one cluster to the next.
 
     Raises:
         ValueError: see `Clusters`.
@@ -54,19 +54,19 @@ class AdaptiveSoftmax(nn.Module):
 
     def tie_tables(self, embedding: AdaptiveEmbedding) -> None:
         """Share the vectors of `embedding`, which must have the same clusters."""
-        # The parameters, not their list: torch.func.functional_call puts each parameter back where it found it, and in
-        # a shared list it would find the one that it has just put there.
+        # Share the parameters, not their list: torch.func.functional_call restores each parameter that it replaced, and
+        # in a shared list it would restore its own replacement.
         self.tables = nn.ParameterList(embedding.tables)
 
     def tie_projections(self, embedding: AdaptiveEmbedding, which: Sequence[bool]) -> None:
-        """Share the projections of `embedding`, cluster by cluster where `which` says so, if there are any."""
+        """Share the projections of `embedding` for the clusters where `which` is True, if it has projections."""
         for cluster in range(len(self.projections)):
             if which[cluster]:
-                # one table has one projection, which all clusters share
+                # with one table there is one projection, shared by all clusters
                 self.projections[cluster] = embedding.projections[cluster if len(self.tables) > 1 else 0]
 
     def forward(self, hidden: Float[Tensor, "*N d_model"]) -> Float[Tensor, "*N vocabulary"]:
-        """Give the logits of every token: plain ones without cutoffs, log-probabilities with them."""
+        """Give the logits of every token; with cutoffs these are log-probabilities."""
         return self._head(hidden) if self.cluster_weight is None else self.log_probabilities(hidden)
 
     def log_probabilities(self, hidden: Float[Tensor, "*N d_model"]) -> Float[Tensor, "*N vocabulary"]:
@@ -79,7 +79,7 @@ class AdaptiveSoftmax(nn.Module):
     def loss(self, hidden: Float[Tensor, "N d_model"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Give the negative log-likelihood of every target in nats, in float32 or better, without the full softmax.
 
-        A cluster's softmax is computed for those positions alone whose target lies in it.
+        A cluster's softmax is computed only at the positions whose target lies in that cluster.
 
         Args:
             hidden: the hidden states.
@@ -101,7 +101,7 @@ class AdaptiveSoftmax(nn.Module):
         return losses
 
     def _parts(self) -> list[tuple[Tensor, Tensor]]:
-        """Vectors and biases of every cluster. One table is split at once: slices would each have a full gradient."""
+        """Vectors and biases of each cluster. One table is split in one call: slices would each get a full gradient."""
         if len(self.tables) > 1:
             return list(zip(self.tables, self.biases))
         sizes = self.clusters.sizes

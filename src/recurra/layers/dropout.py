@@ -1,4 +1,4 @@
-"""Dropout for sequences beside torch's own: masks that are locked over time, and words that are dropped whole."""
+"""Dropout for sequences: masks that are locked over time, and dropout of whole words."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recurra.checks import require_probability
+
 
 class LockedDropout(nn.Module):
     """Variational dropout: one mask for all steps of a call (Gal and Ghahramani, arXiv 1512.05287, section 4).
 
     Args:
-        p: probability of dropping a channel of a row.
+        p: probability of dropping a channel of a sequence.
 
     Raises:
-        ValueError: p is not a probability below 1.
+        ValueError: `p` is not a probability below 1.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -26,21 +28,21 @@ class LockedDropout(nn.Module):
         return f"p={self.p}"
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Drop channels in training; in evaluation, or with p = 0, give x itself."""
+        """Drop channels in training; in evaluation, or if p = 0, return x itself."""
         if not self.training or self.p == 0.0:
             return x
         return x * _mask((x.shape[0], 1, x.shape[2]), self.p, x)
 
 
 class WordDropout(nn.Module):
-    """Embedding dropout: a word is dropped wherever it stands in a call (AWD-LSTM, arXiv 1708.02182, section 4.3).
+    """Embedding dropout: a word is dropped everywhere in a call (AWD-LSTM, arXiv 1708.02182, section 4.3).
 
     Args:
-        vocab_size: words.
+        vocab_size: number of words.
         p: probability of dropping a word.
 
     Raises:
-        ValueError: p is not a probability below 1.
+        ValueError: `p` is not a probability below 1.
     """
 
     def __init__(self, vocab_size: int, p: float) -> None:
@@ -49,26 +51,25 @@ class WordDropout(nn.Module):
         self.p = _probability(p)
 
     def extra_repr(self) -> str:
-        """Show the sizes."""
+        """Show the size and p."""
         return f"vocab_size={self.vocab_size}, p={self.p}"
 
     def forward(self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
-        """Drop words from x, the embedding of `tokens`, in training; in evaluation, or with p = 0, give x itself."""
+        """Drop words from x, the embedding of `tokens`, in training; in evaluation, or if p = 0, return x itself."""
         if not self.training or self.p == 0.0:
             return x
         return x * _mask((self.vocab_size, 1), self.p, x)[tokens]
 
 
 DROPOUTS: dict[str, Callable[[float], nn.Module]] = {"independent": nn.Dropout, "locked": LockedDropout}
-"""How the mask of one step relates to that of the next."""
+"""Whether the steps of a call have masks of their own or share one."""
 
 
 def _mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """0 with probability p, 1 / (1 - p) otherwise, so that the mean stays 1."""
+    """Draw 0 with probability p and 1 / (1 - p) otherwise, so that the mean is 1."""
     return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1.0 - p).div_(1.0 - p)
 
 
 def _probability(p: float) -> float:
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"p is {p}; expected a probability from 0 up to, not including, 1")
+    require_probability(p=p)
     return p

@@ -1,4 +1,4 @@
-"""Attention of all steps to all and to one memory token (CRT section 3, the compact recurrent vision Transformer)."""
+"""Attention over all steps and one memory token (CRT section 3, the compact recurrent vision Transformer)."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,20 +9,20 @@ from recurra.layers.self_attention import SelfAttention
 
 
 class MemoryAttention(SelfAttention):
-    """SelfAttention with one more key and value, made from the memory token by the projections that the steps have.
+    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps.
 
-    The memory asks nothing and is given nothing: it has no query and no output. Arguments as `SelfAttention`.
+    The memory token has neither a query nor an output. Arguments as `SelfAttention`.
     """
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
-        """Mix the steps of every row, with its memory where it is visible.
+        """Mix the steps of each sequence, with its memory if it is visible.
 
         Args:
             x: the steps.
-            memory: one token for every row.
-            visible: whether a row sees its memory; where not, the row is mixed as by `SelfAttention`.
+            memory: one token per sequence.
+            visible: whether a sequence sees its memory; without it the result is that of `SelfAttention`.
         """
         queries, keys, values = self._heads(self.queries_keys_values(x), 3)
         n_queries = queries.shape[1] * queries.shape[3]

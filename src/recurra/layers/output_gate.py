@@ -1,4 +1,4 @@
-"""What happens to the output of a mixer's recurrence before its output projection."""
+"""Gates between a mixer's recurrence and its output projection."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class NoOutputGate(nn.Module):
-    """The output as it is."""
+    """No gate: y as it is."""
 
     def __init__(self, d_model: int, d_v: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class NoOutputGate(nn.Module):
 
 
 class SiLUOutputGate(nn.Module):
-    """y * SiLU(W_g x): the data decide what leaves the layer."""
+    """y * SiLU(W_g x): the input decides what leaves the layer."""
 
     def __init__(self, d_model: int, d_v: int) -> None:
         super().__init__()

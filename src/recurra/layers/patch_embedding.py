@@ -9,8 +9,8 @@ class PatchEmbedding(nn.Module):
 
     Args:
         n_channels: channels of the images.
-        patch_size: pixels of a patch's edge; it divides height and width.
-        d_model: channels of the result.
+        patch_size: edge of a patch in pixels; it must divide height and width.
+        d_model: channels of the output.
     """
 
     def __init__(self, n_channels: int, patch_size: int, d_model: int) -> None:
@@ -18,5 +18,5 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Conv2d(n_channels, d_model, patch_size, stride=patch_size)
 
     def forward(self, images: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P d_model"]:
-        """Give the patches of every image, row by row from the top left."""
+        """Embed the patches of each image, line by line from the top left."""
         return self.projection(images).flatten(2).transpose(1, 2)

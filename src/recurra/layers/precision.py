@@ -1,11 +1,11 @@
-"""How a recurrent layer takes up a state and leaves one."""
+"""Precision and memory of recurrent states: entering a layer, and leaving it."""
 
 import torch
 from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Convert float16 and bfloat16 to float32, in which recurrences run and states are kept; leave the rest."""
+    """Convert float16 and bfloat16 to float32, in which recurrences run and states are kept; keep other dtypes."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -26,8 +26,8 @@ def entering_state(h: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Te
 
 
 def last_state(h: Tensor, h0: Tensor) -> Tensor:
-    """Give the state after the last of the steps (B, L, ...), or h0 where there are none.
+    """Give the state after the last of the steps (B, L, ...), or h0 if there are none.
 
-    It is in memory of its own: a carried view would keep the states of all steps alive.
+    It owns its memory: a view would keep the states of all steps alive.
     """
     return h[:, -1].clone() if h.shape[1] else h0

@@ -1,4 +1,4 @@
-"""What a vocabulary allows: token ids, ignored targets, and the clusters that the rarer words are put into."""
+"""Vocabularies: checks of token ids, ignored targets, and the clusters of adaptive softmaxes and embeddings."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,15 +8,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from recurra.checks import require, require_at_least, sentence
+
 IGNORED_TARGET = -100
-"""The target of a position that does not count (torch's own `ignore_index`)."""
+"""The target of a position without one (torch's default `ignore_index`)."""
 
 
 def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
     """Refuse token ids that are not in the vocabulary.
 
-    Looks at tensors on the CPU only, and not while a graph is being traced: elsewhere it would have to wait for the
-    device, whose own look-up fails on such an id.
+    This checks only tensors on the CPU, and not during tracing: elsewhere it would have to wait for the device, where
+    the look-up itself fails on such an id.
 
     Raises:
         IndexError: an id is negative, or not below `vocab_size`; the message names it.
@@ -25,13 +27,13 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
         return
     for token in map(int, tokens.aminmax()):
         if not 0 <= token < vocab_size:
-            raise IndexError(f"{name} holds the id {token}; expected ids from 0 to {vocab_size - 1}")
+            raise IndexError(sentence(name, f"a tensor with the id {token}", f"ids from 0 to {vocab_size - 1}"))
 
 
 def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None, vocab_size: int) -> Tensor:
-    """Give the tokens, with 0 for `IGNORED_TARGET` at padded places.
+    """Replace `IGNORED_TARGET` by 0 at masked positions.
 
-    Any other id must be in the vocabulary there, too: a mask that has slipped is found sooner.
+    Any other id must be in the vocabulary even there, so that a shifted mask is found early.
 
     Raises:
         IndexError: a token is not in the vocabulary.
@@ -43,7 +45,7 @@ def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None,
 
 
 def counted_targets(targets: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None) -> Tensor:
-    """Give the targets, with `IGNORED_TARGET` where a step does not count."""
+    """Replace the targets of masked steps by `IGNORED_TARGET`."""
     return targets if mask is None else targets.masked_fill(~mask, IGNORED_TARGET)
 
 
@@ -51,12 +53,11 @@ def counted_targets(targets: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | Non
 class Clusters:
     """A vocabulary, sorted by falling frequency, in clusters: cluster i holds the ids from cutoff i-1 up to cutoff i.
 
-    Cluster 0 is the shortlist. The vectors of cluster i have d_embedding // div_val^i channels. With a div_val of 1 all
-    clusters have the same number, and one table holds them all.
+    Cluster 0 is the shortlist. The vectors of cluster i have d_embedding // div_val^i channels. If `div_val` is 1, all
+    clusters have the same number of channels and share one table.
 
     Raises:
-        ValueError: the cutoffs are not increasing numbers between 1 and vocab_size - 1, or a cluster is left without
-            channels.
+        ValueError: the cutoffs are not increasing numbers from 1 to vocab_size - 1, or a cluster has no channels.
     """
 
     vocab_size: int
@@ -65,45 +66,39 @@ class Clusters:
     div_val: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_embedding", "div_val"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        edges = [0, *self.cutoffs, self.vocab_size]
-        if any(low >= high for low, high in itertools.pairwise(edges)):
-            raise ValueError(
-                f"cutoffs are {list(self.cutoffs)}; expected increasing numbers from 1 to {self.vocab_size - 1}, below "
-                f"vocab_size = {self.vocab_size}"
-            )
-        if self.n_channels(len(self.cutoffs)) < 1:
-            raise ValueError(
-                f"div_val is {self.div_val}; d_embedding = {self.d_embedding} divided by {self.div_val}^"
-                f"{len(self.cutoffs)} leaves the last cluster no channel"
-            )
+        require_at_least(1, vocab_size=self.vocab_size, d_embedding=self.d_embedding, div_val=self.div_val)
+        increasing = all(low < high for low, high in self.bounds)
+        last = self.vocab_size - 1
+        require(increasing, "cutoffs", list(self.cutoffs), f"increasing numbers from 1 to {last}, below vocab_size")
+        rarest = len(self.cutoffs)
+        mend = f"d_embedding = {self.d_embedding} divided by {self.div_val}^{rarest} is below 1"
+        fits = self.n_channels(rarest) >= 1
+        require(fits, "div_val", self.div_val, "a number that leaves each cluster channels", mend)
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """The first id of every cluster, and the one after its last."""
+        """The first id of each cluster and the id after its last."""
         edges = [0, *self.cutoffs, self.vocab_size]
         return list(itertools.pairwise(edges))
 
     @property
     def sizes(self) -> list[int]:
-        """The ids in every cluster."""
+        """The number of ids in each cluster."""
         return [high - low for low, high in self.bounds]
 
     def n_channels(self, cluster: int) -> int:
-        """The channels of the vectors of a cluster."""
+        """The channels of a cluster's vectors."""
         return self.d_embedding // self.div_val**cluster
 
     def tables(self) -> nn.ParameterList:
-        """New vectors, drawn from N(0, 0.02^2): one table for all ids, or one for each cluster."""
+        """Draw new vectors from N(0, 0.02^2): one table for all ids, or one per cluster."""
         sizes = [self.vocab_size] if self.div_val == 1 else self.sizes
         return _drawn([(size, self.n_channels(table)) for table, size in enumerate(sizes)], std=0.02)
 
     def projections(self, d_model: int, n_projections: int) -> nn.ParameterList:
-        """New matrices (d_model, channels) between vectors and model, drawn from N(0, 0.01^2).
+        """Draw new matrices (d_model, channels) between vectors and model from N(0, 0.01^2).
 
-        There are none where the vectors have `d_model` channels throughout.
+        The list is empty if all vectors have `d_model` channels.
         """
         if self.div_val == 1 and self.d_embedding == d_model:
             return nn.ParameterList()
