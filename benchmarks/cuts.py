@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from recurra.cli.runs import open_run
+from recurra import open_run
 from recurra.state import n_bytes
 
 PIECES = (1, 5, 64)

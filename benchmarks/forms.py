@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from recurra import open_run
 from recurra.cli.arguments import split_overrides
-from recurra.cli.runs import open_run
 from recurra.decoding import NUMBERS, pack_linear_layers
 from recurra.evaluation import evaluate
 

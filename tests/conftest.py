@@ -37,6 +37,7 @@ _CHECKED = [
     "recurra.scan.linear",
     "recurra.lengths.packed",
     "recurra.scan.reference",
+    "recurra.runs",
     "recurra.ssm",
     "recurra.state",
     "recurra.training",

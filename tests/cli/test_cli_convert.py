@@ -11,9 +11,9 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from recurra import open_run
 from recurra.cli import main
 from recurra.cli.forms import form_of, read_model
-from recurra.cli.runs import open_text_run
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import BytePairEncoding, TextConfig, Vocabulary
 from recurra.models import (
@@ -112,8 +112,8 @@ def test_a_single_file_says_what_it_is(run, tmp_path):
     assert description["model"] == "CompactRecurrentTransformer"
     assert description["config"]["d_model"] == 8
     assert description["experiment"]["optimizer"]["learning_rate"] == 0.003
-    assert description["step"] == open_text_run(str(run)).step
-    assert json.loads(metadata["tokenizer"])["words"] == list(open_text_run(str(run)).tokenizer.words)
+    assert description["step"] == open_run(run).step
+    assert json.loads(metadata["tokenizer"])["words"] == list(open_run(run).tokenizer.words)
     assert ("embedding.tables.0" in stored, "head.tables.0" in stored) == (True, False)
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_went_round_has_its_experiment_and_says_what_it_lacks(run, tm
     assert "is not known" not in text
     assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
     for which in ("best", "last"):
-        assert open_text_run(str(tmp_path / "run"), checkpoint=which).step == open_text_run(str(run)).step
+        assert open_run(tmp_path / "run", checkpoint=which).step == open_run(run).step
     for words in (["eval"], ["generate", "--temperature", "0"]):
         outputs = []
         for folder in (run, tmp_path / "run"):
@@ -151,7 +151,7 @@ def test_a_run_of_a_model_from_elsewhere_says_so(single, tmp_path):
     assert data["path"] == "unknown"
     tokenizer = read_model(single).tokenizer
     assert TextConfig(**data).load_tokenizer(data["tokenizer"]).fingerprint == tokenizer.fingerprint
-    trained = open_text_run(str(tmp_path / "run"))
+    trained = open_run(tmp_path / "run")
     assert getattr(trained.model.config, "segment_length", 256) == data["segment_length"]
     # a corpus that is given is read with the model's vocabulary
     corpus = tmp_path / "corpus"

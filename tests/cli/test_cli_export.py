@@ -12,8 +12,8 @@ pytest.importorskip("transformers", reason="needs the extra hf: pip install recu
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import recurra.huggingface
+from recurra import open_run
 from recurra.cli import main
-from recurra.cli.runs import open_text_run
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 RECIPE = """
@@ -67,7 +67,7 @@ def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.json" for name in files} | {
         "model.safetensors"
     }
-    trained = open_text_run(run)
+    trained = open_run(run)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     text = "the dog saw\na naïve bird\n"
@@ -87,7 +87,7 @@ def test_the_checkpoint_and_the_keys_of_the_recipe_are_the_commands(run, tmp_pat
     assert main(words) == 0
     origin = json.loads((tmp_path / "out" / "recurra.json").read_text())
     assert origin["experiment"]["data"]["segment_length"] == 6
-    assert origin["step"] == open_text_run(run, checkpoint="last").step > 0
+    assert origin["step"] == open_run(run, checkpoint="last").step > 0
 
 
 def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):

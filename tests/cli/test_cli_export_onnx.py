@@ -21,8 +21,8 @@ pytest.importorskip("transformers", reason="needs the extra export: pip install 
 import onnx
 from tokenizers import Tokenizer
 
+from recurra import open_run
 from recurra.cli import main
-from recurra.cli.runs import open_text_run
 from recurra.export import onnx_file
 from recurra.export.onnx_file import largest_difference
 from recurra.export.onnx_model import OnnxModel
@@ -75,7 +75,7 @@ def runs(tmp_path_factory) -> Path:
 
 def greedy(run: Path, n_tokens: int) -> str:
     """What the model itself goes on with."""
-    trained = open_text_run(str(run))
+    trained = open_run(run)
     tokens = torch.from_numpy(trained.tokenizer.encode(PROMPT))[None]
     with torch.no_grad():
         for _ in range(n_tokens):
@@ -105,7 +105,7 @@ def test_the_example_goes_on_with_a_text_without_torch_and_without_this_package(
 
 @pytest.mark.parametrize("name", ["words", "bpe"])
 def test_the_tokenizer_beside_the_file_and_in_it_is_the_run_s(runs, name):
-    encoder = open_text_run(str(runs / name)).tokenizer
+    encoder = open_run(runs / name).tokenizer
     inside = OnnxModel(runs / f"{name}.onnx").metadata["recurra.tokenizer"]
     beside = (runs / f"{name}.tokenizer.json").read_text(encoding="utf-8")
     assert json.loads(inside) == json.loads(beside)
@@ -117,11 +117,11 @@ def test_the_tokenizer_beside_the_file_and_in_it_is_the_run_s(runs, name):
 
 
 def test_the_file_gives_the_run_s_logits(runs):
-    assert largest_difference(open_text_run(str(runs / "words")).model, OnnxModel(runs / "words.onnx")) < 1e-5
+    assert largest_difference(open_run(runs / "words").model, OnnxModel(runs / "words.onnx")) < 1e-5
 
 
 def test_int8_is_close_and_its_difference_is_reported(runs):
-    model = open_text_run(str(runs / "bpe")).model
+    model = open_run(runs / "bpe").model
     difference = largest_difference(model, OnnxModel(runs / "bpe.onnx"))
     assert 1e-6 < difference < 0.1
     said = (runs / "said").read_text()
@@ -131,7 +131,7 @@ def test_int8_is_close_and_its_difference_is_reported(runs):
 
 def test_the_metadata_say_what_is_needed_to_run_the_file(runs):
     metadata = OnnxModel(runs / "words.onnx").metadata
-    model = open_text_run(str(runs / "words")).model
+    model = open_run(runs / "words").model
     assert metadata["recurra.class"] == "LanguageModel"
     assert int(metadata["recurra.vocab_size"]) == model.config.vocab_size
     assert json.loads(metadata["recurra.config"])["mixer_options"] == {"d_qk": 8, "d_v": 8, "n_heads": 8}

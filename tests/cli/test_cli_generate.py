@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from recurra import open_run
 from recurra.cli import generate, main
-from recurra.cli.runs import open_text_run
 from recurra.data import TextConfig
 from recurra.generation import SamplingConfig, Stream
 
@@ -81,7 +81,7 @@ def failure(capsys, *words: str) -> str:
 @pytest.mark.parametrize("name", RUNS)
 def test_it_prints_what_a_stream_generates(capsys, runs, name):
     out, said = output(capsys, runs[name], "--prompt", "the dog", "--max-tokens", "20", "--seed", "3", "--top-k", "5")
-    run = open_text_run(runs[name])
+    run = open_run(runs[name])
     stream = Stream(run.model, run.tokenizer)
     stream.feed("the dog")
     n_read = stream.position
@@ -222,7 +222,7 @@ def test_long_lines_are_cut_before_blanks(text, length):
 def test_a_run_keeps_its_tokenizer(runs, name):
     folder = Path(runs[name])
     config = TextConfig(str(folder.parent / "moved"), name, bpe_vocab_size=264 if name == "bpe" else None)
-    assert config.build().corpus.encoder.fingerprint == open_text_run(str(folder)).tokenizer.fingerprint
+    assert config.build().corpus.encoder.fingerprint == open_run(folder).tokenizer.fingerprint
     assert not Path(folder.parent / "corpus").exists()
 
 
@@ -268,5 +268,5 @@ def test_only_text_is_generated(capsys, tmp_path):
     )
     assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
-    assert "is a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
+    assert "is a run of memory-horizon; expected a run over text" in failure(capsys, str(tmp_path / "run"))
     assert "holds no run" in failure(capsys, str(tmp_path / "nowhere"))

@@ -9,7 +9,7 @@ import torch
 from recurra.analysis import GradientFlow, measure_gradient_flow
 from recurra.cli import main
 from recurra.cli.gradients import _scientific
-from recurra.cli.runs import Run, open_run
+from recurra.runs import Run, open_run
 
 N = 4
 RECIPE = """

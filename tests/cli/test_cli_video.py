@@ -110,7 +110,7 @@ def test_classify_says_each_segment_and_draws_a_sheet(capsys, tmp_path):
 
 def test_classify_agrees_with_the_scores(capsys, tmp_path):
     """The last segment of a test video is what `recurra eval` saw of it: the same frames, state and view."""
-    from recurra.cli.runs import open_run
+    from recurra import open_run
     from recurra.evaluation import classify_videos
 
     run = open_run("runs/motions-crvit")

@@ -14,11 +14,11 @@ from torch import Tensor
 from recurra.analysis.plots import contact_sheet, save_png
 from recurra.analysis.thinned import Thinned
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.video_runs import VideoRun, open_video_run
 from recurra.data.files import replacing
 from recurra.data.video import FrameSampling, VideoConfig, VideoFile, evaluation_crops
 from recurra.data.video.transforms import resize_short_side
 from recurra.evaluation import SegmentPrediction, classify_stream
+from recurra.runs import Run, open_run
 from recurra.training import VideoExperiment
 
 DESCRIPTION = (
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(f"--rate must be greater than 0, got {arguments.rate}")
     if len({Path(video).stem for video in arguments.videos}) < len(arguments.videos):
         raise ValueError("the videos must have different names: each names its contact sheet")
-    trained = open_video_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     folder = Path(arguments.out) if arguments.out else trained.folder.figures
     with ExitStack() as stack:
         names = trained.class_names
@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def classify(trained: VideoRun, path: str, rate: float | None, top: int, write: Write | None) -> Seen:
+def classify(trained: Run, path: str, rate: float | None, top: int, write: Write | None) -> Seen:
     """Stream one video through a model and print what it says.
 
     Args:
@@ -79,10 +79,12 @@ def classify(trained: VideoRun, path: str, rate: float | None, top: int, write: 
     Raises:
         VideoError: the file is no video.
     """
-    data = trained.experiment.data
+    experiment = trained.experiment
+    assert isinstance(experiment, VideoExperiment)  # what has class names is
+    data = experiment.data
     seen = Seen(Thinned(SHOWN_FRAMES), Thinned(SHOWN_SEGMENTS))
     with VideoFile(path) as file:
-        rate = rate or _training_rate(trained.experiment, file)
+        rate = rate or _training_rate(experiment, file)
         frames = _prepared(file, rate, data.image_size, seen)
         for said in classify_stream(trained.model, frames, n_frames=data.n_frames, frame_seconds=1 / rate):
             seen.segments.add((said.end, said.probabilities))

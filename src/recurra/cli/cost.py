@@ -14,11 +14,11 @@ from rich.table import Table
 from recurra.analysis import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.plots import CostPoint, perplexity_over_flops, save
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.evaluate import evaluation_file
-from recurra.cli.runs import run_changes
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.data.files import replacing
-from recurra.training import DataSizes, Experiment, RunFolder, VideoSizes, load_recipe
+from recurra.runs import open_run
+from recurra.runs.score_files import score_file
+from recurra.training import DataSizes, Experiment, VideoSizes, load_recipe
 
 DESCRIPTION = "Count what the models of recipes or runs do for one segment, beside the CRT paper's formulas (Table 1)."
 CAPTION = (
@@ -80,7 +80,7 @@ def cost_row(word: str, overrides: Sequence[str], vocabulary: int | None) -> Row
         FileNotFoundError: the folder holds no run.
         ValueError: the recipe is impossible, or its corpus is not there and `vocabulary` is None.
     """
-    experiment = load_recipe(_run_folder(word).config if Path(word).is_dir() else word, overrides)
+    experiment = open_run(word, overrides=overrides).experiment if Path(word).is_dir() else load_recipe(word, overrides)
     sizes = _stated_sizes(word, experiment, vocabulary) if vocabulary is not None else _sizes(word, experiment)
     with torch.device("meta"):
         model: Any = experiment.model.build(sizes)
@@ -107,8 +107,8 @@ def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
     """
     if not Path(word).is_dir():
         raise ValueError(f"--plot draws what runs scored, and {word} is no run's folder; train it first")
-    folder = _run_folder(word)
-    scores = folder.path / evaluation_file("test", run_changes(folder, overrides))
+    run = open_run(word, overrides=overrides)
+    scores = run.folder.path / score_file("test", run.changes)
     try:
         return float(json.loads(scores.read_text(encoding="utf-8"))["perplexity"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -167,12 +167,6 @@ def as_plain(row: Row) -> dict[str, Any]:
     """A row as JSON has it: exact numbers; `published` is null where the paper has no formula."""
     published = row.published._asdict() if row.published else None
     return {**row._asdict(), "published": published, "measured": row.measured._asdict()}
-
-
-def _run_folder(word: str) -> RunFolder:
-    folder = RunFolder(word)
-    folder.require_run()
-    return folder
 
 
 def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:

@@ -11,8 +11,8 @@ from rich.table import Table
 import recurra
 from recurra.cli.arguments import command_parser
 from recurra.cli.figures import draw_comparison, draw_gates, score_by_span
-from recurra.cli.runs import open_run
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate
+from recurra.runs import open_run
 from recurra.training import RunFolder, Trainer, load_recipe, to_yaml
 from recurra.training.allocator import keep_large_blocks
 

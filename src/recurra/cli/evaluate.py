@@ -1,19 +1,19 @@
 """`recurra eval`: the scores of a run on a split."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.runs import open_run
 from recurra.cli.video_scores import DETAILS, draw_confusion, score_videos
 from recurra.data import SPLITS
 from recurra.data.files import replacing
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
+from recurra.runs import open_run
+from recurra.runs.score_files import score_file
 from recurra.training import Experiment, TextExperiment, TransformerXLExperiment
 from recurra.training.allocator import keep_large_blocks
 
@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
         **_lengths(trained.experiment),
         **found,
     }
-    target = trained.folder.path / evaluation_file(arguments.split, trained.changes)
+    target = trained.folder.path / score_file(arguments.split, trained.changes)
     with replacing(target) as file:
         file.write((json.dumps(scores, indent=2) + "\n").encode())
     table = Table(title=trained.name, show_header=False)
@@ -61,12 +61,6 @@ def run(words: Sequence[str]) -> int:
         for path in draw_confusion(scores, trained.data.class_names, trained.folder.figures, name):
             print(path)
     return 0
-
-
-def evaluation_file(split: str, changes: Mapping[str, Any]) -> str:
-    """The name of the file of a run's scores on a split, with what was set otherwise than in training."""
-    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items()]
-    return "-".join(["eval", split, *words]) + ".json"
 
 
 def _lengths(experiment: Experiment) -> dict[str, int]:

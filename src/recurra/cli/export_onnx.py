@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.runs import open_text_run
 from recurra.data.files import replacing
 from recurra.export.exportable import require_exportable
+from recurra.runs import open_run
 
 DESCRIPTION = """\
 Write a run over text as one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens
@@ -31,7 +31,8 @@ def run(words: Sequence[str]) -> int:
     arguments = parser.parse_args(own)
     path = Path(arguments.file)
     files = _files(path, force=arguments.force)
-    trained = open_text_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    encoder = trained.tokenizer  # first: only runs over text have one
     model = require_exportable(trained.model)
     try:
         from recurra.export import onnx_file, run_file
@@ -40,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     except ImportError as error:
         raise ValueError(f"this needs the packages of the extra: pip install 'recurra[export]' ({error})") from error
 
-    tokenizer = _words_like_others(fast_tokenizer(trained.tokenizer).backend_tokenizer.to_str())
+    tokenizer = _words_like_others(fast_tokenizer(encoder).backend_tokenizer.to_str())
     content = onnx_file.to_onnx(model, tokenizer=tokenizer)
     difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
     if not difference <= onnx_file.LARGEST_DIFFERENCE:

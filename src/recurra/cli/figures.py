@@ -14,9 +14,9 @@ from recurra.analysis.plots import (
     metric_curves,
     save,
 )
-from recurra.cli.runs import Run
 from recurra.data import MemoryHorizon, TextData, memory_spans
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate_by_span
+from recurra.runs import Run
 from recurra.training import VideoExperiment, read_metrics
 
 SMOOTHING = 9

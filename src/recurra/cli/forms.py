@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 from torch import nn
 
-from recurra.cli.runs import open_text_run
 from recurra.convert import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.data.files import replacing
 from recurra.models import CompactRecurrentTransformer, LanguageModel, LanguageModelConfig, TransformerXL
+from recurra.runs import open_run
 from recurra.training import (
     CheckpointFolder,
     CompactRecurrentTransformerRecipe,
@@ -81,8 +81,9 @@ def read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str]
         if overrides or checkpoint != "best":
             raise ValueError(f"{path} is no run: --checkpoint and values of a recipe are for runs")
         return load_single_file(path) if form == "safetensors" else _huggingface().load_folder(path)
-    trained = open_text_run(str(path), checkpoint=checkpoint, overrides=overrides)
-    return PortableModel(trained.model, trained.tokenizer, to_plain(trained.experiment), trained.step)
+    trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    tokenizer = trained.tokenizer  # first: only runs over text have one
+    return PortableModel(trained.model, tokenizer, to_plain(trained.experiment), trained.step)
 
 
 def write_model(portable: PortableModel, form: str, target: Path, *, source: Path, force: bool = False) -> float:

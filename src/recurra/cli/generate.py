@@ -9,9 +9,9 @@ from typing import Any
 from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.runs import open_text_run
 from recurra.decoding import NUMBERS
 from recurra.generation import SamplingConfig, Stream
+from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
 
 LINE_LENGTH = 2**16
@@ -26,8 +26,9 @@ def run(words: Sequence[str]) -> int:
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     keep_large_blocks()
-    trained = open_text_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    stream = Stream(trained.model, trained.tokenizer, weights=arguments.weights)
+    trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    tokenizer = trained.tokenizer  # first: only runs over text have one
+    stream = Stream(trained.model, tokenizer, weights=arguments.weights)
     # What a model makes from its parameters at every call, the orthogonal matrices of an NCGRU, is made once here.
     with parametrize.cached():
         if arguments.load_state:

@@ -18,10 +18,10 @@ from recurra.analysis import GradientFlow, measure_gradient_flow
 from recurra.analysis.memory_trace import memory_rnn
 from recurra.analysis.plots import gradient_over_distance, save
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.runs import Run, open_run
 from recurra.data import SPLITS, Split, TextData
 from recurra.data.files import replacing
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
+from recurra.runs import Run, open_run
 from recurra.training.allocator import keep_large_blocks
 
 

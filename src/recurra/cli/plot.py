@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.evaluate import evaluation_file
 from recurra.cli.figures import draw_comparison, draw_gates, score_by_span
-from recurra.cli.runs import open_run
 from recurra.cli.video_scores import draw_written_confusion
 from recurra.data import MemoryHorizon
+from recurra.runs import open_run
+from recurra.runs.score_files import score_file
 from recurra.training import VideoExperiment
 
 
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
     files = [file for run in runs for file in draw_gates(run)]
     for run in runs:
         if isinstance(run.experiment, VideoExperiment):
-            files += draw_written_confusion(run.folder.path / evaluation_file("test", run.changes), run.folder.figures)
+            files += draw_written_confusion(run.folder.path / score_file("test", run.changes), run.folder.figures)
     folder = Path(arguments.out) if arguments.out else runs[0].folder.figures
     horizon = [run for run in runs if isinstance(run.data, MemoryHorizon)]
     scores = {run.name: score_by_span(run)[1] for run in horizon}

@@ -8,11 +8,11 @@ from typing import Any
 from recurra.analysis import record_gates
 from recurra.cli.cost import as_plain, model_cost
 from recurra.cli.figures import score_by_span
-from recurra.cli.runs import Run, open_run
 from recurra.cli.training_command import training_command
 from recurra.cli.video_scores import DETAILS
 from recurra.data import MemoryHorizon
 from recurra.report import Summary, thinned_curve
+from recurra.runs import Run, open_run
 from recurra.training import CheckpointFolder, Experiment, RunFolder, TextExperiment, read_metrics
 from recurra.training.experiment import to_plain
 
@@ -36,6 +36,7 @@ def summarise(path: str, recipes: Path, overrides: Sequence[str] = ()) -> Summar
     run = open_run(path, overrides=overrides)
     if run.changes:
         raise ValueError(f"a summary is of the run as it was trained; these would change it: {', '.join(run.changes)}")
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
     rows = read_metrics(run.folder.metrics)
     saved = _newest_checkpoint(run.folder)
     steps_per_epoch, total_steps = run.experiment.training.n_steps(len(run.data.source("train")))
@@ -44,7 +45,7 @@ def summarise(path: str, recipes: Path, overrides: Sequence[str] = ()) -> Summar
         name=run.name,
         command=training_command(run.name, run.experiment, recipes),
         config=without_outer_places(to_plain(run.experiment)),
-        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        parameters=parameters,
         finished=reached["step"] >= total_steps,
         steps=reached["step"],
         total_steps=total_steps,

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import command_parser
-from recurra.cli.evaluate import evaluation_file
 from recurra.cli.train import default_run_folder
+from recurra.runs.score_files import score_file
 from recurra.training import RecipeError, read_family
 
 
@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
 
 def _measured(run_folder: Path, score: Score) -> float | None:
     """What `recurra eval` left in the run's folder, if there is anything."""
-    file = run_folder / evaluation_file("test", {})
+    file = run_folder / score_file("test", {})
     if not file.is_file():
         return None
     return score.factor * float(json.loads(file.read_text(encoding="utf-8"))[score.measured])

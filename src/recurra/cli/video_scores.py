@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from recurra.analysis.plots import confusion_matrix, save
-from recurra.cli.runs import Run
 from recurra.data import Split
 from recurra.data.video import VideoData
 from recurra.evaluation import class_scores, classify_videos
+from recurra.runs import Run
 
 DETAILS = ("class_accuracies", "confusion")
 """What is written and drawn, but too long to print."""

@@ -1,0 +1,182 @@
+"""A trained run as one object that loads what it is asked for."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from recurra.checks import sentence
+from recurra.data import DataSet, TextData, TextEncoder
+from recurra.data.video import VideoData
+from recurra.runs.score_files import read_scores
+from recurra.training import (
+    CheckpointFolder,
+    DataSizes,
+    Experiment,
+    RunFolder,
+    TextExperiment,
+    VideoExperiment,
+    VideoSizes,
+    load_recipe,
+    load_weights,
+    scored_weights,
+)
+from recurra.training.experiment import RESUMABLE, differences, to_plain
+
+
+def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> "Run":
+    """Open a trained run. Its model, tokenizer, data and scores are loaded when they are first used.
+
+    Args:
+        path: the run's folder, as `recurra train` or `recurra convert` wrote it.
+        checkpoint: "best", "last", "previous" or the path of a checkpoint file.
+        overrides: values set over the run's config.yaml, as words of a command line: ["--data.path", "corpus"] for a
+            corpus that has moved, ["--data.segment_length=17"] to evaluate with another length than in training.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        RecipeError: an override names an unknown key or an impossible value.
+    """
+    folder = RunFolder(path)
+    folder.require_run()
+    return Run(folder, load_recipe(folder.config, overrides), checkpoint=checkpoint, overrides=overrides)
+
+
+class Run:
+    """A trained run. `open_run` makes it; everything but `folder` and `experiment` is loaded on first use.
+
+    A text run therefore generates without its corpus, and a video run classifies without its videos: only `data`
+    needs them.
+
+    folder: where the run's files are. experiment: its configuration, the overrides included. checkpoint: the one that
+    `model` and `step` are from.
+    """
+
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, *, checkpoint: str = "best", overrides: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        self.experiment = experiment
+        self.checkpoint = checkpoint
+        self._overrides = tuple(overrides)
+
+    def __repr__(self) -> str:
+        kind, where = self.experiment.experiment, str(self.folder.path)
+        return f"Run({where!r}, experiment={kind!r}, checkpoint={self.checkpoint!r})"
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which tables and legends show."""
+        return self.folder.path.resolve().name
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with the checkpoint's weights (the averaged ones, if it has them), on the CPU, in evaluation mode.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or of another model.
+        """
+        return self._loaded[0]
+
+    @property
+    def step(self) -> int:
+        """The training step of the checkpoint. Raises as `model`."""
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, int]:
+        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
+        model = self.experiment.model.build(self._sizes())
+        load_weights(model, scored_weights(saved), file)
+        return model.eval(), int(saved["position"]["step"])
+
+    def _sizes(self) -> DataSizes | VideoSizes:
+        """What the model takes from its data, found without the data wherever the run's folder says it."""
+        experiment = self.experiment
+        if isinstance(experiment, TextExperiment):
+            n_tokens = len(self.tokenizer)
+            return DataSizes(n_tokens, n_tokens, experiment.data.segment_length)
+        if isinstance(experiment, VideoExperiment):
+            return experiment.sizes_of(len(self.class_names))
+        return experiment.sizes(self.data)
+
+    @cached_property
+    def tokenizer(self) -> TextEncoder:
+        """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it.
+
+        Raises:
+            ValueError: the run is not over text.
+            FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
+        """
+        config = self._text_experiment().data
+        if self.folder.tokenizer.exists():
+            return config.load_tokenizer(self.folder.tokenizer)
+        try:
+            data = self.data
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{self.folder.path} has no {self.folder.tokenizer.name}, and its corpus cannot be read either "
+                f"({error}); say where it is with --data.path FOLDER"
+            ) from error
+        assert isinstance(data, TextData)
+        return data.corpus.encoder
+
+    def _text_experiment(self) -> TextExperiment:
+        if not isinstance(self.experiment, TextExperiment):
+            raise ValueError(f"{self.folder.path} is a run of {self.experiment.experiment}; expected a run over text")
+        return self.experiment
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes of a video run: from its folder, or from the videos if it has none.
+
+        Raises:
+            ValueError: the run is not over videos.
+            OSError: the folder has no classes.txt, and the videos are not there either.
+        """
+        if not isinstance(self.experiment, VideoExperiment):
+            raise ValueError(f"{self.folder.path} is a run of {self.experiment.experiment}; expected a run over videos")
+        if self.folder.classes.exists():
+            return tuple(self.folder.classes.read_text(encoding="utf-8").splitlines())
+        data = self.data
+        assert isinstance(data, VideoData)
+        return tuple(data.class_names)
+
+    @cached_property
+    def data(self) -> DataSet:
+        """The data set, opened or generated.
+
+        Raises:
+            OSError: it is not where the configuration says.
+            ValueError: it cannot be read, or has another vocabulary or other classes than the run.
+        """
+        data = self.experiment.build_data()
+        if isinstance(data, TextData) and self.folder.tokenizer.exists():
+            self._require_own_vocabulary(data.corpus.encoder)
+        if isinstance(data, VideoData) and self.folder.classes.exists() and tuple(data.class_names) != self.class_names:
+            raise ValueError(sentence("data.path", "videos of other classes", f"those in {self.folder.classes}"))
+        return data
+
+    def _require_own_vocabulary(self, encoder: TextEncoder) -> None:
+        if encoder.fingerprint != self.tokenizer.fingerprint:
+            mend = f"--data.tokenizer {self.folder.tokenizer} reads it with the run's"
+            raise ValueError(sentence("data.path", "a corpus with another vocabulary", "the run's", mend))
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """What `recurra eval` wrote into the folder, by split: run.scores["test"]["perplexity"].
+
+        Scores that were measured with overrides have these in their name, as in "test-segment_length-17".
+
+        Raises:
+            ValueError: a file of scores is damaged.
+        """
+        return read_scores(self.folder)
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """The overrides that make this another experiment than was trained, by key: a length, but not a path."""
+        trained, now = to_plain(load_recipe(self.folder.config)), to_plain(self.experiment)
+        return {key: value for key, (_, value) in differences(trained, now).items() if key not in RESUMABLE}
