@@ -130,7 +130,7 @@ def test_what_a_kind_of_run_does_not_have_is_refused(there):
 def test_a_folder_without_a_run_and_impossible_overrides_are_refused_at_once(there, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         open_run(tmp_path)
-    with pytest.raises(RecipeError, match=r"unknown key data.segment \(did you mean data.bptt_segments"):
+    with pytest.raises(RecipeError, match=r"data.segment is an unknown key.*data.segment_length"):
         open_run("runs/text", overrides=["--data.segment", "3"])
 
 
