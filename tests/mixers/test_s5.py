@@ -119,7 +119,7 @@ def test_a_bfloat16_layer_recurs_in_float32():
     ("options", "message"),
     [
         ({"d_state": 5}, "d_state is 5; expected an even number"),
-        ({"max_step": 0.0001}, "min_step is 0.001 and max_step 0.0001"),
+        ({"max_step": 0.0001}, "min_step is 0.001; expected at most max_step = 0.0001"),
         ({"d_model": 0}, "d_model is 0; expected at least 1"),
     ],
     ids=str,

@@ -111,9 +111,12 @@ def test_steps_are_spaced_logarithmically_in_random_order():
     assert not (log_spaced_steps(50, 0.001, 0.1).diff() > 0).all()
 
 
-@pytest.mark.parametrize("sizes", [(0.0, 0.1), (-1.0, 0.1), (0.2, 0.1)])
-def test_impossible_steps_are_refused(sizes):
-    with pytest.raises(ValueError, match=rf"min_step is {sizes[0]} and max_step {sizes[1]}; expected 0 < min_step"):
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((0.0, 0.1), "a number above 0"), ((-1.0, 0.1), "a number above 0"), ((0.2, 0.1), "at most max_step = 0.1")],
+)
+def test_impossible_steps_are_refused(sizes, expected):
+    with pytest.raises(ValueError, match=rf"min_step is {sizes[0]}; expected {expected}"):
         log_spaced_steps(3, *sizes)
 
 

@@ -1,1 +1,1 @@
-"""State space models: discretisation, initial eigenvalues, and running a diagonal model over a sequence."""
+"""State space models: discretisation, initial eigenvalues, and diagonal models over sequences."""

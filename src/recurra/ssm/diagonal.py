@@ -3,12 +3,12 @@
     continuous   dh/dt = lambda h + B x        y = Re(C h)            GateLoop (2)-(3)
     discrete     h_t = a h_{t-1} + b x_t       y_t = Re(c h_t)        GateLoop (4)-(5)
 
-lambda and a are diagonal, one complex number per mode. Where modes come in conjugate pairs, one of each pair is kept
-and c holds 2 C: a pair adds C h + conj(C h) = 2 Re(C h).
+lambda and a are diagonal, with one complex number per mode. If modes come in conjugate pairs, we keep one of each pair
+and c holds 2 C, because a pair adds C h + conj(C h) = 2 Re(C h).
 
-Two shapes of model stand on this. Per channel ("SISO": S4D) every channel has n modes of its own, a, b and c are of
-shape (D, n), and `run_channels` applies it. Over all channels ("MIMO": S5, LRU) one set of N modes reads and writes
-all channels by dense b (N, D) and c (D, N), and `run_dense` applies it.
+There are two kinds of model. With one model per channel ("SISO": S4D), every channel has n modes of its own, a, b and c
+have shape (D, n), and `run_channels` applies them. With one model over all channels ("MIMO": S5, LRU), one set of N
+modes reads and writes all channels through dense b (N, D) and c (D, N), and `run_dense` applies it.
 """
 
 import math
@@ -20,18 +20,29 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.checks import require
 from recurra.layers.precision import at_least_float32, last_state
 from recurra.lengths.padded import blank, keep
 from recurra.scan import linear_scan
 
 SHORT = 8
-"""Pieces of fewer steps run as a recurrence. With 64 channels of 32 modes, on one core, it took less time than the
-convolution below 3 to 10 steps of 32 streams (training, inference), and below some 50 steps of a single stream, where
-it saves a third of a millisecond."""
+"""Shorter pieces run as a recurrence. With 64 channels of 32 modes on one core, the recurrence was faster than the
+convolution below 3 to 10 steps for 32 streams (training, inference), and below about 50 steps for a single stream,
+where it saves a third of a millisecond."""
+
+
+def require_pairs(d_state: int) -> None:
+    """Refuse a number of modes that cannot form conjugate pairs.
+
+    Raises:
+        ValueError: `d_state` is odd or below 2.
+    """
+    is_even = d_state >= 2 and d_state % 2 == 0
+    require(is_even, "d_state", d_state, "an even number from 2", "modes come in conjugate pairs")
 
 
 class ChannelSSM(NamedTuple):
-    """The discrete model of D channels with n modes each: h_t = a h_{t-1} + b x_t, y_t = Re sum_n c h_t."""
+    """A discrete model for each of D channels, with n modes each: h_t = a h_{t-1} + b x_t, y_t = Re sum_n c h_t."""
 
     a: Complex[Tensor, "D n"]
     b: Complex[Tensor, "D n"]
@@ -46,7 +57,7 @@ class Discretised(NamedTuple):
 
 
 def zero_order_hold(eigenvalues: Complex[Tensor, "*modes"], step: Float[Tensor, "*#modes"]) -> Discretised:
-    """a = exp(step lambda), factor = (a - 1) / lambda (GateLoop (5)): exact for an input that is constant in a step."""
+    """a = exp(step lambda), factor = (a - 1) / lambda (GateLoop (5)): exact if the input is constant within a step."""
     scaled = step * eigenvalues
     return Discretised(torch.exp(scaled), torch.expm1(scaled) / eigenvalues)
 
@@ -63,26 +74,26 @@ DISCRETISATIONS: dict[str, Callable[[Tensor, Tensor], Discretised]] = {"zoh": ze
 def decaying_eigenvalues(
     log_decay: Float[Tensor, "*modes"], frequency: Float[Tensor, "*modes"]
 ) -> Complex[Tensor, "*modes"]:
-    """lambda = -exp(log_decay) + i frequency: every mode decays, whatever training does to the parameters."""
+    """lambda = -exp(log_decay) + i frequency: every mode decays, for any values of the parameters."""
     return torch.complex(-torch.exp(at_least_float32(log_decay)), at_least_float32(frequency))
 
 
 def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
-    """Give the logarithms of step sizes that are spaced logarithmically, in random order.
+    """Give the logarithms of logarithmically spaced step sizes, in random order.
 
-    The order is random so that step sizes and frequencies have nothing to do with each other; the published code of S4D
-    and S5 draws the logarithms uniformly instead.
+    The order is random so that step sizes do not depend on frequencies; the published code of S4D and S5 draws the
+    logarithms uniformly instead.
 
     Raises:
         ValueError: the sizes are not positive, or the smallest is above the largest.
     """
-    if not 0 < smallest <= largest:
-        raise ValueError(f"min_step is {smallest} and max_step {largest}; expected 0 < min_step <= max_step")
+    require(smallest > 0, "min_step", smallest, "a number above 0")
+    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
     return torch.linspace(math.log(smallest), math.log(largest), n_steps)[torch.randperm(n_steps)]
 
 
 def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
-    """Give |a| and the phase of a in radians as (B, L, modes): the same at every step of x, for who plots gates."""
+    """Give |a| and the phase of a in radians as (B, L, modes) for plotting gates: the same at every step of x."""
     shape = (*x.shape[:2], -1)
     return a.abs().flatten().expand(shape), a.angle().flatten().expand(shape)
 
@@ -90,17 +101,17 @@ def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tupl
 def run_channels(
     x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
-    """Apply a model of its own to every channel: y_t = Re sum_n c_n h_t,n, and the last state.
+    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n, and give the last state.
+
+    Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
+    the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
 
     Args:
         x: the input, float32 or float64 like the model.
         ssm: the discrete model.
         h0: the state before the first step; zeros when None.
-
-    Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, and no state but the last
-    is formed; shorter ones step through the recurrence, and so does a trace for any length. Both give the same.
     """
-    is_any = isinstance(x.shape[1], torch.SymInt)  # traced for any length, short or long
+    is_any = isinstance(x.shape[1], torch.SymInt)  # traced for every length, short or long
     is_long = not is_any and x.shape[1] >= SHORT and x.shape[0] > 0  # an empty batch has no transform in torch
     return (run_channels_by_convolution if is_long else run_channels_by_recurrence)(x, ssm, h0)
 
@@ -108,7 +119,7 @@ def run_channels(
 def run_channels_by_recurrence(
     x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
-    """`run_channels` by a linear scan: O(L) work, and memory for the states of all steps."""
+    """`run_channels` as a linear scan: O(L) work, with memory for the states of all steps."""
     h0 = ssm.a.new_zeros((x.shape[0], *ssm.a.shape)) if h0 is None else h0
     h = linear_scan(ssm.a, x[..., None] * ssm.b, h0)
     return (h * ssm.c).real.sum(-1), last_state(h, h0)
@@ -119,16 +130,16 @@ def run_channels_by_convolution(
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
     """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1.
 
-    The step t is written as i m + j with blocks of m = sqrt(L) steps, so that a^t = (a^m)^i a^j: the kernel, what h0
-    adds to the output, and the last state are products of matrices over these two factors. Their memory is
-    O(B sqrt(L) D n); the states of all steps would be O(B L D n).
+    We write step t as i m + j with blocks of m = sqrt(L) steps, so that a^t = (a^m)^i a^j: the kernel, the contribution
+    of h0 and the last state are then matrix products over these two factors. They take O(B sqrt(L) D n) memory; the
+    states of all steps would take O(B L D n).
     """
     length = x.shape[1]
     block = 1 << (length.bit_length() + 1) // 2
     with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for powers
         powers = _TwoLevelPowers.of(ssm.a, block, -(-length // block))
         signal = x.transpose(1, 2)
-        weights = (ssm.c * ssm.b)[None]  # the kernel is what a state of b would put out
+        weights = (ssm.c * ssm.b)[None]  # the kernel is the output from an initial state of b
         if h0 is not None:
             weights = torch.cat([weights, ssm.c * ssm.a * h0])
         responses = _decay(weights, powers, length)
@@ -148,11 +159,11 @@ def run_dense(
     h0: Complex[Tensor, "B N"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B N"]]:
-    """Apply h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), one set of modes over all channels, and give the last state.
+    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), and give the last state.
 
-    Where `mask` is False the state passes through, and y is of no use.
+    Where `mask` is False the state passes through unchanged and y is meaningless.
 
-    The products with b and c are real ones, over real and imaginary parts side by side, in the precision of x (or of
+    The products with b and c are real, over real and imaginary parts side by side, in the precision of x (or of
     autocast); the recurrence runs in float32 or better.
     """
     into = torch.view_as_real(b).transpose(1, 2).flatten(0, 1)  # (2 N, D): rows re, im, re, im, ...
@@ -166,7 +177,7 @@ def run_dense(
 
 
 class _TwoLevelPowers(NamedTuple):
-    """a^t as (a^m)^i a^j for t = i m + j: jumps (D, I + 1, n) over the blocks, within (D, m, n) inside of one."""
+    """a^t as (a^m)^i a^j for t = i m + j: jumps (D, I + 1, n) over the blocks, within (D, m, n) inside a block."""
 
     jumps: Tensor
     within: Tensor
@@ -197,9 +208,9 @@ def _decay(weights: Tensor, powers: _TwoLevelPowers, length: int) -> Tensor:
 
 
 def _accumulate(signal: Tensor, powers: _TwoLevelPowers) -> Tensor:
-    """sum_t a^(L - 1 - t) x_t for x (B, D, L): what L steps leave in a state, (B, D, n), before b."""
+    """sum_t a^(L - 1 - t) x_t for x (B, D, L): the state after L steps, (B, D, n), before the product with b."""
     n_blocks, block = powers.jumps.shape[1] - 1, powers.within.shape[1]
-    signal = functional.pad(signal, (n_blocks * block - signal.shape[2], 0))  # zeros in front change nothing
+    signal = functional.pad(signal, (n_blocks * block - signal.shape[2], 0))  # leading zeros change nothing
     blocks = signal.transpose(0, 1).unflatten(-1, (n_blocks, block))  # (D, B, I, m)
     remaining = powers.within.flip(1)
     summed = blocks.flatten(1, 2) @ torch.cat([remaining.real, remaining.imag], -1)  # (D, B I, 2 n)
@@ -208,7 +219,7 @@ def _accumulate(signal: Tensor, powers: _TwoLevelPowers) -> Tensor:
 
 
 def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
-    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L); twice the length keeps the end off the start."""
+    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L); at twice the length nothing wraps around."""
     padded = 2 * signal.shape[2]
     spectrum = torch.fft.rfft(kernel, padded) * torch.fft.rfft(signal, padded)
     return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]

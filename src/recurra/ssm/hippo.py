@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from recurra.layers.sizes import check_pairs
+from recurra.ssm.diagonal import require_pairs
 
 
 class HippoNormalModes(NamedTuple):
     """One mode of each conjugate pair of HiPPO-N: eigenvalues -1/2 + i frequency, float64.
 
     frequency: positive, ascending.
-    vectors: the unit eigenvectors as columns; with their conjugates they are a unitary basis.
+    vectors: the unit eigenvectors as columns; together with their conjugates they form a unitary basis.
     """
 
     frequency: Float[Tensor, " n"]
@@ -22,15 +22,15 @@ class HippoNormalModes(NamedTuple):
 
 
 def hippo_normal_modes(d_state: int) -> HippoNormalModes:
-    """Diagonalise HiPPO-N of an even size N = d_state.
+    """Diagonalise HiPPO-N of even size N = d_state.
 
     HiPPO-LegS is A_ij = -sqrt((2i+1)(2j+1)) below the diagonal, -(i+1) on it and 0 above. With p_i = sqrt(i + 1/2),
     A + p p^T is -1/2 on the diagonal and skew-symmetric off it: normal, so its eigenvectors are orthogonal.
 
     Raises:
-        ValueError: `d_state` is odd or below 2, so that modes do not pair.
+        ValueError: `d_state` is odd or below 2.
     """
-    check_pairs(d_state)
+    require_pairs(d_state)
     i = torch.arange(d_state, dtype=torch.float64)
     p = (i + 0.5).sqrt()
     skew = -torch.outer(p, p) * torch.sign(i[:, None] - i)
