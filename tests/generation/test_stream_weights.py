@@ -36,8 +36,8 @@ def test_states_go_from_one_to_the_other(any_model, tmp_path):
 
 
 def test_a_recurrence_is_recorded_and_a_segment_model_is_not(gateloop, crt):
-    assert isinstance(Stream(gateloop.float(), weights="float32")._runs, RecordedStep)
-    assert not isinstance(Stream(crt.float(), weights="float32")._runs, RecordedStep)
+    assert isinstance(Stream(gateloop.float(), weights="float32").runner, RecordedStep)
+    assert not isinstance(Stream(crt.float(), weights="float32").runner, RecordedStep)
 
 
 def test_errors(gateloop):

@@ -1,4 +1,4 @@
-"""Whose state is it: what tells one model from another, and one training of it from the next."""
+"""What tells one model from another, and one training of a model from the next."""
 
 import hashlib
 import json
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ModelIdentity(NamedTuple):
-    """A model as its states know it.
+    """What a saved state records about its model.
 
     kind: the name of its class.
-    config: its `config`, a dataclass, as plain data; None where it has none.
+    config: its `config`, a dataclass, as plain data; None if it has none.
     weights: `weights_fingerprint`.
     """
 
@@ -25,11 +25,11 @@ class ModelIdentity(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelIdentity":
-        """Take down a model's identity; it reads every weight once."""
+        """Give a model's identity; this reads every weight once."""
         return cls(type(model).__name__, _plain(getattr(model, "config", None)), weights_fingerprint(model))
 
     def difference(self, other: "ModelIdentity") -> str | None:
-        """Say in what `other` is another model; None where it is the same."""
+        """Say how `other` differs; None if it is the same model."""
         if self.kind != other.kind:
             return f"{self.kind} against {other.kind}"
         one, two = self.config or {}, other.config or {}
@@ -37,15 +37,15 @@ class ModelIdentity(NamedTuple):
         if keys:
             return ", ".join(f"{key} {one.get(key)!r} against {two.get(key)!r}" for key in keys)
         if self.weights != other.weights:
-            return f"a {self.kind} like it, but with other weights"
+            return f"a {self.kind} like it with other weights"
         return None
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A digest of the names, types and shapes of all weights and buffers, and of the sum of each one's bits.
+    """Digest the names, types and shapes of all weights and buffers, and the sum of each one's bits.
 
-    The bits are summed as whole numbers, which is quick, exact and the same on every device. A training step changes
-    the sums, as does rounding to another type; weights that merely change places inside of one tensor do not.
+    The bits are summed as integers, which is quick, exact and the same on every device. A training step changes the
+    sums, and so does rounding to another type; swapping weights within one tensor does not.
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
@@ -58,13 +58,13 @@ def _sum_of_bits(tensor: Tensor) -> int:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_floating_point():
-        tensor = tensor.view(_WHOLE_NUMBERS[tensor.element_size()])
+        tensor = tensor.view(_INTEGERS[tensor.element_size()])
     return int(tensor.sum(dtype=torch.int64))
 
 
 def _plain(config: Any) -> dict[str, Any] | None:
     if not is_dataclass(config) or isinstance(config, type):
         return None
-    # Through JSON and back, so that what is read from a file equals what was written.
+    # Through JSON and back, so that what a file gives equals what was written.
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=repr))
     return plain

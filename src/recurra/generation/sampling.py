@@ -1,4 +1,4 @@
-"""How the next token is chosen: a choice of settings, and the functions of this package in their order."""
+"""From logits to the next token: settings, the functions that they stand for, and the choice itself."""
 
 import math
 from dataclasses import dataclass
@@ -7,60 +7,64 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.generation.choice import draw, greedy
-from recurra.generation.min_p import keep_min_p
-from recurra.generation.repetition import penalise_repetition
-from recurra.generation.temperature import apply_temperature
-from recurra.generation.top_k import keep_top_k
-from recurra.generation.top_p import keep_top_p
+from recurra.checks import require, require_at_least, require_positive, require_share, sentence
+from recurra.layers.precision import at_least_float32
 
 RECENT_TOKENS = 64
-"""How many of its last tokens a stream remembers: as far back as a repetition penalty looks."""
+"""How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How the next token is chosen; the default draws by the model's own probabilities.
+    """How the next token is chosen; the default draws from the model's own probabilities.
 
-    The settings apply in the order in which they stand here, each to what the one before has left.
+    The settings apply in the order listed here, each to the logits that the previous one left.
 
-    Raises ValueError, naming the field, for a value that cannot be, and for one that would have no effect.
+    Raises:
+        ValueError: a value is out of range, or would have no effect; the message names the field.
     """
 
     repetition_penalty: float = 1.0
-    """Above 1: tokens among the last ones become less likely (see `penalise_repetition`)."""
+    """Above 1, recent tokens become less likely (see `penalise_repetition`)."""
     repetition_window: int = RECENT_TOKENS
-    """How many of the last tokens, those that were fed included, count for that; at most 64."""
+    """How many of the last tokens, read or generated, count as recent; at most 64."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest token."""
     top_k: int | None = None
-    """Draw among the k likeliest tokens."""
+    """Draw from the k likeliest tokens."""
     top_p: float | None = None
-    """Draw among the likeliest tokens that hold this share of the probability."""
+    """Draw from the likeliest tokens that together hold this share of the probability."""
     min_p: float | None = None
-    """Draw among tokens that are at least this many times as likely as the likeliest."""
+    """Draw from the tokens at least this many times as likely as the likeliest one."""
 
     def __post_init__(self) -> None:
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "a number above 0")
-        _require(
+        require_positive(repetition_penalty=self.repetition_penalty)
+        require(
             1 <= self.repetition_window <= RECENT_TOKENS,
             "repetition_window",
             self.repetition_window,
-            f"from 1 to {RECENT_TOKENS}",
+            f"a number from 1 to {RECENT_TOKENS}",
         )
-        _require(self.temperature >= 0, "temperature", self.temperature, "0, for the likeliest token, or above")
-        for name in ("repetition_penalty", "temperature"):
-            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
-        _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            _require(value is None or 0 < value <= 1, name, value, "a share above 0 and up to 1")
-        without_effect = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
-        if self.temperature == 0 and without_effect:
-            raise ValueError(
-                f"temperature is 0, which takes the likeliest token: {', '.join(without_effect)} would have no effect; "
-                "leave it away, or set a temperature above 0"
-            )
+        require(
+            self.temperature >= 0 and math.isfinite(self.temperature),
+            "temperature",
+            self.temperature,
+            "0, which takes the likeliest token, or a finite number above 0",
+        )
+        if self.top_k is not None:
+            require_at_least(1, top_k=self.top_k)
+        shares = {"top_p": self.top_p, "min_p": self.min_p}
+        require_share(**{name: share for name, share in shares.items() if share is not None})
+        if self.temperature == 0:
+            for name in ("top_k", "top_p", "min_p"):
+                value = getattr(self, name)
+                require(
+                    value is None,
+                    name,
+                    value,
+                    "None at temperature 0, which takes the likeliest token",
+                    f"omit {name}, or set a temperature above 0",
+                )
 
 
 def sample(
@@ -69,13 +73,13 @@ def sample(
     generator: torch.Generator,
     recent: Int[Tensor, "*batch n"] | None = None,
 ) -> Int[Tensor, "*batch"]:
-    """Choose a token for every row.
+    """Choose a token for each row.
 
     Args:
-        logits: what the model gives after the last token.
+        logits: the model's output after the last token.
         config: how to choose.
-        generator: the only source of chance, on the logits' device; not used at a temperature of 0.
-        recent: the last tokens of every row, oldest first, for the repetition penalty; None for none.
+        generator: the only source of chance, on the logits' device; unused at temperature 0.
+        recent: the last tokens of each row, oldest first, for the repetition penalty; None for none.
 
     Raises:
         ValueError: there is no token to choose (see `draw`).
@@ -95,6 +99,121 @@ def sample(
     return draw(logits, generator)
 
 
-def _require(holds: bool, field: str, value: object, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{field} is {value}; expected {expected}")
+# --- from logits to logits; all compute in float32 or better ---
+
+
+def penalise_repetition(
+    logits: Float[Tensor, "*batch V"], recent: Int[Tensor, "*batch n"], penalty: float
+) -> Float[Tensor, "*batch V"]:
+    """Make recent tokens less likely: divide their positive logits by `penalty`, multiply their negative ones.
+
+    The method of CTRL (arXiv 1909.05858, section 4.1). How often a token occurs in `recent` makes no difference. The
+    paper divides every logit, which would raise negative ones; multiplying those is common practice. The penalty acts
+    on the numbers as given: log-probabilities, such as an adaptive softmax gives, are all negative.
+
+    Args:
+        logits: of any batch.
+        recent: token ids for each row, any number of them.
+        penalty: 1 changes nothing; below 1 favours repetition.
+
+    Raises:
+        ValueError: the penalty is not a finite number above 0.
+    """
+    require_positive(penalty=penalty)
+    logits = at_least_float32(logits)
+    chosen = logits.gather(-1, recent)
+    return logits.scatter(-1, recent, (chosen * penalty).where(chosen < 0, chosen / penalty))
+
+
+def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
+    """Give logits / temperature: below 1 favours likely tokens, above 1 unlikely ones.
+
+    Raises:
+        ValueError: the temperature is not a finite number above 0. Its limit at 0 is `greedy`.
+    """
+    require_positive(temperature=temperature)
+    return at_least_float32(logits) / temperature
+
+
+def keep_top_k(logits: Float[Tensor, "*batch V"], k: int) -> Float[Tensor, "*batch V"]:
+    """Set all but the k largest logits to -inf (Fan et al., arXiv 1805.04833, section 5.4).
+
+    Logits equal to the k-th largest stay too, so the order of the vocabulary decides nothing. If k is V or more, all
+    stay.
+
+    Raises:
+        ValueError: k is below 1.
+    """
+    require_at_least(1, k=k)
+    logits = at_least_float32(logits)
+    smallest = logits.topk(min(k, logits.shape[-1]), -1).values[..., -1:]
+    return logits.masked_fill(logits < smallest, -torch.inf)
+
+
+def keep_top_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
+    """Keep the fewest likeliest tokens whose probabilities sum to p or more; set all other logits to -inf.
+
+    Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1). The likeliest token always stays, and so do
+    tokens as likely as the last one kept. The sums are in float64. If p is 1, all stay.
+
+    Raises:
+        ValueError: p is not in (0, 1].
+    """
+    require_share(p=p)
+    logits = at_least_float32(logits)
+    if p == 1:
+        return logits  # a sum that rounds up to 1 early must not cut off the rest
+    falling = logits.sort(-1, descending=True).values
+    reached = falling.softmax(-1, dtype=torch.float64).cumsum(-1)
+    n_kept = 1 + (reached[..., :-1] < p).sum(-1, keepdim=True)
+    return logits.masked_fill(logits < falling.gather(-1, n_kept - 1), -torch.inf)
+
+
+def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
+    """Set the logits of tokens less than p times as likely as the likeliest to -inf (Nguyen et al., arXiv 2407.01082).
+
+    Raises:
+        ValueError: p is not in (0, 1].
+    """
+    require_share(p=p)
+    logits = at_least_float32(logits)
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -torch.inf)
+
+
+# --- from logits to a token ---
+
+
+def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
+    """Give the likeliest token, the first one if several are equal.
+
+    Raises:
+        ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
+    """
+    _require_a_distribution(logits)
+    return logits.argmax(-1)
+
+
+def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[Tensor, "*batch"]:
+    """Draw a token from softmax(logits), in float32 or better; a logit of -inf is never drawn.
+
+    Args:
+        logits: of any batch.
+        generator: the only source of chance, on the logits' device: equal logits and equally seeded generators give
+            equal tokens.
+
+    Raises:
+        ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
+    """
+    _require_a_distribution(logits)
+    probabilities = at_least_float32(logits).softmax(-1)
+    return probabilities.view(-1, logits.shape[-1]).multinomial(1, generator=generator).view(logits.shape[:-1])
+
+
+def _require_a_distribution(logits: Tensor) -> None:
+    largest = logits.amax(-1)  # NaN where any logit is NaN
+    if not bool(largest.isfinite().all()):
+        came, why = (
+            str(largest.flatten()[:8].tolist()),
+            "with NaN, +inf or every token at -inf there is nothing to choose",
+        )
+        raise ValueError(sentence("the largest logit of each row", came, "finite numbers", why))

@@ -1,4 +1,4 @@
-"""A stream at one moment: kept in memory, or in a file."""
+"""A stream at one moment, kept in memory or in a file."""
 
 import hashlib
 import json
@@ -10,10 +10,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from recurra.checks import sentence
 from recurra.data.files import replacing
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
-from recurra.generation.standing import Standing
+from recurra.generation.stream_state import StreamState
 from recurra.packed_state import pack_state, unpack_state
 from recurra.state import n_bytes
 
@@ -21,50 +22,54 @@ FORMAT = "recurra-stream"
 FORMAT_VERSION = 1
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
-_METADATA = "recurra"  # one entry for all: the library keeps several in no fixed order
+_METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed order
 
 
 class Snapshot(NamedTuple):
     """A stream at one moment. What the stream does later does not change it.
 
-    at: where the stream stood.
-    model: whose stream it was.
+    stream: everything that its next step depends on.
+    model: the model that it runs through.
     """
 
-    at: Standing
+    stream: StreamState
     model: ModelIdentity
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of state, logits, recent tokens and position: for a recurrence the same all along its stream."""
-        return n_bytes((self.at.state, self.at.logits)) + (RECENT_TOKENS + 1) * 8
+        """Bytes of state, logits, recent tokens and position; for a recurrence constant along the stream."""
+        return n_bytes((self.stream.model_state, self.stream.logits)) + (RECENT_TOKENS + 1) * 8
 
 
 def require_same_model(found: ModelIdentity, model: ModelIdentity, what: str) -> None:
-    """Raise a ValueError that says in what the models differ, unless `found`, of `what`, is `model`."""
+    """Refuse `what`, made by the model `found`, for another `model`.
+
+    Raises:
+        ValueError: the models differ; the message says in what.
+    """
     if difference := found.difference(model):
-        raise ValueError(f"{what} is of another model: {difference}; a state goes on only in the model that made it")
+        raise ValueError(sentence(what, f"of another model ({difference})", "one of the model that continues it"))
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write a safetensors file; it is there whole or not at all. Raises OSError.
+    """Write a safetensors file, whole or not at all. Raises OSError.
 
-    It holds the tensors `position`, `recent` (the last tokens; -1 where the stream has fewer), `logits` and `state.0`,
-    `state.1` and so on, depth first, and as metadata, in JSON, the format, the model, the structure of the state and a
-    digest. Numbers are written at a fixed width: how long the stream is does not show in the size of the file.
+    It holds the tensors `position`, `recent` (the last tokens, preceded by -1 where the stream has fewer), `logits` and
+    `state.0`, `state.1` and so on, depth first. Its metadata hold, as JSON, the format, the model, the structure of the
+    state and a digest. Numbers have a fixed width, so the size of the file does not depend on the stream's length.
     """
-    at = snapshot.at
-    recent = [-1] * (RECENT_TOKENS - len(at.recent)) + list(at.recent)
-    tensors = {"position": torch.tensor(at.position), "recent": torch.tensor(recent)}
-    if at.logits is not None:
-        tensors["logits"] = at.logits
+    stream = snapshot.stream
+    recent = [-1] * (RECENT_TOKENS - len(stream.recent)) + list(stream.recent)
+    tensors = {"position": torch.tensor(stream.position), "recent": torch.tensor(recent)}
+    if stream.logits is not None:
+        tensors["logits"] = stream.logits
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "model": snapshot.model._asdict(),
-        "structure": _take_down(pack_state(at.state), tensors),
+        "structure": _outline(pack_state(stream.model_state), tensors),
     }
-    # Clones: tensors of a state may share memory, which the format refuses.
+    # Clones: tensors of a state can share memory, which the format refuses.
     tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     content["digest"] = _digest(content, tensors)
     with replacing(path) as file:
@@ -72,39 +77,38 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
-    """Read what `write_snapshot` wrote, for `model`, whose identity is given.
+    """Read for `model`, of the given identity, what `write_snapshot` wrote.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is foreign or damaged, of another model, or its state has another structure than the model's.
+        ValueError: it is foreign, damaged or of another model, or its state does not have the structure of the model's.
     """
     data = path.read_bytes()
+    saved = "a stream that Stream.save wrote"
     try:
         tensors = safetensors.load(data)
         with safe_open(path, framework="pt") as file:
             content = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no file of a stream at all ({error})") from error
+        raise ValueError(sentence(str(path), f"damaged or no safetensors file ({error})", saved)) from error
     if content.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by Stream.save")
-    if content.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has the format {content.get('format_version')}; this version of recurra reads {FORMAT_VERSION}"
-        )
+        raise ValueError(sentence(str(path), "another kind of safetensors file", saved))
+    if (version := content.get("format_version")) != FORMAT_VERSION:
+        raise ValueError(sentence(str(path), f"a stream in format {version}", f"format {FORMAT_VERSION}"))
     if content.pop("digest", None) != _digest(content, tensors):
-        raise ValueError(f"{path} is damaged: its content does not match its digest")
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", saved))
     found = ModelIdentity(**content["model"])
     require_same_model(found, identity, str(path))
-    state = unpack_state(_put_back(content["structure"], tensors), model)
+    state = unpack_state(_fill(content["structure"], tensors), model)
     logits = tensors["logits"].to(next(model.parameters()).device) if "logits" in tensors else None
     recent = tuple(token for token in tensors["recent"].tolist() if token >= 0)
-    return Snapshot(Standing(state, logits, recent, int(tensors["position"])), found)
+    return Snapshot(StreamState(state, logits, recent, int(tensors["position"])), found)
 
 
-def _take_down(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The structure of a packed state as JSON, its leaves being names in `tensors`, to which they are added."""
+def _outline(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    """Give a packed state's structure as JSON: each leaf becomes a name in `tensors`, where its value is put."""
     if isinstance(packed, list):
-        return [_take_down(item, tensors) for item in packed]
+        return [_outline(item, tensors) for item in packed]
     if packed is None:
         return None
     name = f"state.{sum(key.startswith('state.') for key in tensors)}"
@@ -118,10 +122,10 @@ def _take_down(packed: Any, tensors: dict[str, Tensor]) -> Any:
     return {"tensor": name}
 
 
-def _put_back(structure: Any, tensors: dict[str, Tensor]) -> Any:
-    """The packed state that `_take_down` took down."""
+def _fill(structure: Any, tensors: dict[str, Tensor]) -> Any:
+    """Give back the packed state whose structure and tensors `_outline` gave."""
     if isinstance(structure, list):
-        return [_put_back(item, tensors) for item in structure]
+        return [_fill(item, tensors) for item in structure]
     if structure is None:
         return None
     ((kind, name),) = structure.items()

@@ -10,119 +10,125 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recurra.checks import kind_of, sentence
 from recurra.data import TextEncoder
 from recurra.decoding import prepare_for_decoding
+from recurra.generation.feeding import feed, require_evaluation_mode
+from recurra.generation.generating import Generation, GenerationConfig
 from recurra.generation.model_identity import ModelIdentity
-from recurra.generation.reading import read, require_evaluation_mode
-from recurra.generation.sampling import SamplingConfig, sample
+from recurra.generation.sampling import SamplingConfig
 from recurra.generation.snapshot import Snapshot, read_snapshot, require_same_model, write_snapshot
-from recurra.generation.standing import Standing
-from recurra.generation.stop_text import StopText
-from recurra.generation.text_pieces import TextPieces
+from recurra.generation.stream_state import StreamState
+from recurra.generation.text import GeneratedText
 
 Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
-"""What a stream reads: a text, for a stream with a tokenizer, or token ids, one-dimensional."""
+"""What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
 
 
 class Stream:
     """A model and the state of one stream through it.
 
-    What a stream keeps is the model's state, the logits after the last token, its last 64 tokens and its position. For
-    a recurrence that is the same however long the stream is. All of it is values that are never changed in place, so
-    twins and snapshots cost nothing. There are no gradients.
+    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position. For a
+    recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
+    nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
 
-    The weights are taken to stay as they are while the stream lives. A model that makes matrices from its parameters at
-    every call (the NCGRU) makes them once inside of `torch.nn.utils.parametrize.cached()`, in which a loop over the
-    steps is best put.
+    The weights must not change while the stream lives. A model that computes matrices from its parameters in every call
+    (the NCGRU) computes them once inside `torch.nn.utils.parametrize.cached()`: run a loop over steps in it.
 
     Args:
-        model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode, into which it is not put by
-            itself.
-        tokenizer: for feeding and generating text; one whose numbers are the model's tokens.
-        weights: run a copy of the model made for decoding on a CPU, its weights kept as "float32", "bfloat16" or "int8"
-            (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results but for the order of sums.
-            None runs the model itself. States are the same form, and may be saved with one and loaded with another.
+        model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first).
+        tokenizer: for reading and generating text; its ids are the model's tokens.
+        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16" or
+            "int8" (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results up to the order of
+            sums. None runs the model itself. States have the same form either way: a stream saved with one choice can
+            be loaded with another.
 
     Raises:
-        ValueError: the model is in training mode; or there are no such weights, or the model is not float32 on the CPU.
+        ValueError: the model is in training mode, the choice of weights does not exist, or it is not None and the model
+            is not float32 on the CPU.
     """
 
     def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
-        self._runs = model if weights is None else prepare_for_decoding(model, weights)
-        self._at = Standing()
+        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self._now = StreamState()
         self._identity: ModelIdentity | None = None
 
     # --- where it stands ---
 
     @property
     def position(self) -> int:
-        """How many tokens were read."""
-        return self._at.position
+        """How many tokens the stream has read."""
+        return self._now.position
 
     @property
     def state(self) -> Any:
         """The model's state, of batch 1; None at the start of the stream."""
-        return self._at.state
+        return self._now.model_state
+
+    @property
+    def recent(self) -> tuple[int, ...]:
+        """The last tokens, oldest first, at most 64."""
+        return self._now.recent
 
     @property
     def logits(self) -> Float[Tensor, " V"]:
-        """The logits after the last token, a copy. Raises ValueError at the start of the stream."""
-        if self._at.logits is None:
-            raise ValueError("the stream has read nothing yet, so there is nothing to go on from; feed it first")
-        return self._at.logits.clone()
+        """A copy of the logits after the last token. Raises ValueError at the start of the stream."""
+        if self._now.logits is None:
+            raise ValueError(sentence("the stream", "at its start", "one that has read something", "feed it first"))
+        return self._now.logits.clone()
 
     def reset(self) -> None:
         """Go back to the start of a stream."""
-        self._at = Standing()
+        self._now = StreamState()
 
     def fork(self) -> "Stream":
-        """Give a twin that stands where this stream stands and goes its own way."""
+        """Give a twin that continues from here independently."""
         twin = Stream(self.model, self.tokenizer)
-        twin._runs, twin._at, twin._identity = self._runs, self._at, self._identity
+        twin.runner, twin._now, twin._identity = self.runner, self._now, self._identity
         return twin
 
     # --- in ---
 
     def feed(self, what: Input) -> Float[Tensor, " V"]:
-        """Read any number of tokens, or a text, and give the logits after the last.
+        """Read any number of tokens, or a text, and give the logits after the last one.
 
-        A text is encoded by itself: a word, or a piece of a byte pair encoding, does not reach over two calls. An empty
-        input leaves the stream where it is.
+        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. An empty
+        input leaves the stream unchanged.
 
         Raises:
-            ValueError: a text for a stream without tokenizer, a tensor of another rank than 1, nothing read so far at
-                all, or the model has been put in training mode.
-            TypeError: numbers that are not whole.
+            ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
+                the start of the stream, or a model that is now in training mode.
+            TypeError: the tokens are not integers.
             IndexError: a token is not in the model's vocabulary.
         """
         if self.model.training:
             require_evaluation_mode(self.model)
         tokens = self.encode(what)
         if len(tokens):
-            logits, state = read(self._runs, tokens[None], self._at.state)
+            logits, state = feed(self.runner, tokens[None], self.state)
             self.advance(tokens, logits[0], state)
         return self.logits
 
     def step(self, token: int) -> Float[Tensor, " V"]:
-        """Read one token and give the logits after it; errors as `feed`."""
+        """Read one token and give the logits after it. Raises what `feed` raises."""
         return self.feed([token])
 
     def advance(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], state: Any) -> None:
-        """Take over what reading `tokens` elsewhere has come to, from this stream's state on (see `Streams.feed`)."""
-        self._at = self._at.after(tokens, logits, state)
+        """Take the results of reading `tokens` elsewhere, from this stream's state (see `Streams.feed`)."""
+        self._now = self._now.after(tokens, logits, state)
 
     def encode(self, what: Input) -> Int[Tensor, " L"]:
-        """Give an input's tokens on the model's device; errors as `feed`."""
+        """Give an input's tokens on the model's device. Raises what `feed` raises."""
         device = next(self.model.parameters()).device
         if isinstance(what, str):
             return torch.from_numpy(self._require_tokenizer().encode(what)).to(device)
         tokens = torch.as_tensor(what)
         if tokens.ndim != 1:
-            raise ValueError(f"tokens are of shape {tuple(tokens.shape)}; expected one dimension: one stream's tokens")
+            raise ValueError(sentence("tokens", kind_of(tokens), "one dimension: the tokens of one stream"))
         if tokens.numel() and (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool):
-            raise TypeError(f"tokens are of type {tokens.dtype}; expected whole numbers")
+            raise TypeError(sentence("tokens", kind_of(tokens), "integers"))
         return tokens.to(device, torch.int64)
 
     # --- out ---
@@ -135,24 +141,22 @@ class Stream:
         seed: int | torch.Generator = 0,
         stop_tokens: Collection[int] = (),
     ) -> Iterator[int]:
-        """Choose tokens, one after the other, each of which the stream reads before it is given out.
+        """Choose tokens, one after the other; the stream reads each before it is given out.
 
         Args:
-            max_tokens: how many; None goes on without end.
-            sampling: how to choose; None draws by the model's own probabilities.
-            seed: of the choices, or a generator on the CPU to go on with. Equal streams, settings and seeds give equal
+            max_tokens: maximum number of tokens; None generates without end.
+            sampling: how to choose; None draws from the model's own probabilities.
+            seed: of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
                 tokens.
-            stop_tokens: ends after one of these, which is given out, too.
+            stop_tokens: generation ends after any of these, which is given out too.
 
         Raises:
-            ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are no tokens
-                that it could read.
+            ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are not tokens
+                that it can read.
         """
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; expected at least 1, or None for a stream without end")
-        self._require_tokens_as_outputs()
-        generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-        return self._generate(max_tokens, sampling or SamplingConfig(), generator, frozenset(stop_tokens))
+        sampling = sampling or SamplingConfig()
+        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+        return self._generate(self.generation(config))
 
     def generate_text(
         self,
@@ -162,61 +166,64 @@ class Stream:
         sampling: SamplingConfig | None = None,
         seed: int | torch.Generator = 0,
     ) -> Iterator[str]:
-        """Go on with the stream's text and give it out piece by piece; other arguments as `generate`.
+        """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
 
-        A piece is a token's text, with words also the blank before it; letters are given out whole.
+        A piece is the text of one token, with words including the blank before it. Letters are given out whole.
 
         Args:
-            max_tokens: how many tokens; None goes on without end.
+            max_tokens: maximum number of tokens; None generates without end.
             stop: texts to end at; the first to appear is left out. The stream has read it.
             sampling: how to choose.
             seed: of the choices.
 
         Raises:
-            ValueError: as `generate`; the stream has no tokenizer; or a text to stop at is empty.
+            ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
         """
-        pieces = TextPieces(self._require_tokenizer(), before=self._at.recent)
-        return _text(self.generate(max_tokens, sampling=sampling, seed=seed), pieces, StopText(stop))
+        text = self.generated_text(stop)
+        return _text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
 
-    def _generate(
-        self,
-        max_tokens: int | None,
-        sampling: SamplingConfig,
-        generator: torch.Generator,
-        stop_tokens: frozenset[int],
-    ) -> Iterator[int]:
-        n_tokens = 0
-        while max_tokens is None or n_tokens < max_tokens:
-            token = int(sample(self.logits.cpu(), sampling, generator, torch.tensor(self._at.recent)))
+    def generation(self, config: GenerationConfig) -> Generation:
+        """Begin to continue this stream. Raises ValueError if it has read nothing, or its outputs are not tokens."""
+        n_outputs = len(self.logits)
+        n_tokens = getattr(getattr(self.model, "config", None), "vocab_size", n_outputs)
+        if n_outputs != n_tokens:
+            came = f"a {type(self.model).__name__} that reads {n_tokens} tokens and predicts {n_outputs} classes"
+            raise ValueError(sentence("model", came, "one that predicts the tokens that it reads"))
+        return Generation(config)
+
+    def generated_text(self, stop: Sequence[str]) -> GeneratedText:
+        """Begin a text that continues this stream's. Raises ValueError if there is no tokenizer, or a stop is empty."""
+        return GeneratedText(self._require_tokenizer(), self.recent, stop)
+
+    def _generate(self, generation: Generation) -> Iterator[int]:
+        while not generation.is_over:
+            token = generation.choose(self.logits, self.recent)
             self.step(token)
             yield token
-            if token in stop_tokens:
-                return
-            n_tokens += 1
 
     # --- kept ---
 
     def snapshot(self) -> Snapshot:
-        """Give the stream as it is at this moment; what it does later does not change that."""
-        return Snapshot(self._at, self._model_identity())
+        """Give the stream as it is now; what it does later does not change that."""
+        return Snapshot(self._now, self._model_identity())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go to where a snapshot was taken. Raises ValueError for one of another model."""
+        """Go back, or ahead, to a snapshot. Raises ValueError if it is of another model."""
         require_same_model(snapshot.model, self._model_identity(), "the snapshot")
-        self._at = snapshot.at
+        self._now = snapshot.stream
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the stream's snapshot as a safetensors file, which is there whole or not at all. Raises OSError."""
+        """Write the stream's snapshot as a safetensors file, whole or not at all. Raises OSError."""
         write_snapshot(Path(path), self.snapshot())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go to where a saved stream stood.
+        """Continue from a saved stream.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is damaged, foreign or of another model: other settings, or other weights.
+            ValueError: it is damaged, foreign, or of another model: other settings, or other weights.
         """
-        self._at = read_snapshot(Path(path), self.model, self._model_identity()).at
+        self._now = read_snapshot(Path(path), self.model, self._model_identity()).stream
 
     # --- checks ---
 
@@ -227,24 +234,15 @@ class Stream:
 
     def _require_tokenizer(self) -> TextEncoder:
         if self.tokenizer is None:
-            raise ValueError("the stream has no tokenizer, which text needs: Stream(model, tokenizer)")
+            raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer
 
-    def _require_tokens_as_outputs(self) -> None:
-        n_outputs = len(self.logits)
-        n_tokens = getattr(getattr(self.model, "config", None), "vocab_size", n_outputs)
-        if n_outputs != n_tokens:
-            raise ValueError(
-                f"the {type(self.model).__name__} reads {n_tokens} tokens and predicts {n_outputs} classes, which are "
-                "no tokens to go on with; expected a model with as many outputs as inputs"
-            )
 
-
-def _text(tokens: Iterator[int], pieces: TextPieces, stop: StopText) -> Iterator[str]:
+def _text(tokens: Iterator[int], text: GeneratedText) -> Iterator[str]:
     for token in tokens:
-        if text := stop.add(pieces.add(token)):
-            yield text
-        if stop.found:
+        if piece := text.add(token):
+            yield piece
+        if text.is_over:
             return
-    if text := stop.add(pieces.flush()) + stop.flush():
-        yield text
+    if piece := text.flush():
+        yield piece

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from recurra import state as states
-from recurra.generation import reading
-from recurra.generation.reading import Reading, read, read_together
+from recurra.generation import feeding
+from recurra.generation.feeding import FeedRequest, feed, feed_together
 
 from .conftest import VOCABULARY
 
@@ -15,19 +15,19 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 def test_the_logits_after_the_last_token(any_model):
     model = any_model
     x, later = tokens(3, 7), tokens(3, 4)
-    logits, state = read(model, x)
+    logits, state = feed(model, x)
     expected, carried = model(x)
     torch.testing.assert_close(logits, expected[:, -1], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(read(model, later, state)[0], model(later, carried)[0][:, -1], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(feed(model, later, state)[0], model(later, carried)[0][:, -1], rtol=1e-11, atol=1e-11)
 
 
 def test_long_texts_go_in_pieces(model, monkeypatch):
     x = tokens(2, 19)
-    whole, _ = read(model, x)
-    monkeypatch.setattr(reading, "TOKENS_A_CALL", 6)
+    whole, _ = feed(model, x)
+    monkeypatch.setattr(feeding, "TOKENS_PER_CALL", 6)
     lengths = []
     model.embedding.register_forward_hook(lambda _, inputs, __: lengths.append(inputs[0].shape[1]))
-    pieces, _ = read(model, x)
+    pieces, _ = feed(model, x)
     assert lengths == [3, 3, 3, 3, 3, 3, 1]
     torch.testing.assert_close(pieces, whole, rtol=1e-10, atol=1e-11)
 
@@ -35,7 +35,7 @@ def test_long_texts_go_in_pieces(model, monkeypatch):
 def test_only_the_last_step_goes_through_the_head(model):
     shapes = []
     model.head.register_forward_hook(lambda _, inputs, __: shapes.append(tuple(inputs[0].shape)))
-    read(model, tokens(2, 9))
+    feed(model, tokens(2, 9))
     assert shapes == [(2, 12)]
 
 
@@ -51,46 +51,46 @@ def test_a_model_with_logits_alone(gateloop):
             return self.model(x, state)
 
     x = tokens(2, 9)
-    logits, _ = read(Wrapped().eval(), x)
-    torch.testing.assert_close(logits, read(gateloop, x)[0], rtol=1e-11, atol=1e-11)
+    logits, _ = feed(Wrapped().eval(), x)
+    torch.testing.assert_close(logits, feed(gateloop, x)[0], rtol=1e-11, atol=1e-11)
     assert logits._base is None
 
 
 def test_nothing_to_read(gateloop):
-    with pytest.raises(ValueError, match=r"shape \(2, 0\)"):
-        read(gateloop, tokens(2, 0))
+    with pytest.raises(ValueError, match=r"tokens is int64 \(2, 0\) on cpu; expected at least one"):
+        feed(gateloop, tokens(2, 0))
 
 
 def test_streams_of_all_lengths_together(model):
     lengths_before_and_now = [(0, 3), (4, 11), (0, 1), (5, 6), (10, 6), (3, 2), (2, 9), (4, 11), (4, 2)]
-    readings = [
-        Reading(tokens(1, now)[0], read(model, tokens(1, before))[1] if before else None)
+    requests = [
+        FeedRequest(tokens(1, now)[0], feed(model, tokens(1, before))[1] if before else None)
         for before, now in lengths_before_and_now
     ]
-    kept = [[tensor.clone() for tensor in states.tensors(one.state)] for one in readings]
-    for one, together in zip(readings, read_together(model, readings)):
-        logits, state = read(model, one.tokens[None], one.state)
+    kept = [[tensor.clone() for tensor in states.tensors(one.state)] for one in requests]
+    for one, together in zip(requests, feed_together(model, requests)):
+        logits, state = feed(model, one.tokens[None], one.state)
         torch.testing.assert_close(together.logits, logits[0], rtol=1e-10, atol=1e-11)
         assert type(together.state) is type(state)
         for got, expected in zip(states.tensors(together.state), states.tensors(state), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11)
             assert got._base is None
-    for one, before in zip(readings, kept):
+    for one, before in zip(requests, kept):
         assert all(torch.equal(*pair) for pair in zip(before, states.tensors(one.state), strict=True))
 
 
 def test_equal_layouts_make_one_call(gateloop):
     calls = []
     gateloop.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
-    started = [read(gateloop, tokens(1, length))[1] for length in (2, 9, 4)]
+    started = [feed(gateloop, tokens(1, length))[1] for length in (2, 9, 4)]
     calls.clear()
-    read_together(gateloop, [Reading(tokens(1, length)[0], state) for length, state in zip((3, 5, 3), started)])
+    feed_together(gateloop, [FeedRequest(tokens(1, length)[0], state) for length, state in zip((3, 5, 3), started)])
     assert calls == [(3, 3), (1, 2)]
 
 
 def test_a_segment_models_streams_go_with_those_at_the_same_place(crt):
     calls = []
-    started = [read(crt, tokens(1, length))[1] for length in (1, 6, 3)]  # places 1, 1 and 3 of segments of 5
+    started = [feed(crt, tokens(1, length))[1] for length in (1, 6, 3)]  # places 1, 1 and 3 of segments of 5
     crt.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
-    read_together(crt, [Reading(tokens(1, 2)[0], state) for state in started])
+    feed_together(crt, [FeedRequest(tokens(1, 2)[0], state) for state in started])
     assert sorted(calls) == [(1, 2), (2, 2)]

@@ -1,0 +1,100 @@
+"""Feed tokens to a model, for one stream or for many that stand at different places."""
+
+import inspect
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, sentence
+from recurra.state import concatenate, layout, select, split
+
+TOKENS_PER_CALL = 4096
+"""Maximum number of tokens, over all rows, that a model gets in one call: it bounds the memory that a text takes."""
+
+
+class FeedRequest(NamedTuple):
+    """Tokens for one stream, and the state to start from; None is the start of a stream."""
+
+    tokens: Int[Tensor, " L"]
+    state: Any
+
+
+class FeedResult(NamedTuple):
+    """The logits after a request's last token, and the state there."""
+
+    logits: Float[Tensor, " V"]
+    state: Any
+
+
+def require_evaluation_mode(model: nn.Module) -> None:
+    """Refuse a model that is in training mode, wholly or in part: its dropout would be active.
+
+    Raises:
+        ValueError: it is.
+    """
+    if any(module.training for module in model.modules()):
+        came = f"a {type(model).__name__} in training mode, where dropout is active"
+        raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+
+
+@torch.inference_mode()
+def feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
+    """Feed each row at least one token; give the logits after the last token, and the state. There are no gradients.
+
+    If the model has the methods `hidden` and `head`, as all our language models do, no other logits are computed. Long
+    texts are fed in pieces, so memory does not grow with them. A single token goes to the model's `forward`, which may
+    have a faster way for it (`recurra.decoding`).
+
+    Raises:
+        ValueError: there is no token.
+    """
+    if not tokens.numel():
+        raise ValueError(sentence("tokens", kind_of(tokens), "at least one stream and one token"))
+    by_hidden = tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head")
+    step = model.hidden if by_hidden else model
+    for piece in tokens.split(max(1, TOKENS_PER_CALL // len(tokens)), 1):
+        out, state = step(piece, state)  # type: ignore[operator]
+    # A copy: a view of the last step would keep those of all steps alive.
+    return model.head(out[:, -1]) if by_hidden else out[:, -1].clone(), state  # type: ignore[operator]
+
+
+def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[FeedResult]:
+    """Feed several streams, batched as far as possible; each gets the result that it would get alone.
+
+    Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
+    text. All states of a recurrence have one layout, except at the start of a stream. The layout of a segment-level
+    model's state depends on the place in the segment, so only streams at the same place are batched.
+
+    Results agree with those of a stream alone to the precision of the model's arithmetic, not bit for bit: matrix
+    products of several rows round differently from those of one row.
+
+    Raises:
+        ValueError: a request has no token.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for number, request in enumerate(requests):
+        groups.setdefault(layout(request.state), []).append(number)
+    results: dict[int, FeedResult] = {}
+    for numbers in groups.values():
+        numbers.sort(key=lambda number: len(requests[number].tokens))
+        results.update(zip(numbers, _feed_group(model, [requests[number] for number in numbers])))
+    return [results[number] for number in range(len(requests))]
+
+
+def _feed_group(model: nn.Module, requests: Sequence[FeedRequest]) -> Iterator[FeedResult]:
+    """Feed streams whose states have one layout, the shortest text first."""
+    lengths = [len(request.tokens) for request in requests]
+    state = concatenate([request.state for request in requests])
+    done = n_read = 0
+    for length, same_length in groupby(lengths):
+        n_done = len(list(same_length))
+        tokens = torch.stack([request.tokens[n_read:length] for request in requests[done:]])
+        logits, state = feed(model, tokens, state)
+        # Copies: what a stream keeps must not keep the batch alive.
+        yield from map(FeedResult, map(Tensor.clone, logits[:n_done]), split(select(state, slice(n_done))))
+        state = select(state, slice(n_done, None))
+        done, n_read = done + n_done, length

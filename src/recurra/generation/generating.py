@@ -1,0 +1,65 @@
+"""How a stream is continued: settings, and the choice of one token after the other."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import require
+from recurra.generation.sampling import SamplingConfig, sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How one stream is continued; the default draws from the model's own probabilities without end.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
+    """
+
+    max_tokens: int | None = None
+    """Maximum number of tokens; None for a stream without end."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How each token is chosen."""
+    seed: int | torch.Generator = 0
+    """Seed of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
+    tokens."""
+    stop_tokens: Collection[int] = ()
+    """Tokens to end after; the one that ends the stream is given out too."""
+    stop: Sequence[str] = ()
+    """Texts to end at, for generated text only: the first to appear is left out. The stream has read it."""
+
+    def __post_init__(self) -> None:
+        is_possible = self.max_tokens is None or self.max_tokens >= 1
+        require(is_possible, "max_tokens", self.max_tokens, "at least 1, or None for a stream without end")
+
+
+class Generation:
+    """The choices of one stream that is being continued.
+
+    Args:
+        config: how to continue it.
+    """
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.config, self.n_tokens, self.is_over = config, 0, False
+        seed = config.seed
+        self._generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        self._stop_tokens = frozenset(config.stop_tokens)
+
+    def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
+        """Choose the next token; `is_over` tells whether it is the last.
+
+        Args:
+            logits: after the stream's last token.
+            recent: the stream's last tokens.
+
+        Raises:
+            ValueError: there is no token to choose (see `draw`).
+        """
+        token = int(sample(logits.cpu(), self.config.sampling, self._generator, torch.tensor(recent)))
+        self.n_tokens += 1
+        self.is_over = token in self._stop_tokens or self.n_tokens == self.config.max_tokens
+        return token

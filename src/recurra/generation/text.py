@@ -1,0 +1,113 @@
+"""From generated tokens to text, piece by piece, without half letters and up to a text to stop at."""
+
+from collections.abc import Sequence
+
+from recurra.checks import require
+from recurra.data import TextEncoder
+
+_WINDOW = 16
+_UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet
+_LONGEST = 3  # bytes of an incomplete letter
+
+
+class TextPieces:
+    """The text of a stream of tokens, piece by piece; together the pieces are what all tokens decode to.
+
+    A token of a byte-pair encoding may end inside a letter: the piece is then held back until the letter is complete.
+    Only the last few tokens are kept, however long the stream is.
+
+    Args:
+        tokenizer: decodes the tokens.
+        before: the tokens before the first piece; with a word-level tokenizer, they put a blank before it.
+    """
+
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(before)[-_WINDOW:]
+
+    def add(self, token: int) -> str:
+        """Give the text that the next token settles; often "" inside a letter of several bytes."""
+        settled = _settled(self._text())
+        self._window.append(token)
+        piece = _settled(self._text())[len(settled) :]
+        # The window may start inside a letter. That does no harm: a letter's own bytes show where it begins, so the end
+        # of the window reads the same.
+        del self._window[:-_WINDOW]
+        return piece
+
+    def flush(self) -> str:
+        """Give what is still held back at the end: a letter that was never completed, as U+FFFD."""
+        text = self._text()
+        return text[len(_settled(text)) :]
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._window)
+
+
+def _settled(text: str) -> str:
+    """Cut off the end that the next token may change."""
+    n_undecided = len(text) - len(text.rstrip(_UNDECIDED))
+    return text[: len(text) - min(n_undecided, _LONGEST)]
+
+
+class StopText:
+    """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out.
+
+    The possible beginning of a stop is held back until the next pieces decide.
+
+    Raises:
+        ValueError: one of `stops` is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        require("" not in stops, "stop", tuple(stops), "texts of at least one letter")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        """Give what can be passed on now; `found` tells whether the text has ended."""
+        text = self._held + piece
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.found = bool(places)
+        end = min(places) if places else len(text) - self._possible_beginning(text)
+        self._held = "" if places else text[end:]
+        return text[:end]
+
+    def flush(self) -> str:
+        """Give what is still held back when the text ends without a stop."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_beginning(self, text: str) -> int:
+        lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        return max(lengths, default=0)
+
+
+class GeneratedText:
+    """The text of generated tokens up to a stop: `TextPieces` passed on by a `StopText`.
+
+    Args:
+        tokenizer: decodes the tokens.
+        before: the tokens before the first generated one.
+        stops: texts to end at.
+
+    Raises:
+        ValueError: one of `stops` is empty.
+    """
+
+    def __init__(self, tokenizer: TextEncoder, before: Sequence[int], stops: Sequence[str]) -> None:
+        self._pieces, self._stop = TextPieces(tokenizer, before), StopText(stops)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a stop was found; no token after it counts."""
+        return self._stop.found
+
+    def add(self, token: int) -> str:
+        """Give the text that the next token settles, as far as it can be passed on; it may be ""."""
+        return self._stop.add(self._pieces.add(token))
+
+    def flush(self) -> str:
+        """Give what is still held back after the last token; "" if a stop was found."""
+        return "" if self.is_over else self._stop.add(self._pieces.flush()) + self._stop.flush()
