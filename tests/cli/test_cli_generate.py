@@ -164,7 +164,7 @@ def test_a_state_goes_on_where_it_stood(capsys, runs, tmp_path):
     # and goes on with more text
     assert "read 3 tokens" in output(capsys, runs["crt"], "--load-state", file, "--prompt", "a cat\n").err
     message = failure(capsys, runs["txl"], "--load-state", file)
-    assert "is of another model: CompactRecurrentTransformer against TransformerXL" in message
+    assert "is of another model (CompactRecurrentTransformer against TransformerXL)" in message
 
 
 # --- the standard input ---
@@ -246,10 +246,10 @@ def test_older_runs_take_it_from_the_corpus(capsys, runs, tmp_path):
     ("words", "message"),
     [
         (["--top-p", "2"], "top_p is 2.0"),
-        (["--temperature", "0", "--top-k", "3"], "top_k would have no effect"),
+        (["--temperature", "0", "--top-k", "3"], "top_k is 3; expected None at temperature 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--max-tokens", "0"], "max_tokens is 0"),
-        (["--stop", ""], "empty"),
+        (["--stop", ""], "expected texts of at least one letter"),
         (["--load-state", "nowhere"], "nowhere"),
         (["--checkpoint", "nowhere"], "nowhere"),
     ],
