@@ -1,0 +1,119 @@
+"""The pages of documentation say what is there: their snippets run, and the names, files and commands in them exist."""
+
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import COMMANDS, main
+from recurra.training import read_family, split_variant
+
+ROOT = Path(__file__).parents[1]
+SNIPPETS = ["README.md", "docs/guide.md"]
+PAGES = [*SNIPPETS, "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md", "docs/results.md", "docs/results/README.md"]
+RUN = "runs/ptb-gateloop"
+
+RECIPE = """
+experiment: text
+data: {path: corpus, batch_size: 2, segment_length: 4, vocabulary: words}
+model: {n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}
+training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+CORPUS = "the company said sales rose\nthe court said the market rose\n"
+
+
+def _text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return [block for tag, block in FENCED.findall(_text(page)) if tag == language]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with a trained run, as the snippets name it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "corpus").mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / "corpus" / f"{split}.txt").write_text(CORPUS * 4)
+    (folder / "recipe.yaml").write_text(RECIPE.replace("corpus", str(folder / "corpus")))
+    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / RUN)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("page", SNIPPETS)
+def test_snippets_run(page, workplace, monkeypatch):
+    snippets = _blocks(page, "python")
+    assert len(snippets) > 1
+    monkeypatch.chdir(workplace)
+    if any("transformers" in snippet for snippet in snippets):
+        pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+        assert main(["export", "hf", RUN, "FOLDER", "--force"]) == 0
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(compile(snippet, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_recipes_are_there(page):
+    """What the arguments mean is for the tests of the commands."""
+    prose = FENCED.sub("", _text(page))
+    code = [*_blocks(page, ""), *re.findall(r"`[^`]+`|^ {4}.*$", prose, flags=re.MULTILINE)]
+    for command in re.findall(r"^\W*recurra ([a-z]+)\b", "\n".join(code), flags=re.MULTILINE):
+        assert command in COMMANDS, f"{page}: recurra {command}"
+    for word in re.findall(r"\brecipes/[\w/-]+\.yaml(?:#[\w-]+)?", _text(page)):
+        path, variant = split_variant(ROOT / word)
+        if path.stem != "NAME":
+            assert path.is_file(), f"{page}: {word}"
+            assert variant in (None, "NAME") or variant in read_family(path).variants, f"{page}: {word}"
+
+
+@pytest.mark.parametrize("page", SNIPPETS)
+def test_commands_in_blocks_begin_with_a_known_word(page):
+    lines = [line for block in _blocks(page, "") for line in block.splitlines() if line]
+    assert lines
+    for line in lines:
+        program, command = shlex.split(line, comments=True)[:2]
+        assert program in ("make", "recurra"), line
+        assert command in COMMANDS if program == "recurra" else f"\n{command}:" in _text("Makefile"), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", _text(page)):
+        if not target.startswith(("http", "#")):
+            assert (folder / target.partition("#")[0]).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_files_are_there(page):
+    """`scan/operators.py` is below src/recurra, `benchmarks/scan.py` and the like below the root."""
+    homes = [ROOT, ROOT / "src" / "recurra"]
+    files = {path.name for path in ROOT.glob("*/**/*.py")}
+    for name in re.findall(r"`([\w/]+\.py)`", _text(page)):
+        assert any((home / name).exists() for home in homes) or ("/" not in name and name in files), f"{page}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_names_are_there(page):
+    for name in sorted(set(re.findall(r"\brecurra(?:\.[A-Za-z_]\w*)+", _text(page)))):
+        if "executorch" not in name or find_spec("executorch"):
+            pkgutil.resolve_name(name)
