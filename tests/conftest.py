@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,7 @@ if os.environ.get("RECURRA_SHAPE_CHECKS", "1") == "1":
 
     install_import_hook(_CHECKED, "beartype.beartype")
 
+import jaxtyping  # noqa: E402
 import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,6 +69,42 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the real corpora: {folder} does not exist; set RECURRA_DATA to their folder")
     return folder
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Bad input is to reach the library's own checks, which the run-time shape checks would forestall."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Fill every fresh tensor with NaN, so that an element that nobody wrote is seen."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(4).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def run_python(tmp_path) -> Callable[..., str]:
+    """Run a program in a fresh interpreter and return what it printed; a crash fails the test and not the run."""
+
+    def run(program: str, **environment: str) -> str:
+        variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
+        return result.stdout + result.stderr
+
+    return run
 
 
 @pytest.fixture(params=["interpreter", "card"])

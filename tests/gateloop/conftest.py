@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -60,12 +59,6 @@ CASES = {
 REAL_CASES = [name for name, case in CASES.items() if not set("qkv") & set(case.complex_)]
 
 
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Bad input is to reach the library's own checks, which the run-time shape checks would forestall."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 @pytest.fixture(params=CASES)
 def case(request) -> Case:
     return CASES[request.param]
@@ -93,15 +86,6 @@ def equation_9() -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         return torch.from_numpy(np.stack(outputs, 1)), torch.from_numpy(h)
 
     return compute
-
-
-@pytest.fixture
-def poisoned_memory():
-    """Fill every fresh tensor with NaN, so that an element that nobody wrote is seen."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(4).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import recurra
+from recurra.kernels import launch
 from recurra.kernels.launch import Kernel
-from recurra.scan import launch
 from recurra.scan.operators import span_of_job
 
 # What the programs below share. The work is enough for several threads of a kernel, and the tensors are small enough

@@ -1,25 +1,11 @@
-"""What the tests of the scans share: a plain loop to compare with, numbers to draw, programs in a fresh process."""
+"""What the tests of the scans share: a plain loop to compare with, and numbers to draw."""
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Bad input is to reach the library's own checks, which the run-time shape checks would forestall."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")
@@ -50,33 +36,3 @@ def gates() -> Callable[..., Tensor]:
         return (torch.randn(shape, dtype=wide) * 0.5).tanh().to(dtype).requires_grad_(requires_grad)
 
     return draw
-
-
-@pytest.fixture
-def poisoned_memory():
-    """Fill every fresh tensor with NaN, so that an element that nobody wrote is seen."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(4).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def run_python(tmp_path) -> Callable[..., str]:
-    """Run a program in a fresh interpreter and return what it printed; a crash fails the test and not the run."""
-
-    def run(program: str, **environment: str) -> str:
-        variables = {**os.environ, "PYTHONPATH": str(SOURCE), **environment}
-        result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
-        return result.stdout + result.stderr
-
-    return run

@@ -296,8 +296,49 @@ def test_out(dtype, gates):
         assert result.data_ptr() == out[1].data_ptr()
         assert torch.equal(out[1:3], expected)
         assert out[::3].isnan().all(), "it wrote outside of `out`"
-        in_place = b.clone()
-        assert torch.equal(linear_scan(a, in_place, h0, reverse=reverse, out=in_place), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(2, 9, 1), (2, 9, 21), (1, 40, 1000), (3, 60, 131)], ids=str)
+def test_out_may_be_an_input(shape, dtype, threads, gates):
+    """A number of a or b is read before its place is written, and h0 before everything, on all threads."""
+    a, b, h0 = gates(*shape, dtype=dtype), torch.randn(shape, dtype=dtype), torch.randn(shape[::2], dtype=dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for reverse in (False, True):
+            expected = linear_scan(a, b, h0, reverse=reverse, backend="reference")
+            close = {"rtol": 0, "atol": 0} if not dtype.is_complex else {}  # torch's own complex product may be fused
+            x = b.clone()
+            torch.testing.assert_close(linear_scan(a, x, h0, reverse=reverse, out=x), expected, **close)
+            x = a.clone()
+            torch.testing.assert_close(linear_scan(x, b, h0, reverse=reverse, out=x), expected, **close)
+            for step in (0, shape[1] // 2, -1):
+                out = torch.randn(shape, dtype=dtype)
+                out[:, step] = h0
+                found = linear_scan(a, b, out[:, step], reverse=reverse, out=out)
+                torch.testing.assert_close(found, expected, **close)
+            x = a[0].clone()  # for one sequence, the same memory where it has no batch
+            out = x.unsqueeze(0)
+            expected = linear_scan(a[:1], b[:1], h0[:1], reverse=reverse, backend="reference")
+            found = linear_scan(x, b[:1], h0[:1], reverse=reverse, out=out)
+            torch.testing.assert_close(found, expected, **close)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_out_that_overlaps_an_input_otherwise(name):
+    memory = torch.ones(100)
+    inputs = {"a": torch.ones(2, 5, 4), "b": torch.ones(2, 5, 4)}
+    for start in (1, 4, 20, 39):
+        inputs[name] = memory[start : start + 40].view(2, 5, 4)
+        with pytest.raises(ValueError, match=f"out is memory that {name} overlaps; expected memory of its own"):
+            linear_scan(**inputs, out=memory[:40].view(2, 5, 4))
+    inputs[name] = memory[40:80].view(2, 5, 4)
+    linear_scan(**inputs, out=memory[:40].view(2, 5, 4))
+    assert (memory[40:] == 1).all()
 
 
 def test_out_of_mixed_types(gates, plain_scan):

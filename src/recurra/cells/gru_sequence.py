@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from recurra.cells.gru import GRUCell, RecurrentWeights
+from recurra.checks import kind_of, require_layout, sentence
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -34,8 +35,13 @@ def gru_sequence(
 
     Returns:
         the states after every step and the last of them, in the precision of `h`.
+
+    Raises:
+        ValueError: a tensor is not of the shape above, or not of the type and device of `projected`, which h's type
+            need not be.
     """
     inputs = (projected, h, *weights)
+    _check(cell.hidden_size, *inputs)
     if (
         not torch.is_grad_enabled()
         or not any(x.requires_grad for x in inputs)
@@ -49,6 +55,15 @@ def gru_sequence(
         return gru_sequence_reference(cell, projected, h, weights)
     y, last = _GRUSequence.apply(cell, *inputs)
     return y, last
+
+
+def _check(size: int, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor) -> None:
+    shape, dtype, device = projected.shape, projected.dtype, projected.device
+    if len(shape) != 3 or shape[2] != 3 * size:
+        raise ValueError(sentence("projected", kind_of(projected), f"(B, L, {3 * size})"))
+    require_layout("h", h, (shape[0], size), h.dtype, device)
+    require_layout("weights.gates", of_gates, (2 * size, size), dtype, device)
+    require_layout("weights.candidate", of_candidate, (size, size), dtype, device)
 
 
 def gru_sequence_reference(

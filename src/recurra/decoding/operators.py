@@ -8,12 +8,27 @@ It has no derivative: asking for one raises.
 import torch
 from torch import Tensor
 
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.fork import is_forked_child
+from recurra.scan.operators import require_one_device
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor")
+
+
+def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+    if weight.dim() != 2 or weight.dtype not in _NUMBERS or not weight.is_contiguous():
+        raise ValueError(
+            sentence("weight", kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())} (n_out, n_in)")
+        )
+    n_out, n_in = weight.shape
+    require_layout("x", x, (*x.shape[:-1], n_in), torch.float32, weight.device)
+    for name, tensor in (("scale", scale), ("bias", bias)):
+        require_layout(name, tensor, (n_out,), torch.float32, weight.device)
+        if not tensor.is_contiguous():
+            raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
 
 
 def packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -24,12 +39,15 @@ def packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Ten
 def _packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     from recurra.decoding.matvec_kernels import matvec_kernel
 
+    _check(x, weight, scale, bias)
     x, (n_out, n_in) = x.contiguous(), weight.shape
     y = torch.empty((*x.shape[:-1], n_out))
+    if y.numel() == 0:
+        return y
     span = -(-n_out // (1 if is_forked_child() else torch.get_num_threads()))
     matvec_kernel(_NUMBERS[weight.dtype])(
         *(weight.data_ptr(), scale.data_ptr(), bias.data_ptr(), x.data_ptr(), y.data_ptr()),
-        *(x.numel() // n_in, n_in, n_out, span),
+        *(y.numel() // n_out, n_in, n_out, span),
         jobs=-(-n_out // span),
         work=weight.numel(),
     )
@@ -41,4 +59,5 @@ _library.impl("packed_linear", _packed_linear, "CPU")
 
 @torch.library.register_fake("recurra::packed_linear", lib=_library)
 def _fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    require_one_device(weight=weight, x=x, scale=scale, bias=bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -5,12 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.gateloop.chunk import chunk
 from recurra.kernels.flops import flop_formula
-from recurra.scan.operators import refuse_derivatives, with_known_signature, with_neighbouring_channels
+from recurra.scan.operators import (
+    refuse_derivatives,
+    require_one_device,
+    with_known_signature,
+    with_neighbouring_channels,
+)
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
 """Most channels of a head that fit into a program's registers."""
+_GATES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
+"""Types of gates and states. The front door takes plain torch for the last two, which Triton's interpreter does."""
+_INPUTS = (torch.float16, torch.bfloat16, *_GATES)
 _BLOCK = 16  # steps among which the formulas below count scores
 
 _library = torch.library.Library("recurra", "FRAGMENT")
@@ -47,7 +56,24 @@ def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
     return a.dtype if a.is_complex() else q.dtype
 
 
+def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
+    """Refuse what the kernels cannot take; what fits stands at `chunk_by_kernels`."""
+    dtype, device, number = q.dtype, q.device, a.dtype
+    if q.dim() != 4 or dtype not in _INPUTS or (dtype.is_complex and dtype != number):
+        raise ValueError(sentence("q", kind_of(q), "(B, L, H, d_qk) of a type that the kernels take beside a's"))
+    if number not in _GATES or a.dim() != 4 or (a.shape[-1] != 1 and a.shape[-1] != q.shape[-1]):
+        raise ValueError(sentence("a", kind_of(a), f"{' or '.join(map(str, _GATES))} (B, L, H, 1 or {q.shape[-1]})"))
+    steps, (d_qk, d_v) = q.shape[:3], (q.shape[-1], v.shape[-1] if v.dim() else 0)
+    require_layout("k", k, q.shape, dtype, device)
+    require_layout("v", v, (*steps, d_v), dtype, device)
+    require_layout("a", a, (*steps, a.shape[-1]), number, device)
+    require_layout("state", state, (steps[0], steps[2], d_qk, d_v), number, device)
+    largest = _LARGEST_COMPLEX if number.is_complex else _LARGEST_REAL
+    require(max(d_qk, d_v) <= largest, "d_qk" if d_qk > largest else "d_v", max(d_qk, d_v), f"at most {largest}")
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, a, state)
     y = torch.empty(v.shape, dtype=_y_dtype(q, a), device=v.device)
     last = torch.empty(state.shape, dtype=state.dtype, device=state.device)
     if 0 in (q.numel(), v.numel()):
@@ -62,6 +88,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple
 def _backward(
     dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _check(q, k, v, a, state)
+    if dy is not None:
+        require_layout("dy", dy, v.shape, _y_dtype(q, a), q.device)
+    if dlast is not None:
+        require_layout("dlast", dlast, state.shape, state.dtype, q.device)
     dq, dk, dv, da, dstate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, a, state))
     if dy is None:
         dy = torch.zeros((1, 1, 1, 1), dtype=_y_dtype(q, a), device=v.device).expand(v.shape)
@@ -82,6 +113,7 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("recurra::gate_loop_chunk")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    require_one_device(q=q, k=k, v=v, a=a, state=state)
     return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
 
 
@@ -89,6 +121,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> 
 def _backward_fake(
     dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
+    require_one_device(q=q, k=k, v=v, a=a, state=state, dy=dy, dlast=dlast)
     return tuple(x.new_empty(x.shape) for x in (q, k, v, a, state))
 
 

@@ -10,15 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula
 from recurra.scan.operators import (
     describe,
     refuse_derivatives,
+    require_one_device,
     span_of_job,
     with_known_signature,
     with_neighbouring_channels,
 )
 from recurra.scan.reference import linear_scan_reference
+
+_NAMES = {part: (f"h_{part}", f"dh_{part}", f"dlast_{part}") for part in ("re", "im")}
+_NUMBERS = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define(
@@ -82,14 +87,46 @@ def fused(
 def _launch(q: Tensor, plane: Tensor, is_complex: bool) -> Any:
     from recurra.gateloop.numba_kernels import fused_kernels
 
-    names = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
-    return fused_kernels(names[q.dtype], names[plane.dtype], is_complex)
+    return fused_kernels(_NUMBERS[q.dtype], _NUMBERS[plane.dtype], is_complex)
 
 
 def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
     batch, length, row = q.shape
     span = span_of_job(row, batch)
     return (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, a_re: Tensor, a_im: Tensor | None, x0_re: Tensor, x0_im: Tensor | None
+) -> None:
+    """Refuse what the kernels cannot take; what fits stands at `fused`."""
+    shape, dtype, device = q.shape, q.dtype, q.device
+    if len(shape) != 3 or not shape[1] or dtype not in _NUMBERS:
+        raise ValueError(sentence("q", kind_of(q), "bfloat16, float32 or float64 (B, L, D), L at least 1"))
+    if (a_im is None) != (x0_im is None):
+        raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane where a_im is one, and None where it is None"))
+    state, plane = (shape[0], shape[2]), torch.float64 if dtype == torch.float64 else torch.float32
+    require_layout("k", k, shape, dtype, device)
+    require_layout("v", v, shape, dtype, device)
+    require_layout("a_re", a_re, shape, plane, device)
+    require_layout("x0_re", x0_re, state, plane, device)
+    if a_im is not None and x0_im is not None:
+        require_layout("a_im", a_im, shape, plane, device)
+        require_layout("x0_im", x0_im, state, plane, device)
+
+
+def _check_backward(
+    q: Tensor, a: Tensor, h: Tensor, dy: Tensor | None, dh: Tensor | None, dlast: Tensor | None, part: str
+) -> None:
+    """The same for what comes beside the inputs on the way back, for the real or the imaginary plane."""
+    shape, device, plane = q.shape, q.device, a.dtype
+    if dy is not None:
+        require_layout("dy", dy, shape, q.dtype, device)
+    require_layout(_NAMES[part][0], h, shape, plane, device)
+    if dh is not None:
+        require_layout(_NAMES[part][1], dh, shape, plane, device)
+    if dlast is not None:
+        require_layout(_NAMES[part][2], dlast, (shape[0], shape[2]), plane, device)
 
 
 def _fused_forward(
@@ -103,6 +140,7 @@ def _fused_forward(
     keep: bool,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check(q, k, v, a_re, a_im, x0_re, x0_im)
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     states = q.shape if keep else (q.shape[0], 1, q.shape[2])
     h_re = torch.empty(states, dtype=a_re.dtype, device=q.device)
@@ -151,6 +189,13 @@ def _fused_backward(
     h_im: Tensor,
     backend: str = "auto",
 ) -> list[Tensor]:
+    _check(q, k, v, a_re, a_im, x0_re, x0_im)
+    _check_backward(q, a_re, h_re, dy, dh_re, dlast_re, "re")
+    if a_im is not None:
+        _check_backward(q, a_im, h_im, None, dh_im, dlast_im, "im")
+    elif dh_im is not None or dlast_im is not None:
+        raise ValueError(sentence("dh_im" if dlast_im is None else "dlast_im", "a tensor", "None, as a_im is None"))
+    h_re, h_im = h_re.contiguous(), h_im.contiguous()
     dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
     da_re, dx0_re = torch.empty(q.shape, dtype=a_re.dtype, device=q.device), _carry(dlast_re, x0_re)
     gradients = [dq, dk, dv, da_re, dx0_re]
@@ -196,6 +241,7 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("recurra::gate_loop_fused")
 def _fused_fake(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend="auto"):  # type: ignore[no-untyped-def]
+    require_one_device(q=q, k=k, v=v, a_re=a_re, a_im=a_im, x0_re=x0_re, x0_im=x0_im)
     states = q.shape if keep else (q.shape[0], 1, q.shape[2])
     return q.new_empty(q.shape), a_re.new_empty(states), a_re.new_empty(states if a_im is not None else 0)
 
@@ -204,6 +250,8 @@ def _fused_fake(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend="auto"):  # typ
 def _fused_backward_fake(  # type: ignore[no-untyped-def]
     dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend="auto"
 ):
+    require_one_device(q=q, k=k, v=v, a_re=a_re, a_im=a_im, x0_re=x0_re, x0_im=x0_im, h_re=h_re, h_im=h_im)
+    require_one_device(q=q, dy=dy, dh_re=dh_re, dh_im=dh_im, dlast_re=dlast_re, dlast_im=dlast_im)
     gradients = [q, k, v, a_re, x0_re] if a_im is None else [q, k, v, a_re, a_im, x0_re, x0_im]
     return [x.new_empty(x.shape) for x in gradients]
 

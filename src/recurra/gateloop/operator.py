@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.gateloop import modes
 from recurra.gateloop.chunk import chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels, why_not_kernels
@@ -119,11 +120,17 @@ def gate_loop_real_part(
     """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a gate in planes: what the layer keeps (App. C).
 
     The imaginary half of y is never formed, and for d_h = 1 the kernels take q, k, v as they come, bfloat16 too.
+
+    Raises:
+        ValueError: a tensor is of another shape or device than above, or `state` of another type than the gates.
     """
     if not (q.shape[-1] == v.shape[-1] == 1 and q.numel()):
+        if a.im is not None:
+            require_layout("a.im", a.im, a.re.shape, a.re.dtype, a.re.device)
         y, last = gate_loop(q, k, v, _join(a), state=state, backend=backend)
         return (y.real if y.is_complex() else y).to(q.dtype), last
     plane = torch.promote_types(a.re.dtype, torch.float32)
+    _check_real_part(q, k, v, a, state, plane)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     number = given if given == torch.bfloat16 and plane == torch.float32 else plane
     q, k, v = (x[..., 0].to(number) for x in (q, k, v))
@@ -131,6 +138,19 @@ def gate_loop_real_part(
     h0 = _planes(state[..., 0, 0], a.im is not None)
     result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device))
     return result.y[..., None].to(given), _join(result.last)[..., None, None]
+
+
+def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, plane: torch.dtype) -> None:
+    """For d_h = 1: one shape for all but the state, which is in the planes' type; devices are the kernels' to check."""
+    shape = q.shape
+    if len(shape) != 4:
+        raise ValueError(sentence("q", kind_of(q), "(B, L, H, 1)"))
+    if k.shape != shape or v.shape != shape or a.re.shape != shape or (a.im is not None and a.im.shape != shape):
+        for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
+            if tensor is not None:
+                require_layout(name, tensor, shape, tensor.dtype, q.device)
+    number = plane if a.im is None or not state.is_complex() else torch.promote_types(plane, torch.complex64)
+    require_layout("state", state, (shape[0], shape[2], 1, 1), number, q.device)
 
 
 def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
@@ -218,6 +238,8 @@ def _check(
         if tensor.dim() != 4:
             wanted = "(B, H, d_qk, d_v)" if name == "state" else "(B, L, H, d)"
             raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected {wanted}")
+        if tensor.device != q.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
     steps = tuple(q.shape[:3])
     wanted_shapes = {"k": [(*steps, q.shape[3])], "a": [(*steps, 1), (*steps, q.shape[3])]}
     wanted_shapes["v"] = [(*steps, v.shape[3])]
@@ -229,4 +251,4 @@ def _check(
         wanted_here = wanted_shapes.get(name, [tuple(tensor.shape)])
         if tuple(tensor.shape) not in wanted_here:
             expected = " or ".join(map(str, wanted_here))
-            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; q {tuple(q.shape)} asks for {expected}")
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected {expected}, as q is {tuple(q.shape)}")

@@ -7,6 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.checks import kind_of, sentence
 from recurra.gateloop.chunk import _scalar_scores, _vector_scores
 
 _BLOCK = 64  # queries that are computed together, a power of 2
@@ -131,6 +132,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> No
             raise TypeError(f"{name} is of type {tensor.dtype}; expected floating point or complex numbers")
         if tensor.dim() != 4:
             raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected (B, L, H, d)")
+        if tensor.device != q.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
     batch, n_queries, heads, d_qk = q.shape
     n_steps = k.shape[1]
     if n_queries > n_steps:

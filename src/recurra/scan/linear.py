@@ -43,7 +43,8 @@ def linear_scan(
         backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
             interpreter, for tests), or "auto": the fastest that can run here. One asked for by name runs or raises.
         out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for. Of a
-            large result, page faults of new memory are most of the time; THP_MEM_ALLOC_ENABLE=1 makes them fewer.
+            large result, page faults of new memory are most of the time; THP_MEM_ALLOC_ENABLE=1 makes them fewer. It
+            may be a or b itself, and h0 may lie in it; it may not overlap a or b in another way.
         cu_seqlens: the borders of N sequences that lie end to end in b (1, T, *channels), for each of which the
             recurrence starts anew, from its own h0 (N, *channels): N + 1 ascending integers from 0 to T. It is still
             one scan, with transitions of 0 at the borders: no gradient crosses them, but 0 times NaN or infinity is
@@ -185,7 +186,7 @@ def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torc
     if backend != "numba":
         raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
     fits = out.shape == b.shape and out.dtype == dtype and out.device == b.device
-    if not fits or dtype in COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj():
+    if not fits or dtype in COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj() or out.is_neg():
         raise ValueError(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}; expected a contiguous tensor of shape "
             f"{tuple(b.shape)} and type {dtype} on {b.device} (float16 and bfloat16 cannot be written in place)"

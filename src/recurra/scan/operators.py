@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula
 from recurra.kernels.fork import is_forked_child
+
+_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor")
@@ -46,6 +49,20 @@ def span_of_job(row: int, batch: int) -> int:
     return min(row, -(-span // 64) * 64)  # borders on cache lines
 
 
+def require_one_device(**tensors: Tensor | None) -> None:
+    """Refuse tensors on another device than the first.
+
+    Of several devices the dispatcher takes "meta", where an operator gives memory that nobody fills.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    (_, first), *others = tensors.items()
+    for name, tensor in others:
+        if first is not None and tensor is not None and tensor.device != first.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {first.device}"))
+
+
 def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
     """Choose the kernels for rows of `row` floats, and how many floats of each row a job takes."""
     from recurra.scan.narrow_kernels import WIDEST_ROW, narrow_kernels, vector_width
@@ -57,8 +74,60 @@ def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
     return scan_kernels(number, dtype.is_complex), span_of_job(row, batch)
 
 
+def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> None:
+    """Refuse what the kernels cannot take: all (B, L, D) but h0 (B, D), of one type and device."""
+    shape, dtype, device = first.shape, first.dtype, first.device
+    if len(shape) != 3 or dtype not in _COMPUTED:
+        raise ValueError(sentence(name, kind_of(first), "float32, float64, complex64 or complex128 (B, L, D)"))
+    for other, tensor in others.items():
+        require_layout(other, tensor, shape, dtype, device)
+    require_layout("h0", h0, (shape[0], shape[2]), dtype, device)
+
+
 def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
-    """Run the forward kernel into `h` (B, L, D), whose channels lie side by side."""
+    """Run the forward kernel into `h` (B, L, D), contiguous.
+
+    h may be exactly the memory of a or of b: the kernels read both numbers of a place before they write it. h0 may lie
+    anywhere.
+
+    Raises:
+        ValueError: a tensor is not of b's shape, type and device, h is not contiguous, or it overlaps a or b otherwise.
+    """
+    _check("b", b, {"a": a, "h": h}, h0)
+    if not h.is_contiguous() or h.is_conj() or h.is_neg():
+        raise ValueError(sentence("h", f"a view with strides {h.stride()}", "a contiguous tensor"))
+    if b.numel() == 0:
+        return
+    start, end = _stretch(h)
+    for name, tensor in (("a", a), ("b", b)):
+        if _overlaps(tensor, start, end) and not _is_same_memory(tensor, h):
+            fitting = f"memory of its own, or exactly that of {name}"
+            raise ValueError(sentence("out", f"memory that {name} overlaps", fitting))
+    _scan_into(h, a, b, h0.clone() if _overlaps(h0, start, end) else h0, reverse)
+
+
+def _stretch(tensor: Tensor) -> tuple[int, int]:
+    """Give the address where the memory that a tensor reaches over begins, and the one behind it."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlaps(tensor: Tensor, start: int, end: int) -> bool:
+    first, last = _stretch(tensor)
+    return first < end and start < last
+
+
+def _is_same_memory(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two tensors of one shape and type have every number in the same place."""
+    strides = zip(x.shape, x.stride(), y.stride())
+    same = x.data_ptr() == y.data_ptr() and all(n == 1 or one == other for n, one, other in strides)
+    return same and not x.is_conj() and not x.is_neg()
+
+
+def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
     batch, length, channels = b.shape
     if b.numel() == 0:
         return
@@ -78,19 +147,21 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
 
 
 def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
+    _check("b", b, {"a": a}, h0)
     h = torch.empty(b.shape, dtype=b.dtype, device=b.device)
     if b.numel() and (b.is_cuda or backend == "triton"):
         from recurra.scan import triton_kernels
 
         triton_kernels.scan_into(h, a, b, h0, reverse)
     else:
-        scan_into(h, a, b, h0, reverse)
+        _scan_into(h, a, b, h0, reverse)
     return h
 
 
 def _linear_scan_backward(
     dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check("h", h, {"dh": dh, "a": a}, h0)
     da, db, dh0 = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (h, h, h0))
     batch, length, channels = h.shape
     if h.numel() == 0:
@@ -121,6 +192,7 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("recurra::linear_scan")
 def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
+    require_one_device(b=b, a=a, h0=h0)
     return b.new_empty(b.shape)
 
 
@@ -128,6 +200,7 @@ def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: 
 def _linear_scan_backward_fake(
     dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
+    require_one_device(h=h, dh=dh, a=a, h0=h0)
     return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
 
