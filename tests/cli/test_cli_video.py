@@ -151,7 +151,7 @@ def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     assert "--top must be 1 or more" in failure(capsys, "classify", run, video(0), "--top", "0")
     assert "different names" in failure(capsys, "classify", run, video(0), video(0))
     assert "holds no run" in failure(capsys, "classify", str(tmp_path), video(0))
-    other = "patch_size is 5; it must divide image_size = 16"
+    other = "patch_size is 5; expected a divisor of image_size = 16"
     assert other in failure(capsys, "classify", run, video(0), "--model.patch_size", "5")
 
 

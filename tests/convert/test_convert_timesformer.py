@@ -214,7 +214,7 @@ def test_the_same_name_twice_is_refused():
         ({"d_model": 10}, ValueError, "d_model is given as 10; in the weights it is 12"),
         ({"attention": "joint"}, ValueError, "attention is given as joint; in the weights it is divided"),
         ({"patch_size": 2}, ValueError, "patch_size is given as 2; in the weights it is 4"),
-        ({"image_size": 10}, ValueError, "patch_size is 4; it must divide image_size = 10"),
+        ({"image_size": 10}, ValueError, "patch_size is 4; expected a divisor of image_size = 10"),
         ({"n_layer": 3}, ValueError, "n_layer is given as 3; in the weights it is 2"),
     ],
 )

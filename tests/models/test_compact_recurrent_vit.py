@@ -224,27 +224,20 @@ def test_weights_that_are_no_timesformer_s_are_refused_by_name():
     model, weights = make(), timesformer().state_dict()
     before = copy.deepcopy(model.state_dict())
     weights["encoder.gate"] = weights.pop("encoder.times")
-    with pytest.raises(ValueError, match=r"missing: encoder\.times; unknown: encoder\.gate"):
+    with pytest.raises(ValueError, match=r"state_dict is a mapping without encoder\.times and with encoder\.gate;"):
         load_timesformer(model, weights)
-    with pytest.raises(ValueError, match=r"missing: .*encoder\.blocks\.0\.time_projection\.weight"):
+    with pytest.raises(ValueError, match=r"mapping without .*encoder\.blocks\.0\.time_projection\.weight"):
         load_timesformer(model, timesformer(attention="joint").state_dict())
-    with pytest.raises(ValueError, match=r"head\.weight does not fit: \(7, 24\).*\(5, 24\)"):
+    with pytest.raises(ValueError, match=r"state_dict\['head\.weight'\] is of shape \(7, 12\); expected \(5, 12\)"):
         load_timesformer(model, timesformer(n_classes=7).state_dict())
-    with pytest.raises(ValueError, match=r"unknown: memory\.rnn\.cell"):
+    with pytest.raises(ValueError, match=r"mapping with memory\.rnn\.cell"):
         load_timesformer(model, model.state_dict())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("batch", "memory"), [(3, "per_patch"), (2, "pooled")])
-def test_a_state_of_another_batch_or_model_is_refused(batch, memory):
-    _, state = make(memory=memory)(draw(batch, 1))
-    with pytest.raises(ValueError, match=r"state\.memory is of shape .*go on from \(2, 4, 12\)"):
-        make()(draw(2, 1), state)
-
-
 @pytest.mark.parametrize("frames", [0, 2, 4])
 def test_clips_of_broken_segments_are_refused(frames):
-    with pytest.raises(ValueError, match=f"clip has {frames} frames; expected one or more whole segments"):
+    with pytest.raises(ValueError, match=f"clip is {frames} frames long; expected one or more whole segments"):
         make()(draw()[:, :frames])
 
 
@@ -253,7 +246,7 @@ def test_clips_of_broken_segments_are_refused(frames):
     [
         ({"cell": "lstm"}, "cell is 'lstm'; expected one of gru, ncgru"),
         ({"memory": "none"}, "memory is 'none'; expected one of per_patch, pooled"),
-        ({"image_size": 10}, "patch_size is 4; it must divide image_size = 10"),
+        ({"image_size": 10}, "patch_size is 4; expected a divisor of image_size = 10"),
     ],
 )
 def test_options_are_checked(options, message):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from recurra import state as states
-from recurra.models import TimeSformer, TimeSformerConfig, TimeSformerState
+from recurra.models import CompactRecurrentViTState, TimeSformer, TimeSformerConfig, TimeSformerState
 
 KINDS = ["divided", "joint", "space"]
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -49,6 +49,27 @@ def test_the_state_is_nothing_and_bears_what_states_bear():
     _, state = make()(draw())
     assert states.detach(state) == states.select(state, torch.tensor([1])) == state
     assert states.n_bytes(state) == 0
+
+
+def test_a_stream_starts_from_the_initial_state():
+    model, clip = make(), draw()
+    start = model.initial_state(2)
+    assert type(start) is TimeSformerState
+    assert torch.equal(model(clip, start)[0], model(clip)[0])
+
+
+@pytest.mark.parametrize(
+    ("state", "came"),
+    [
+        ((), "a tuple"),
+        ((torch.zeros(2, 12),), "a tuple"),
+        (CompactRecurrentViTState(*torch.zeros(3, 2)), "a CompactRecurrentViTState"),
+        (torch.zeros(2, 12), r"float32 \(2, 12\) on cpu"),
+    ],
+)
+def test_what_is_not_its_state_is_refused(state, came):
+    with pytest.raises(TypeError, match=f"state is {came}; expected a TimeSformerState, or None to start a stream"):
+        make()(draw(), state)
 
 
 def test_losses_are_those_of_every_segment():
@@ -177,10 +198,10 @@ def test_compile_equals_eager(attention):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 4, 3, 8, 8), r"4 frames; expected one or more whole segments of n_frames = 3"),
-        ((2, 0, 3, 8, 8), r"0 frames; expected one or more"),
-        ((2, 3, 3, 8, 12), r"\(2, 3, 3, 8, 12\); expected \(batch, frames, 3, 8, 8\)"),
-        ((2, 3, 1, 8, 8), r"\(2, 3, 1, 8, 8\); expected \(batch, frames, 3, 8, 8\)"),
+        ((2, 4, 3, 8, 8), r"clip is 4 frames long; expected one or more whole segments of n_frames = 3"),
+        ((2, 0, 3, 8, 8), r"clip is 0 frames long; expected one or more"),
+        ((2, 3, 3, 8, 12), r"clip is float64 \(2, 3, 3, 8, 12\) on cpu; expected \(batch, frames, 3, 8, 8\)"),
+        ((2, 3, 1, 8, 8), r"clip is float64 \(2, 3, 1, 8, 8\) on cpu; expected \(batch, frames, 3, 8, 8\)"),
     ],
 )
 def test_other_clips_are_refused(shape, message):
@@ -192,8 +213,8 @@ def test_other_clips_are_refused(shape, message):
     ("options", "message"),
     [
         ({"attention": "both"}, "attention is 'both'; expected one of divided, joint, space"),
-        ({"n_heads": 5}, "n_heads is 5; it must divide d_model = 12"),
-        ({"patch_size": 3}, "patch_size is 3; it must divide image_size = 8"),
+        ({"n_heads": 5}, "n_heads is 5; expected a divisor of d_model = 12"),
+        ({"patch_size": 3}, "patch_size is 3; expected a divisor of image_size = 8"),
         ({"n_frames": 0}, "n_frames is 0; expected at least 1"),
         ({"n_classes": 0}, "n_classes is 0; expected at least 1"),
         ({"n_layer": 0}, "n_layer is 0; expected at least 1"),

@@ -1,6 +1,5 @@
 """The memory that a compact recurrent vision Transformer carries from segment to segment (CRT section 3)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -9,10 +8,10 @@ from recurra.mixers.rnn import RNN, RNNState
 
 
 class PatchMemory(nn.Module):
-    """One vector per patch position, kept by an RNN that reads the outputs at that position frame by frame.
+    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame.
 
-    The paper does not say how many vectors there are. One for each position is our reading: the memory joins time
-    attention, which runs at every patch position by itself. All positions share the RNN's weights.
+    The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
+    which runs separately at each patch position. All positions share the RNN's weights.
 
     Args:
         cell: the recurrent cell, d_model to d_model.
@@ -26,39 +25,38 @@ class PatchMemory(nn.Module):
 
     @property
     def n_vectors(self) -> int:
-        """Vectors of the memory."""
+        """The number of vectors."""
         return self.n_patches
 
-    def start(self, clip: Float[Tensor, "B T C H W"]) -> Float[Tensor, "B M d"]:
-        """Give the memory at the start of a stream: zeros, float32 or better."""
-        dtype = torch.promote_types(clip.dtype, torch.float32)
-        return clip.new_zeros((clip.shape[0], self.n_vectors, self.rnn.cell.hidden_size), dtype=dtype)
+    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
+        """Give the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
+        return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Give the token that joins time attention at every patch position."""
+        """Give the token that joins time attention at each patch position."""
         return memory
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Give the memory after the outputs y of a segment, going on from what it was before them."""
+        """Give the memory after the outputs y of a segment, starting from the memory before it."""
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
 
 
 class PooledMemory(PatchMemory):
-    """The variant with a single vector: the RNN reads the mean over the patches, and every position sees the vector."""
+    """A single vector: the RNN reads the mean over the patches, and every position sees the vector."""
 
     @property
     def n_vectors(self) -> int:
-        """Vectors of the memory: one."""
+        """One vector."""
         return 1
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Give the vector once for every patch position."""
+        """Give the vector to each patch position."""
         return memory.expand(-1, self.n_patches, -1)
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Give the memory after the outputs y of a segment, going on from what it was before them."""
+        """Give the memory after the outputs y of a segment, starting from the memory before it."""
         return super().read(y.mean(1, keepdim=True), memory)
 
 
 PATCH_MEMORIES: dict[str, type[PatchMemory]] = {"per_patch": PatchMemory, "pooled": PooledMemory}
-"""How many vectors are carried."""
+"""The kinds of memory by name."""

@@ -1,4 +1,4 @@
-"""From a segment's frames to tokens, and through the blocks (TimeSformer, arXiv 2102.05095, section 3)."""
+"""Embedding a segment's frames, and the encoders over its tokens (TimeSformer, arXiv 2102.05095, section 3)."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from recurra.models.video_shape import VideoTransformerConfig
 
 
 class SegmentEmbedding(nn.Module):
-    """Patches with an embedding of their position in the frame, and a learned class token with one of its own.
+    """Patches with an embedding of their position in the frame, and a learned class token with its own.
 
     Args:
         config: the model's shape.
@@ -30,14 +30,14 @@ class SegmentEmbedding(nn.Module):
     def forward(
         self, frames: Float[Tensor, "N T C H W"]
     ) -> tuple[Float[Tensor, "N d_model"], Float[Tensor, "N P T d_model"]]:
-        """Give the class token and the patches of every segment."""
+        """Give the class token and the patches of each segment."""
         patches = self.patches(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).transpose(1, 2)
         class_token = (self.class_token + self.positions[0]).expand(frames.shape[0], -1)
         return self.dropout(class_token), self.dropout(patches + self.positions[1:, None])
 
 
 class SpaceTimeEncoder(nn.Module):
-    """An embedding of the time on every patch, then blocks over class token and patches of all frames.
+    """An embedding of time added to each patch, then blocks over the class token and the patches of all frames.
 
     Args:
         config: the model's shape.
@@ -54,7 +54,7 @@ class SpaceTimeEncoder(nn.Module):
     def forward(
         self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"], *shared: Tensor
     ) -> Float[Tensor, "N tokens d_model"]:
-        """Give the tokens after the last block, the class token first; `shared` is what every block gets besides."""
+        """Give the tokens after the last block, the class token first; each block also gets `shared`."""
         x = torch.cat([class_token[:, None], self.dropout(patches + self.times).flatten(1, 2)], 1)
         for block in self.blocks:
             x = block(x, *shared)
@@ -62,7 +62,7 @@ class SpaceTimeEncoder(nn.Module):
 
 
 class DividedEncoder(SpaceTimeEncoder):
-    """Attention over time, then over space, in every block."""
+    """Attention over time, then over space, in each block."""
 
     block = DividedBlock
 
@@ -74,7 +74,7 @@ class JointEncoder(SpaceTimeEncoder):
 
 
 class SpaceEncoder(nn.Module):
-    """Every frame by itself, without a time embedding; the tokens' mean over the frames after the last block.
+    """Each frame by itself, without a time embedding, and the mean of the tokens over frames after the last block.
 
     Args:
         config: the model's shape.
@@ -87,7 +87,7 @@ class SpaceEncoder(nn.Module):
     def forward(
         self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"]
     ) -> Float[Tensor, "N tokens d_model"]:
-        """Give the mean tokens, the class token first."""
+        """Give the mean of the tokens over frames, the class token first."""
         n_frames = patches.shape[2]
         repeated = class_token[:, None, None].expand(-1, n_frames, -1, -1)
         x = torch.cat([repeated, patches.transpose(1, 2)], 2).flatten(0, 1)
@@ -97,4 +97,4 @@ class SpaceEncoder(nn.Module):
 
 
 ENCODERS: dict[str, type[nn.Module]] = {"divided": DividedEncoder, "joint": JointEncoder, "space": SpaceEncoder}
-"""How attention goes over space and time."""
+"""The kinds of attention over space and time by name."""

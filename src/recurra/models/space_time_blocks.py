@@ -1,6 +1,6 @@
 """The blocks of TimeSformer (Bertasius et al., arXiv 2102.05095): attention over all tokens, or time first, then space.
 
-Tokens of a segment stand in one row: the class token, then frame after frame of the first patch position, of the second
+The tokens of a segment form one sequence: the class token, then all frames of the first patch position, of the second
 and so on, so that time attention needs no rearrangement.
 """
 
@@ -16,15 +16,15 @@ from recurra.layers.self_attention import SelfAttention
 from recurra.models.video_shape import VideoTransformerConfig
 
 NORM_EPS = 1e-6
-"""The epsilon of every layer norm, as in the published code."""
+"""The epsilon of each layer norm, as in the published code."""
 
 
 class TransformerBlock(nn.Module):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention of all tokens of a row to all.
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention between all tokens of a sequence.
 
     Args:
         config: the model's shape.
-        drop_path: probability of dropping what a part adds, for a whole row of what that part sees.
+        drop_path: probability of dropping what a part adds to a sequence.
     """
 
     def __init__(self, config: VideoTransformerConfig, drop_path: float) -> None:
@@ -41,22 +41,22 @@ class TransformerBlock(nn.Module):
         return self.mix_channels(x + self.drop_path(self.attention(self.norm_attention(x))))
 
     def mix_channels(self, x: Float[Tensor, "N tokens d_model"]) -> Float[Tensor, "N tokens d_model"]:
-        """Apply the half of the feed-forward network."""
+        """Apply the half with the feed-forward network."""
         return x + self.drop_path(self.dropout(self.feed_forward(self.norm_feed_forward(x))))
 
 
 class DividedBlock(TransformerBlock):
     """Divided space-time attention (section 3, eq. (10), (11)): time, then space, then the feed-forward network.
 
-    Time attention runs over the frames of every patch position, space attention over the class token and the patches of
-    every frame; the class token's update is its mean over the frames. A linear layer stands behind time attention. It
-    starts as zeros, so that a new model sees frame by frame, as an image model does: the published code means to leave
-    out the first block (`i > 0`), but counts the list of blocks as one, so that it is zeros in all.
+    Time attention runs over the frames of each patch position, space attention over the class token and the patches of
+    each frame; the class token's update is averaged over the frames. A linear layer follows time attention. It starts
+    as zeros, so that a new model sees each frame by itself, like an image model. The published code means to except the
+    first block (`i > 0`), but counts the list of blocks as one, so that all blocks start with zeros.
 
     Args:
         config: the model's shape.
-        drop_path: probability of dropping what a part adds: of one patch position in time attention, of one frame in
-            space attention, of a whole row in the feed-forward network, as in the published code.
+        drop_path: probability of dropping what a part adds: to a patch position in time attention, to a frame in space
+            attention, to a whole sequence in the feed-forward network, as in the published code.
     """
 
     time_attention_kind: ClassVar[type[SelfAttention]] = SelfAttention
@@ -74,11 +74,11 @@ class DividedBlock(TransformerBlock):
         return self._after_time(x, self.time_attention(normed.flatten(0, 1)))
 
     def _by_patch(self, x: Tensor) -> Tensor:
-        """Give the tokens but the class token as (N, P, T, d_model)."""
+        """Give all tokens except the class token as (N, P, T, d_model)."""
         return x[:, 1:].unflatten(1, (-1, self.n_frames))
 
     def _after_time(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add what time attention gave for every patch position, (N * P, T, d_model), and do the rest of the block."""
+        """Add the output of time attention for each patch position, (N * P, T, d_model), then finish the block."""
         patches = self._by_patch(x)
         patches = patches + self.time_projection(self.drop_path(attended).unflatten(0, patches.shape[:2]))
         class_token = x[:, :1]
@@ -86,11 +86,11 @@ class DividedBlock(TransformerBlock):
         return self.mix_channels(torch.cat([class_token + update, (patches + updates).flatten(1, 2)], 1))
 
     def _mix_space(self, class_token: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Give what space attention adds to the class token (N, 1, d_model) and to the patches (N, P, T, d_model)."""
-        n_rows = patches.shape[0]
+        """Give the updates from space attention: of the class token (N, 1, d_model), of patches (N, P, T, d_model)."""
+        n_sequences = patches.shape[0]
         repeated = self.norm_attention(class_token)[:, None].expand(-1, self.n_frames, -1, -1)
         frames = torch.cat([repeated, self.norm_attention(patches).transpose(1, 2)], 2).flatten(0, 1)
-        updates = self.drop_path(self.attention(frames)).unflatten(0, (n_rows, self.n_frames))
+        updates = self.drop_path(self.attention(frames)).unflatten(0, (n_sequences, self.n_frames))
         return updates[:, :, 0].mean(1, keepdim=True), updates[:, :, 1:].transpose(1, 2)
 
 
@@ -104,13 +104,13 @@ def _make_attention(kind: type[SelfAttention], config: VideoTransformerConfig) -
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw as the published code does: linear layers from N(0, 0.02^2), biases zero; use with `nn.Module.apply`.
+    """Initialise as the published code does: linear layers from N(0, 0.02^2), biases zero; use with `nn.Module.apply`.
 
-    The convolution keeps torch's draw, and the projections behind time attention are set to zero.
+    The convolution keeps torch's initialisation, and the projections after time attention are set to zero.
     """
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
-    if isinstance(module, DividedBlock):  # after its parts, whom `apply` visits first
+    if isinstance(module, DividedBlock):  # after its parts, which `apply` visits first
         nn.init.zeros_(module.time_projection.weight)
         nn.init.zeros_(module.time_projection.bias)

@@ -1,97 +1,88 @@
-"""What the Transformers that read clips have in common: sizes, dropouts, and what they take for a clip."""
+"""The shape of the Transformers that read clips: sizes, dropouts, and a check of clips."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from recurra.checks import kind_of, require, require_at_least, require_heads, require_probability, sentence
 
 
 @dataclass(kw_only=True)
 class VideoTransformerShape:
     """The shape of a vision Transformer over clips; the defaults are those of the published ViT-B/16.
 
-    Raises ValueError, naming the field, for a value that cannot be.
+    Raises ValueError, naming the field, for an impossible value.
     """
 
     patch_size: int = 16
-    """Pixels of a patch's edge; it must divide the edge of a frame."""
+    """Edge of a patch in pixels; it must divide the edge of a frame."""
     n_channels: int = 3
-    """Colours of a pixel."""
+    """Colour channels of a pixel."""
     n_layer: int = 12
-    """Blocks."""
+    """Number of blocks."""
     d_model: int = 768
     """Channels of the residual stream."""
     n_heads: int = 12
-    """Heads of the attention; they must divide d_model."""
+    """Attention heads; they must divide d_model."""
     d_channel_mixing: int = 3072
     """Hidden channels of the feed-forward networks."""
     dropout: float = 0.0
-    """Probability of dropping an activation: of the embeddings, and after the layers of the blocks."""
+    """Probability of dropping an activation, in the embeddings and after the layers of the blocks."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight."""
     drop_path: float = 0.1
-    """Probability of dropping what a part of the last block adds (stochastic depth); it rises linearly from 0 in the
-    first block."""
+    """Probability of dropping what a part of a block adds (stochastic depth): this value in the last block, rising
+    linearly from 0 in the first."""
     head_dropout: float = 0.0
-    """Probability of dropping a channel of what the classifier reads."""
+    """Probability of dropping a channel of the classifier's input."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "patch_size", "n_channels", "n_layer", "d_model", "n_heads", "d_channel_mixing")
-        for name in ("dropout", "attention_dropout", "drop_path", "head_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
-                )
-        if self.d_model % self.n_heads:
-            raise ValueError(f"n_heads is {self.n_heads}; it must divide d_model = {self.d_model}")
+        require_at_least(1, patch_size=self.patch_size, n_channels=self.n_channels, n_layer=self.n_layer)
+        require_at_least(1, d_channel_mixing=self.d_channel_mixing)
+        require_heads(self.n_heads, d_model=self.d_model)
+        require_probability(dropout=self.dropout, attention_dropout=self.attention_dropout)
+        require_probability(drop_path=self.drop_path, head_dropout=self.head_dropout)
 
 
 @dataclass(kw_only=True)
 class VideoTransformerConfig(VideoTransformerShape):
-    """A shape with the sizes that the data give."""
+    """A shape together with the sizes of the data."""
 
     n_classes: int
-    """Classes told apart."""
+    """Number of classes."""
     n_frames: int = 8
-    """Frames of a segment."""
+    """Frames in a segment."""
     image_size: int = 224
-    """Pixels of a frame's edge; frames are square."""
+    """Edge of a frame in pixels; frames are square."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_positive(self, "n_classes", "n_frames", "image_size")
-        if self.image_size % self.patch_size:
-            raise ValueError(f"patch_size is {self.patch_size}; it must divide image_size = {self.image_size}")
+        require_at_least(1, n_classes=self.n_classes, n_frames=self.n_frames, image_size=self.image_size)
+        divides = self.image_size % self.patch_size == 0
+        require(divides, "patch_size", self.patch_size, f"a divisor of image_size = {self.image_size}")
 
     @property
     def n_patches(self) -> int:
-        """Patches of a frame."""
+        """Number of patches in a frame."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def drop_paths(self) -> list[float]:
-        """The probability of stochastic depth in every block."""
+        """The probability of stochastic depth in each block."""
         return [self.drop_path * block / max(1, self.n_layer - 1) for block in range(self.n_layer)]
 
 
 def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
-    """Refuse a clip that is not (B, T, C, H, W) with frames of the model's size and T a whole number of its segments.
+    """Refuse a clip that is not (B, T, C, H, W) with frames of the model's size and a whole number of its segments.
 
     Raises:
-        ValueError: saying what came and what was expected.
+        ValueError: naming what came and what was expected.
     """
-    frame = (config.n_channels, config.image_size, config.image_size)
-    if clip.dim() != 5 or tuple(clip.shape[2:]) != frame:
-        raise ValueError(
-            f"clip is of shape {tuple(clip.shape)}; expected (batch, frames, {', '.join(map(str, frame))}), for frames "
-            f"of {config.n_channels} channels and image_size = {config.image_size}"
-        )
-    if not clip.shape[1] or clip.shape[1] % config.n_frames:
-        raise ValueError(
-            f"clip has {clip.shape[1]} frames; expected one or more whole segments of n_frames = {config.n_frames}"
-        )
-
-
-def _require_positive(config: object, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; expected at least 1")
+    channels, edge = config.n_channels, config.image_size
+    if clip.dim() != 5 or tuple(clip.shape[2:]) != (channels, edge, edge):
+        mend = f"the model reads frames of {channels} channels and image_size = {edge}"
+        raise ValueError(sentence("clip", kind_of(clip), f"(batch, frames, {channels}, {edge}, {edge})", mend))
+    n_frames = clip.shape[1]
+    if not n_frames or n_frames % config.n_frames:
+        expected = f"one or more whole segments of n_frames = {config.n_frames}"
+        raise ValueError(sentence("clip", f"{n_frames} frames long", expected))

@@ -1,0 +1,80 @@
+"""The shell of a model that reads clips: it checks what comes in, starts streams, and splits clips into segments."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
+from recurra.models.likelihood import PlainLikelihood
+from recurra.models.space_time import SegmentEmbedding
+from recurra.models.video_shape import VideoTransformerConfig, require_clip
+
+_MEND = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
+
+
+class VideoModel(PlainLikelihood, ABC):
+    """A model of clips, which are streams of segments of `n_frames` frames: it gives the logits after each segment.
+
+    A model writes `read` and `start`.
+
+    Args:
+        config: the model's shape.
+    """
+
+    def __init__(self, config: VideoTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = SegmentEmbedding(config)
+
+    @abstractmethod
+    def read(self, segments: Float[Tensor, "B S T C H W"], state: Any) -> tuple[Float[Tensor, "B S n_classes"], Any]:
+        """Give the logits after each of S >= 1 segments, and the next state."""
+
+    @abstractmethod
+    def start(self, batch: int, like: Tensor) -> Any:
+        """Give the state of `batch` streams at their start, with the dtype and the device of `like`."""
+
+    def forward(
+        self, clip: Float[Tensor, "B T C H W"], state: Any = None
+    ) -> tuple[Float[Tensor, "B S n_classes"], Any]:
+        """Give the logits after each segment, continuing from `state`.
+
+        Args:
+            clip: normalised frames, a whole number S >= 1 of segments.
+            state: the state after the previous segments; None starts a stream. The streams of a batch may be at
+                different positions.
+
+        Raises:
+            TypeError: the state is another module's.
+            ValueError: the frames have another size or are not a whole number of segments, or the state has another
+                batch, size, dtype or device.
+        """
+        require_clip(clip, self.config)
+        if state is None:
+            state = self.initial_state(clip.shape[0])
+        else:
+            self.require_state(state, clip.shape[0])
+        return self.read(clip.unflatten(1, (-1, self.config.n_frames)), state)
+
+    def initial_state(self, batch: int) -> Any:
+        """Give the state of `batch` streams at their start, on the model's device and in float32 or better."""
+        weight = self.embedding.class_token
+        return self.start(batch, weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32)))
+
+    def require_state(self, state: Any, batch: int) -> None:
+        """Refuse anything but a state of `batch` streams that this model could have returned.
+
+        Raises:
+            TypeError: it is another module's state, or not a state.
+            ValueError: a tensor has another shape, dtype or device.
+        """
+        expected = self.initial_state(batch)
+        if type(state) is not type(expected):
+            expected_kind = f"a {type(expected).__name__}, or None to start a stream"
+            raise TypeError(sentence("state", kind_of(state), expected_kind, _MEND))
+        for name, tensor, like in zip(expected._fields, state, expected):
+            require_tensor(f"state.{name}", tensor)
+            require_layout(f"state.{name}", tensor, like.shape, like.dtype, like.device, _MEND)
