@@ -26,7 +26,32 @@ def require(condition: bool, name: str, value: object, expected: str, mend: str 
         raise ValueError(sentence(name, repr(value), expected, mend))
 
 
-def require_at_least(minimum: int, **values: int) -> None:
+def fields_of(config: object, section: str, *names: str) -> dict[str, Any]:
+    """Collect fields of a config under the names that a recipe gives them, such as optimizer.learning_rate.
+
+    Fields that are None are omitted: they were not set, so there is nothing to check.
+
+    >>> fields_of(config, "training", "epochs", "max_steps")
+    {'training.epochs': 3}
+    """
+    values = {f"{section}.{name}": getattr(config, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def require_whole_number(minimum: int, **values: object) -> None:
+    """Refuse values that are not integers of at least `minimum`, by name; True and False are not integers here.
+
+    Raises:
+        TypeError: naming the first value of another type.
+        ValueError: naming the first value below `minimum`.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a whole number"))
+        require(value >= minimum, name, value, f"at least {minimum}")
+
+
+def require_at_least(minimum: float, **values: float) -> None:
     """Refuse values below `minimum`, by name.
 
     Raises:

@@ -125,7 +125,7 @@ def test_a_run_is_not_overwritten(capsys, recipe, trained):
     ("words", "message"),
     [
         (["--training.epoch", "2"], "training.epoch is an unknown key"),
-        (["--training.epochs", "0"], "training.epochs must be 1 or more, got 0"),
+        (["--training.epochs", "0"], "training.epochs is 0; expected at least 1"),
         (["--training.precision", "half"], "training.precision"),
         (["--model.mixer", "nonsense"], "nonsense"),
         (["--training.epochs"], "--training.epochs needs a value"),

@@ -76,18 +76,18 @@ def test_nothing_is_cut_padded_or_added():
 
 def test_decoding_refuses_other_numbers(encoding):
     for token in (len(encoding), -1):
-        with pytest.raises(ValueError, match=rf"tokens must lie in 0\.\.{len(encoding) - 1}, got {token}"):
+        with pytest.raises(ValueError, match=f"a token is {token}; expected 0 to {len(encoding) - 1}"):
             encoding.decode([0, token])
 
 
 def test_tokenizers_that_drop_letters_are_refused(tmp_path):
     dropping = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    with pytest.raises(ValueError, match="drops letters that it does not know"):
+    with pytest.raises(ValueError, match="tokenizer is one that drops characters that it does not know; expected"):
         BytePairEncoding(dropping)
-    with pytest.raises(ValueError, match="cannot encode every text"):
+    with pytest.raises(ValueError, match="tokenizer is unable to encode characters"):
         BytePairEncoding(word_level("missing"))
     dropping.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"tokenizer.json: the tokenizer drops"):
+    with pytest.raises(ValueError, match=r"tokenizer.json: tokenizer is one that drops"):
         BytePairEncoding.load(tmp_path / "tokenizer.json")
 
 
@@ -97,7 +97,7 @@ def test_bad_files_and_sizes_are_refused(tmp_path):
         BytePairEncoding.load(path)
     for content in (b"{}", b"{", b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer.json"):
+        with pytest.raises(ValueError, match=r"tokenizer.json is unreadable .*; expected a tokenizer.json"):
             BytePairEncoding.load(path)
-    with pytest.raises(ValueError, match=r"vocab_size must be at least 256, .*got 255"):
+    with pytest.raises(ValueError, match=r"vocab_size is 255; expected at least 256"):
         BytePairEncoding.train(BLOCKS, 255)

@@ -115,7 +115,7 @@ def test_an_unwritable_folder_falls_back_to_the_users_with_one_warning(corpus, u
     block(corpus)
     write = Writer()
     cache = Cache(corpus)
-    with pytest.warns(UserWarning, match=r"kept in .*usual place could not be written") as caught:
+    with pytest.warns(UserWarning, match=r"cached in .*default folder cannot be written") as caught:
         path, _ = [cache.get(name, KEY, write) for name in ("train", "test")]
     assert len(caught) == 1
     assert path.parent.parent == user_cache / "recurra"
@@ -132,7 +132,7 @@ def test_two_unwritable_corpora_do_not_share_a_folder(corpus, tmp_path):
     parents = []
     for folder in (corpus, other):
         block_with_a_file(folder)
-        with pytest.warns(UserWarning, match="usual place"):
+        with pytest.warns(UserWarning, match="default folder"):
             parents.append(Cache(folder).get("train", KEY, Writer()).parent)
     assert parents[0] != parents[1]
 
@@ -150,7 +150,7 @@ def test_the_home_folder_is_used_where_no_cache_folder_is_set(corpus, tmp_path, 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     block_with_a_file(corpus)
-    with pytest.warns(UserWarning, match="usual place"):
+    with pytest.warns(UserWarning, match="default folder"):
         path = Cache(corpus).get("train", KEY, Writer())
     assert path.parent.parent == tmp_path / "home" / ".cache" / "recurra"
 
@@ -166,14 +166,14 @@ def test_a_folder_asked_for_by_name_is_used_or_refused(corpus, tmp_path):
     sealed.mkdir()
     sealed.chmod(0o555)
     for folder in (file, file / "inside", sealed, sealed / "inside"):
-        with pytest.raises(RuntimeError, match=rf"cache folder that was asked for \({folder}: .*`cache`"):
+        with pytest.raises(RuntimeError, match=rf"cache is a folder that cannot be written \({folder}: .*; expected"):
             Cache(corpus, folder).get("train", KEY, Writer())
 
 
 def test_nowhere_to_write_is_an_error(corpus, tmp_path, monkeypatch):
     block_with_a_file(corpus)
     monkeypatch.setenv("XDG_CACHE_HOME", str(corpus / ".recurra" / "x"))
-    with pytest.raises(RuntimeError, match=r"could not be written to any cache folder"):
+    with pytest.raises(RuntimeError, match=r"cache is None, and no default folder can be written"):
         Cache(corpus).get("train", KEY, Writer())
 
 

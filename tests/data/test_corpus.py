@@ -44,18 +44,18 @@ def test_bpe(make_corpus):
 
 def test_a_vocabulary_of_ones_own_needs_no_training_file(make_corpus):
     folder = make_corpus(train=None)
-    with pytest.raises(FileNotFoundError, match=r"no train file .*Without a vocabulary or a tokenizer"):
+    with pytest.raises(FileNotFoundError, match=r"no train file .*enough if you pass a vocabulary or tokenizer"):
         TextCorpus.load(folder)
     loaded = TextCorpus.load(folder, vocabulary=Vocabulary(["<eos>", "<unk>", "the"]))
     assert loaded.splits == ("valid", "test")
     assert loaded.tokens("valid").tolist() == [2, 1, 1, 0]
-    with pytest.raises(ValueError, match="split must be one of 'valid', 'test', got 'train'"):
+    with pytest.raises(ValueError, match="split is 'train'; expected one of valid, test"):
         loaded.tokens("train")
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_all_three_files_are_needed_otherwise(make_corpus, split):
-    with pytest.raises(FileNotFoundError, match=f"holds no {split} file"):
+    with pytest.raises(FileNotFoundError, match=f"has no {split} file"):
         TextCorpus.load(make_corpus(**{split: None}))
 
 
@@ -68,9 +68,9 @@ def test_contradicting_arguments_are_refused(make_corpus):
         {"bpe_vocab_size": 300},
         {"vocabulary": own, "bpe_vocab_size": 300},
     ):
-        with pytest.raises(ValueError, match="bpe_vocab_size goes with vocabulary='bpe' and only with it"):
+        with pytest.raises(ValueError, match=r"bpe_vocab_size is .* with vocabulary=.*; expected a size"):
             TextCorpus.load(folder, **options)
-    with pytest.raises(ValueError, match="vocabulary must be one of 'words', 'bpe', got 'letters'"):
+    with pytest.raises(ValueError, match="vocabulary is 'letters'; expected one of words, bpe"):
         TextCorpus.load(folder, vocabulary="letters")
 
 
@@ -188,7 +188,7 @@ def test_a_cache_folder_may_serve_two_corpora(make_corpus, tmp_path):
 def test_bad_text_leaves_no_cache_of_it(make_corpus):
     folder = make_corpus(valid=b"the\n\xff\n")
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"valid.txt is not UTF-8: .* at byte 4 \(line 2"):
+        with pytest.raises(ValueError, match=r"valid.txt is not UTF-8 \(.* at byte 4, line 2"):
             TextCorpus.load(folder)
     folder = make_corpus(valid="the\n\n")
     assert TextCorpus.load(folder).tokens("valid").tolist() == [0, 1, 1]

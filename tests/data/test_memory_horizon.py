@@ -74,7 +74,7 @@ def test_worked_by_hand(sequence, targets, spans):
 
 
 def test_a_long_sequence_without_a_reset_and_groups_of_uneven_length(monkeypatch):
-    monkeypatch.setattr(memory_horizon, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(memory_horizon, "_SEGMENTS_AT_ONCE", 3)
     tokens = draw_memory_horizon_tokens(4, 301, largest_number=4, resets_per_sample=2, seed=1)
     tokens[0][tokens[0] == 5] = 4
     assert memory_horizon_targets(tokens).tolist() == brute_force(tokens.tolist(), 5, 51)
@@ -123,9 +123,9 @@ def test_bad_tokens_are_refused(function, tokens):
 
 
 def test_bad_values_are_refused():
-    with pytest.raises(ValueError, match=r"tokens must not be negative, got -2"):
+    with pytest.raises(ValueError, match=r"the smallest of tokens is -2; expected at least 0"):
         memory_horizon_targets(torch.tensor([[1, -2]]))
-    with pytest.raises(ValueError, match=r"modulus must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"modulus is 0; expected at least 1"):
         memory_horizon_targets(torch.tensor([[1, 2]]), modulus=0)
 
 

@@ -42,7 +42,7 @@ def test_the_defaults_are_the_papers():
     assert (config.sequence_length, config.resets_per_sample, config.n_samples) == (1024, 3, 2000)
     data = config.build()
     assert (data.vocab_size, data.output_size, data.reset_token) == (6, 51, 5)
-    rows = [len(data.tokens[data.rows(split)]) for split in ("train", "valid", "test")]
+    rows = [len(data.tokens[data.places(split)]) for split in ("train", "valid", "test")]
     assert rows == [1600, 200, 200]
     assert len(data.source("train")) == 50
     batch = data.source("train").batch(0, 49)
@@ -71,7 +71,7 @@ def test_tokens_targets_and_spans_belong_together():
 
 def test_the_splits_share_no_row():
     data = MemoryHorizonConfig(**{**SMALL, "n_samples": 57}).build()
-    rows = [set(range(57)[data.rows(split)]) for split in ("train", "valid", "test")]
+    rows = [set(range(57)[data.places(split)]) for split in ("train", "valid", "test")]
     assert [len(split) for split in rows] == [47, 5, 5]
     assert set.union(*rows) == set(range(57))
 
@@ -160,7 +160,7 @@ def test_writing_into_a_batch_leaves_the_data_alone():
     ],
 )
 def test_bad_fields_are_named(field, value, error):
-    with pytest.raises(error, match=rf"MemoryHorizonConfig\.{field} must .*got {value!r}"):
+    with pytest.raises(error, match=rf"^data\.{field} is {value!r}.*; expected "):
         MemoryHorizonConfig(**{**SMALL, field: value})
 
 
@@ -172,18 +172,18 @@ def test_the_config_is_frozen():
 @pytest.mark.usefixtures("no_type_checker")
 def test_bad_ranks_splits_and_steps_are_refused():
     config = MemoryHorizonConfig(**SMALL)
-    with pytest.raises(ValueError, match=r"rank must lie in 0\.\.world_size-1, got rank 2 of world_size 2"):
+    with pytest.raises(ValueError, match=r"^rank is 2; expected a rank below world_size = 2"):
         config.build(rank=2, world_size=2)
-    with pytest.raises(ValueError, match="rank must lie"):
+    with pytest.raises(ValueError, match="world_size is 0; expected at least 1"):
         config.build(rank=0, world_size=0)
-    with pytest.raises(ValueError, match=r"batch_size .* multiple of world_size 3, got 8"):
+    with pytest.raises(ValueError, match=r"data\.batch_size is 8; expected a multiple of world_size = 3"):
         config.build(rank=0, world_size=3)
     data = config.build()
-    with pytest.raises(ValueError, match="split must be one of 'train', 'valid', 'test', got 'dev'"):
+    with pytest.raises(ValueError, match="split is 'dev'; expected one of train, valid, test"):
         data.source("dev")
     source = data.source("train")
     for step in (-1, len(source)):
-        with pytest.raises(IndexError, match=rf"step must lie in 0\.\.4, got {step}"):
+        with pytest.raises(IndexError, match=f"step is {step}; expected a step of the epoch, 0 to 4"):
             source.batch(0, step)
-    with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
+    with pytest.raises(ValueError, match="epoch is -1; expected at least 0"):
         source.batch(-1, 0)

@@ -12,7 +12,7 @@ from recurra.data import (
     TextCorpus,
     Vocabulary,
 )
-from recurra.data.text_batches import StreamSource, WindowSource
+from recurra.data.text_batches import RandomChunkSource, StreamSource
 
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
 
@@ -42,7 +42,7 @@ def test_training_and_evaluation_have_sources_of_their_own(folder):
     assert isinstance(data.source("train"), StreamSource)
     assert (data.source("train").batch_size, data.source("valid").batch_size) == (4, 2)
     data = TextConfig(**config, sampling="windows").build()
-    assert isinstance(data.source("train"), WindowSource)
+    assert isinstance(data.source("train"), RandomChunkSource)
     for split in ("valid", "test"):
         source = data.source(split)
         assert isinstance(source, StreamSource)
@@ -62,7 +62,7 @@ def test_ranks(folder, sampling):
     targets = [config.build(rank=rank, world_size=2).source("valid").batch(0, 0).targets for rank in range(2)]
     assert (targets[0] != IGNORED_TARGET).all()
     assert (targets[1] == IGNORED_TARGET).all()
-    with pytest.raises(ValueError, match=r"TextConfig.batch_size .* multiple of world_size 3, got 4"):
+    with pytest.raises(ValueError, match=r"data\.batch_size is 4; expected a multiple of world_size = 3"):
         config.build(rank=0, world_size=3)
 
 
@@ -90,7 +90,7 @@ def test_a_saved_vocabulary_replaces_the_training_file(make_corpus, tmp_path):
     folder = make_corpus(train=None)
     data = TextConfig(str(folder), tokenizer=str(tmp_path / "words.json")).build()
     assert data.tokens("valid").tolist() == [0, 2, 2, 1]
-    with pytest.raises(ValueError, match="split must be one of 'valid', 'test', got 'train'"):
+    with pytest.raises(ValueError, match="split is 'train'; expected one of valid, test"):
         data.source("train")
 
 
@@ -98,7 +98,7 @@ def test_the_cache_folder_is_used(folder, tmp_path):
     TextConfig(folder, cache=str(tmp_path / "cache")).build()
     assert len(list((tmp_path / "cache").iterdir())) == 8
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RuntimeError, match="the cache folder that was asked for"):
+    with pytest.raises(RuntimeError, match="cache is a folder that cannot be written"):
         TextConfig(folder, cache=str(tmp_path / "file")).build()
 
 
@@ -106,25 +106,33 @@ def test_the_cache_folder_is_used(folder, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"vocabulary": "letters"}, ValueError, r"vocabulary must be one of 'words', 'bpe', got 'letters'"),
-        ({"sampling": "all"}, ValueError, r"sampling must be one of 'streams', 'windows', got 'all'"),
-        ({"batch_size": 0}, ValueError, r"batch_size must be at least 1, got 0"),
-        ({"eval_batch_size": -1}, ValueError, r"eval_batch_size must be at least 1, got -1"),
-        ({"segment_length": 0}, ValueError, r"segment_length must be at least 1, got 0"),
-        ({"seed": -1}, ValueError, r"seed must be at least 0, got -1"),
-        ({"seed": 1.0}, TypeError, r"seed must be a whole number, got 1.0 \(float\)"),
-        ({"vocabulary": "bpe"}, ValueError, r"vocabulary 'bpe' needs a tokenizer .* or a bpe_vocab_size"),
-        ({"bpe_vocab_size": 300}, ValueError, r"bpe_vocab_size is for vocabulary 'bpe' without a tokenizer"),
+        ({"vocabulary": "letters"}, ValueError, "vocabulary is 'letters'; expected one of words, bpe"),
+        ({"sampling": "all"}, ValueError, "sampling is 'all'; expected one of streams, windows"),
+        ({"batch_size": 0}, ValueError, "batch_size is 0; expected at least 1"),
+        ({"eval_batch_size": -1}, ValueError, "eval_batch_size is -1; expected at least 1"),
+        ({"segment_length": 0}, ValueError, "segment_length is 0; expected at least 1"),
+        ({"seed": -1}, ValueError, "seed is -1; expected at least 0"),
+        ({"seed": 1.0}, TypeError, r"seed is 1\.0, a float; expected a whole number"),
+        (
+            {"vocabulary": "bpe"},
+            ValueError,
+            r"bpe_vocab_size is None; expected the size .*: set it, or set data\.tokenizer",
+        ),
+        (
+            {"bpe_vocab_size": 300},
+            ValueError,
+            r"bpe_vocab_size is 300 with data\.vocabulary words .*; expected null",
+        ),
         (
             {"vocabulary": "bpe", "bpe_vocab_size": 300, "tokenizer": "t.json"},
             ValueError,
-            r"bpe_vocab_size is for .* got 300 with vocabulary 'bpe' and tokenizer 't.json'",
+            r"bpe_vocab_size is 300 with data\.vocabulary bpe and data\.tokenizer t\.json; expected null",
         ),
-        ({"vocabulary": "bpe", "bpe_vocab_size": 255}, ValueError, r"bpe_vocab_size must be at least 256"),
+        ({"vocabulary": "bpe", "bpe_vocab_size": 255}, ValueError, "bpe_vocab_size is 255; expected at least 256"),
     ],
 )
 def test_bad_fields_are_named(fields, error, message):
-    with pytest.raises(error, match=rf"TextConfig\.{message}"):
+    with pytest.raises(error, match=rf"^data\.{message}"):
         TextConfig("nowhere", **fields)
 
 
@@ -134,11 +142,11 @@ def test_a_config_comes_back_from_plain_values(folder):
 
 
 def test_missing_things_are_named(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match="nowhere, which does not exist"):
         TextConfig(str(tmp_path / "nowhere")).build()
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         TextConfig(folder, tokenizer=str(tmp_path / "absent.json")).build()
-    with pytest.raises(ValueError, match=r"the training text has 300 tokens, too few"):
+    with pytest.raises(ValueError, match=r"tokens in the text is 300; expected at least 601"):
         TextConfig(folder, batch_size=300, segment_length=2).build().source("train")
 
 

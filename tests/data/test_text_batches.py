@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data import IGNORED_TARGET, BatchSource
-from recurra.data.text_batches import StreamSource, WindowSource
+from recurra.data.text_batches import RandomChunkSource, StreamSource
 
 
 def streams(n, training, **options):
@@ -103,12 +103,12 @@ def test_the_ranks_split_the_streams_of_one():
 
 
 def test_texts_that_are_too_short_are_refused():
-    with pytest.raises(ValueError, match=r"has 12 tokens, too few for a step of batch_size 3 rows .* takes 13"):
+    with pytest.raises(ValueError, match=r"is 12; expected at least 13, for one step with batch_size 3"):
         streams(12, True, batch_size=3, segment_length=4)
     assert len(streams(13, True, batch_size=3, segment_length=4)[0]) == 1
-    with pytest.raises(ValueError, match="the text has 1 tokens; 2 are needed"):
+    with pytest.raises(ValueError, match="is 1; expected at least 2, to predict"):
         streams(1, False, batch_size=1, segment_length=4)
-    with pytest.raises(ValueError, match=r"has 4 tokens, too few for a window .* takes 5"):
+    with pytest.raises(ValueError, match=r"is 4; expected at least 5, for one chunk"):
         windows(4)
     assert windows(5).batch(0, 0).inputs.tolist() == [[0, 1, 2, 3]] * 6
 
@@ -116,7 +116,7 @@ def test_texts_that_are_too_short_are_refused():
 def windows(n, **options):
     tokens = np.arange(n).astype(np.uint16)
     tokens.flags.writeable = False
-    return WindowSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
+    return RandomChunkSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
 
 
 def test_windows_are_runs_of_the_text():
@@ -157,7 +157,7 @@ def test_a_window_batch_depends_on_seed_epoch_step_and_rank_alone():
 @pytest.mark.parametrize("source", [windows(100), *streams(100, True, batch_size=2, segment_length=4)])
 def test_steps_outside_the_epoch_are_refused(source):
     for step in (-1, len(source)):
-        with pytest.raises(IndexError, match=rf"step must lie in 0\.\.{len(source) - 1}, got {step}"):
+        with pytest.raises(IndexError, match=f"step is {step}; expected a step of the epoch, 0 to {len(source) - 1}"):
             source.batch(0, step)
-    with pytest.raises(ValueError, match="epoch must not be negative, got -1"):
+    with pytest.raises(ValueError, match="epoch is -1; expected at least 0"):
         source.batch(-1, 0)

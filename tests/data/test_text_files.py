@@ -31,20 +31,20 @@ def test_two_files_for_one_split_are_refused(make_corpus):
     folder = make_corpus()
     (folder / "validation.tokens").write_text("x")
     with pytest.raises(
-        ValueError, match=r"more than one file for the valid split: valid.txt, validation.tokens; keep one"
+        ValueError, match=r"the valid split of .* is in 2 files \(valid.txt, validation.tokens\); expected one"
     ):
         find_text_files(folder)
 
 
 def test_missing_folders_and_files_are_named(tmp_path, make_corpus):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere, which does not exist"):
         find_text_files(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"holds no text files; expected ptb.SPLIT.txt"):
+    with pytest.raises(FileNotFoundError, match=r"which has no text files; expected files named ptb.SPLIT.txt"):
         find_text_files(tmp_path)
     folder = make_corpus(train=None, test=None)
-    with pytest.raises(NotADirectoryError, match=r"valid.txt is not a folder; give the folder"):
+    with pytest.raises(NotADirectoryError, match=r"valid.txt, a file; expected a folder"):
         find_text_files(folder / "valid.txt")
-    with pytest.raises(FileNotFoundError, match=r"no train and no test file \(it holds valid.txt\)"):
+    with pytest.raises(FileNotFoundError, match=r"no train and no test file \(only valid.txt\)"):
         require_splits(folder, find_text_files(folder))
 
 
@@ -58,7 +58,7 @@ def test_empty_files_are_refused(make_corpus):
     with pytest.raises(ValueError, match=r"test.txt is empty"):
         find_text_files(make_corpus(test=""))
     path = make_corpus(test=" \n\t\n") / "test.txt"
-    with pytest.raises(ValueError, match=r"test.txt holds nothing but white space"):
+    with pytest.raises(ValueError, match=r"test.txt is only white space"):
         read(path)
 
 
@@ -83,20 +83,20 @@ def test_the_last_line_is_ended(make_corpus):
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (b"one\ntwo\nth\xffree\n", r"at byte 10 \(line 3, value 0xff\)"),
-        (b"\xe4h\n", r"at byte 0 \(line 1, value 0xe4\)"),
-        (b"one\ntwo\n\xe2\x82", r"at byte 8 \(line 3, value 0xe2\)"),
+        (b"one\ntwo\nth\xffree\n", "at byte 10, line 3, value 0xff"),
+        (b"\xe4h\n", "at byte 0, line 1, value 0xe4"),
+        (b"one\ntwo\n\xe2\x82", "at byte 8, line 3, value 0xe2"),
     ],
 )
 def test_invalid_utf8_is_located(make_corpus, monkeypatch, block_bytes, content, place):
     monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
     path = make_corpus(train=content) / "train.txt"
-    with pytest.raises(ValueError, match=rf"train.txt is not UTF-8: .* {place}; convert"):
+    with pytest.raises(ValueError, match=rf"train.txt is not UTF-8 \(.* {place}\); expected UTF-8 text: convert"):
         read(path)
 
 
 def test_a_file_that_changes_under_way_is_noticed(make_corpus):
     file = TextFile(make_corpus(train="one two\n") / "train.txt")
     file.path.write_text("one six\n")
-    with pytest.raises(RuntimeError, match=r"train.txt changed while it was read"):
+    with pytest.raises(RuntimeError, match=r"train.txt is not the file that it was when reading began"):
         list(file.blocks())

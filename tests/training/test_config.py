@@ -30,7 +30,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("config", "section", "field", "value"), IMPOSSIBLE)
 def test_impossible_values_are_refused_by_their_full_name(config, section, field, value):
-    with pytest.raises(ValueError, match=rf"^{section}\.{field} must be .*, got "):
+    with pytest.raises(ValueError, match=rf"^{section}\.{field} is .*; expected "):
         config(**{field: value})
 
 

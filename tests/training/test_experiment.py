@@ -104,7 +104,7 @@ def test_differences_name_keys_and_both_values():
     ("field", "value"), [("n_layer", 0), ("d_model", 0), ("d_channel_mixing", -1), ("dropout", 1.0)]
 )
 def test_impossible_model_values_are_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=rf"^model\.{field} must be .*, got {value}"):
+    with pytest.raises(ValueError, match=rf"^model\.{field} is {value}; expected "):
         ModelConfig(**{field: value})
 
 

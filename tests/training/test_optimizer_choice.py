@@ -57,7 +57,7 @@ def test_the_defaults():
     [("adamw", "momentum", 0.9), ("adamw", "nesterov", True), ("sgd", "betas", (0.9, 0.9)), ("sgd", "epsilon", 1e-8)],
 )
 def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
-    with pytest.raises(ValueError, match=rf"^optimizer\.{field} must be left out where .* is {algorithm}, got"):
+    with pytest.raises(ValueError, match=rf"^optimizer\.{field} is .*; expected null when .* is {algorithm}"):
         OptimizerConfig(algorithm=algorithm, **{field: value})
 
 
@@ -70,7 +70,7 @@ def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
     ],
 )
 def test_impossible_options_of_sgd_are_refused(options, field):
-    with pytest.raises(ValueError, match=rf"^optimizer\.{field} must be"):
+    with pytest.raises(ValueError, match=rf"^optimizer\.{field} is .*; expected"):
         OptimizerConfig(algorithm="sgd", **options)
 
 
@@ -86,5 +86,5 @@ def test_a_recipe_chooses_and_its_complete_form_says_the_same(tmp_path):
     assert experiment.schedule.steps == [2, 3]
     recipe.write_text(to_yaml(experiment))
     assert load_recipe(recipe) == experiment
-    with pytest.raises(ValueError, match=r"optimizer\.betas must be left out"):
+    with pytest.raises(ValueError, match=r"optimizer\.betas is .*; expected null when"):
         load_recipe(recipe, ["--optimizer.betas", "[0.9, 0.99]"])

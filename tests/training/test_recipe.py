@@ -118,9 +118,9 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
         ("nonsense: 3", "nonsense", "data, experiment, model"),
         ("data: {path: here}", "data.path", "data.batch_size"),
         ("training: {epochs: many}", "training.epochs", "int"),
-        ("training: {epochs: 0}", "training.epochs", "1 or more"),
-        ("training: {precision: half}", "training.precision", "'32-true', 'bf16-mixed'"),
-        ("data: {n_samples: -1}", "n_samples", "at least"),
+        ("training: {epochs: 0}", "training.epochs", "expected at least 1"),
+        ("training: {precision: half}", "training.precision", "32-true"),
+        ("data: {n_samples: -1}", "n_samples", "at least 10"),
         ("data: {n_samples: 1.5}", "n_samples", "int"),
         ("model: {dropout: 2}", "model.dropout", r"in [0, 1)"),
         ("optimizer: {betas: [0.1]}", "optimizer.betas", ""),
@@ -173,4 +173,4 @@ def test_the_help_shows_each_field_with_its_docstring_and_the_recipes_value(reci
     text = " ".join(recipe_help(recipe()).split())
     assert "--training.epochs EPOCHS Passes over the training data. (type: int, default: 3)" in text
     assert "--data.n_samples N_SAMPLES Sequences in all;" in text
-    assert "--training.monitor {loss,accuracy} Which validation score" in text
+    assert "--training.monitor {loss,accuracy} The validation score" in text

@@ -11,21 +11,23 @@ from typing import SupportsIndex
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from recurra.checks import require, require_whole_number, sentence
 from recurra.data.files import replacing
 
-# A letter that no training text of a Latin corpus holds, to see what a tokenizer does with the unforeseen.
+# A letter that no training text in the Latin alphabet contains, to see what a tokenizer does with unseen characters.
 _RARE_LETTER = "\u16e5"
+_KEEPS_ALL = "one with a byte-level alphabet, byte fallback or an unknown token"
 
 
 class BytePairEncoding:
-    """A tokenizer of the `tokenizers` library, as a corpus uses it.
+    """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
-    Lines are encoded one by one, line feed included, and no token is added to them: what a file becomes does
-    not depend on how it is cut into blocks, and a byte-level tokenizer gives the text back exactly.
+    Lines are encoded one by one, line feed included, and no special tokens are added. The tokens of a file therefore do
+    not depend on how it is cut into blocks, and a byte-level tokenizer decodes to exactly the same text.
 
-    Truncation and padding that a tokenizer.json may ask for are switched off.
+    Truncation and padding are switched off even if the tokenizer.json asks for them.
 
-    Raises ValueError for a tokenizer that drops letters that it does not know.
+    Raises ValueError for a tokenizer that fails on unknown characters or drops them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,13 +36,11 @@ class BytePairEncoding:
         tokenizer.no_padding()
         try:
             keeps_all = bool(tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids)
-        except Exception as error:  # the library raises bare Exception where a model lacks its unknown token
-            raise ValueError(f"the tokenizer cannot encode every text: {error}") from error
+        except Exception as error:  # the library raises a bare Exception if a model lacks its unknown token
+            came = f"unable to encode characters that it does not know ({error})"
+            raise ValueError(sentence("tokenizer", came, _KEEPS_ALL)) from error
         if not keeps_all:
-            raise ValueError(
-                "the tokenizer drops letters that it does not know; it needs a byte-level alphabet, "
-                "byte fallback or an unknown token"
-            )
+            raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
@@ -48,10 +48,9 @@ class BytePairEncoding:
     def train(cls, blocks: Iterable[str], vocab_size: int) -> "BytePairEncoding":
         """Train on a text in blocks of whole lines: the 256 bytes and at most vocab_size - 256 merges.
 
-        A short text may yield fewer merges. Raises ValueError for a vocab_size below 256.
+        A short text may give fewer merges. Raises ValueError for a vocab_size below 256, the number of bytes.
         """
-        if vocab_size < 256:
-            raise ValueError(f"vocab_size must be at least 256, the number of bytes, got {vocab_size}")
+        require_whole_number(256, vocab_size=vocab_size)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -63,25 +62,25 @@ class BytePairEncoding:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "BytePairEncoding":
-        """Read a tokenizer.json. Raises FileNotFoundError, or ValueError where the file is something else."""
+        """Read a tokenizer.json. Raises FileNotFoundError, or ValueError if the file is something else."""
         path = Path(path).expanduser()
         text = path.read_bytes()
         try:
             tokenizer = Tokenizer.from_str(text.decode("utf-8"))
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+        except Exception as error:  # the library raises a bare Exception for a file that it cannot read
+            raise ValueError(sentence(str(path), f"unreadable ({error})", "a tokenizer.json")) from error
         try:
             return cls(tokenizer)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a tokenizer.json; the file is there whole or not at all. Raises OSError."""
+        """Write a tokenizer.json, whole or not at all. Raises OSError."""
         with replacing(Path(path).expanduser()) as file:
             file.write(self.to_json().encode())
 
     def to_json(self) -> str:
-        """What `save` writes, as text."""
+        """Return what `save` writes, as text."""
         text: str = self._tokenizer.to_str(pretty=True)
         return text
 
@@ -90,28 +89,27 @@ class BytePairEncoding:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal ones."""
+        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text: (n,) int64."""
+        """Turn text into tokens: (n,) int64."""
         encodings = self._tokenizer.encode_batch(_lines(text), add_special_tokens=False)
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """The text of the numbers, special tokens included; bytes that are no UTF-8 become U+FFFD.
+        """Turn tokens back into text, special tokens included; bytes that are not UTF-8 become U+FFFD.
 
-        Raises ValueError for a number outside the vocabulary.
+        Raises ValueError for a token outside the vocabulary.
         """
         numbers = [index(token) for token in tokens]
         for number in numbers:
-            if not 0 <= number < self._length:
-                raise ValueError(f"tokens must lie in 0..{self._length - 1}, got {number}")
+            require(0 <= number < self._length, "a token", number, f"0 to {self._length - 1}")
         return self._tokenizer.decode(numbers, skip_special_tokens=False)
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text with their line feeds (str.splitlines would cut at other characters too)."""
+    """Split a text into lines with their line feeds (str.splitlines would also cut at other characters)."""
     lines = [line + "\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]

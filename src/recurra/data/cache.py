@@ -1,4 +1,4 @@
-"""A cache of files that take long to make, in a folder beside the corpus or elsewhere."""
+"""A cache for files that are slow to make, in a folder beside the corpus or elsewhere."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from recurra.checks import sentence
 from recurra.data.files import file_sha256, replacing
 
 _FORMAT = 1
@@ -15,16 +16,16 @@ _BESIDE = ".recurra"
 
 
 class Cache:
-    """Where the encoded forms of one corpus are kept.
+    """Stores what was made from one corpus.
 
-    Without a folder of its own: `.recurra` in the corpus folder, and where that cannot be written or is
-    marked read-only, a folder under $XDG_CACHE_HOME/recurra (~/.cache/recurra), with one warning. With
-    one: that folder or none.
+    If `folder` is given, entries go there and nowhere else. Otherwise they go to `.recurra` in the corpus folder; if
+    that cannot be written or is marked read-only, they go to a folder under $XDG_CACHE_HOME/recurra (~/.cache/recurra),
+    with one warning.
 
-    An entry is a content file NAME.bin and a header NAME.json that says what it was made from and what its
-    content must be: {"format", "made_from", "bytes", "sha256"}. Both are written whole or not at all, the
-    header last, so an entry that is truncated, damaged, made from something else or by another format is
-    seen as such, is never used and is made anew. Several processes may make the same entry at once.
+    An entry is a content file NAME.bin and a header NAME.json, {"format", "made_from", "bytes", "sha256"}, that says
+    what the entry was made from and what its content must be. Both are written whole or not at all, the header last. An
+    entry that is truncated, damaged, made from something else or in another format is therefore detected, never used,
+    and made again. Several processes may make the same entry at once.
     """
 
     def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
@@ -33,11 +34,10 @@ class Cache:
         self._warned = False
 
     def get(self, name: str, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> Path:
-        """The path of an entry's content, made by `write` where no folder holds it.
+        """Return the path of an entry's content; `write` makes the entry if no folder has it.
 
-        name: what people read in the file's name. made_from: everything that the content depends on, in
-        plain JSON values. Raises RuntimeError where no folder can be written; what `write` raises, OSError
-        aside, comes through.
+        name: the readable part of the file name. made_from: everything that the content depends on, as JSON values.
+        Raises RuntimeError if no folder can be written. Errors that `write` raises, except OSError, are passed on.
         """
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
         file_name = f"{name}-{key[:16]}.bin"
@@ -55,16 +55,13 @@ class Cache:
             if refusals:
                 self._warn(folder, refusals)
             return folder / file_name
-        which = "the cache folder that was asked for" if self._named else "any cache folder"
-        raise RuntimeError(
-            f"the encoded corpus could not be written to {which} ({'; '.join(refusals)}); "
-            "give a folder that can be written as `cache`"
-        )
+        came = "a folder that cannot be written" if self._named else "None, and no default folder can be written"
+        raise RuntimeError(sentence("cache", f"{came} ({'; '.join(refusals)})", "a folder that can be written"))
 
     def _warn(self, folder: Path, refusals: list[str]) -> None:
         if not self._warned:
             warnings.warn(
-                f"the encoded corpus is kept in {folder}, because the usual place could not be written "
+                f"the encoded corpus is cached in {folder}: the default folder cannot be written "
                 f"({'; '.join(refusals)})",
                 stacklevel=3,
             )
@@ -72,7 +69,7 @@ class Cache:
 
 
 def user_cache_folder() -> Path | None:
-    """$XDG_CACHE_HOME/recurra or ~/.cache/recurra; None for an account without a home, as in some containers."""
+    """Return $XDG_CACHE_HOME/recurra or ~/.cache/recurra, or None if the account has no home, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurra"
     except RuntimeError:
@@ -88,8 +85,8 @@ def _usual_folders(corpus: Path) -> list[Path]:
 def _require_write_bit(folder: Path) -> None:
     """Raise PermissionError for a folder marked read-only, or one that would be made inside such a folder.
 
-    The system lets an administrator (in a container, often everybody) write there all the same; whoever
-    took the mark away from all users meant the data to stay as it is.
+    The system still lets an administrator write there, and in a container that is often everyone. But if the folder is
+    read-only for all users, its owner wants the data to stay as it is.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.stat().st_mode & 0o222:
@@ -108,7 +105,7 @@ def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
     try:
         header = json.loads(path.with_suffix(".json").read_bytes())
         n_bytes = path.stat().st_size
-        # The size first: it costs nothing and tells most bad entries.
+        # The size first: checking it costs nothing and catches most bad entries.
         return bool(
             isinstance(header, dict)
             and header.get("bytes") == n_bytes

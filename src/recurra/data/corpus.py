@@ -1,4 +1,4 @@
-"""A text corpus as numbers: a folder of text files, a vocabulary, and the encoded splits on disk."""
+"""A text corpus as tokens: a folder of text files, a vocabulary, and the encoded splits on disk."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -7,46 +7,44 @@ from typing import BinaryIO, Literal, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
+from recurra.checks import require_choice, sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.cache import Cache
-from recurra.data.fields import require_choice
 from recurra.data.progress import byte_progress
 from recurra.data.text_files import TextFile, find_text_files, require_splits
 from recurra.data.vocabulary import Vocabulary
 
-# Raised when the same text and vocabulary come out as other numbers than before: old caches are then made
-# anew.
+# Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.
 _ENCODING = 1
 
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """What turns text into numbers and back: `Vocabulary`, `BytePairEncoding`, or one of your own."""
+    """Turns text into tokens and back: `Vocabulary`, `BytePairEncoding`, or an encoder of your own."""
 
     @property
     def fingerprint(self) -> str:
-        """A digest that differs where the numbers of any text differ."""
+        """A digest that differs whenever the tokens of some text differ."""
         ...
 
     def __len__(self) -> int:
-        """How many numbers there are; all lie in 0..len-1."""
+        """How many tokens there are; they are 0..len-1."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text: (n,) int64."""
+        """Turn text into tokens: (n,) int64."""
         ...
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """The text of the numbers."""
+        """Turn tokens back into text."""
         ...
 
 
 class TextCorpus:
-    """The splits of a corpus as numbers.
+    """The splits of a corpus as tokens.
 
-    encoder: the vocabulary or tokenizer that made them.
-    splits: the names of the splits that are there.
+    encoder: the vocabulary or tokenizer that made the tokens. splits: the names of the splits in the corpus.
     """
 
     def __init__(self, encoder: TextEncoder, tokens: dict[Split, np.ndarray]) -> None:
@@ -62,27 +60,25 @@ class TextCorpus:
         bpe_vocab_size: int | None = None,
         cache: str | os.PathLike[str] | None = None,
     ) -> "TextCorpus":
-        """Read the corpus in a folder, encoding it the first time.
+        """Read the corpus in a folder, and encode it the first time.
 
-        path: a folder with a train, a valid and a test file (`find_text_files` says which names are known).
-        vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens); an
-            encoder is used as it is, and the folder then needs only one of the three files.
-        cache: the folder for the encoded forms; None for one beside the data (see `Cache`).
+        path: a folder with a train, a valid and a test file (`find_text_files` lists the names that it recognises).
+        vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens); an encoder
+            is used as it is, and the folder then needs only one of the three files.
+        cache: the folder for the encoded splits; None for one beside the data (see `Cache`).
 
-        Raises FileNotFoundError, NotADirectoryError or ValueError for files that are missing, ambiguous,
-        empty or not UTF-8; ValueError for arguments that contradict each other; RuntimeError for a cache
-        folder that cannot be written.
+        Raises FileNotFoundError, NotADirectoryError or ValueError for files that are missing, ambiguous, empty or not
+        UTF-8; ValueError for arguments that contradict each other; RuntimeError for a cache folder that is not
+        writable.
         """
         folder = Path(path).expanduser()
         if (vocabulary == "bpe") != (bpe_vocab_size is not None):
-            raise ValueError(
-                f"bpe_vocab_size goes with vocabulary='bpe' and only with it, got {bpe_vocab_size!r} "
-                f"and vocabulary={vocabulary!r}"
-            )
+            came = f"{bpe_vocab_size!r} with vocabulary={vocabulary!r}"
+            raise ValueError(sentence("bpe_vocab_size", came, "a size with vocabulary='bpe', and None otherwise"))
         files = find_text_files(folder)
         store = Cache(folder, cache)
         if isinstance(vocabulary, str):
-            require_choice("TextCorpus", "vocabulary", vocabulary, ("words", "bpe"))
+            require_choice(("words", "bpe"), vocabulary=vocabulary)
             require_splits(folder, files)
             encoder = _make_encoder(files["train"], bpe_vocab_size, store)
         else:
@@ -91,20 +87,20 @@ class TextCorpus:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The splits that the corpus holds, in the order train, valid, test."""
+        """The splits in the corpus, in the order train, valid, test."""
         return tuple(split for split in SPLITS if split in self._tokens)
 
     def tokens(self, split: Split) -> np.ndarray:
-        """The numbers of a split: (n,) of an unsigned type, read-only, mapped from disk as they are read.
+        """Return the tokens of a split: (n,) of an unsigned type, read-only, mapped from disk on access.
 
-        Raises ValueError for a split that is not there.
+        Raises ValueError for a split that the corpus does not have.
         """
-        require_choice("TextCorpus", "split", split, self.splits)
+        require_choice(self.splits, split=split)
         return self._tokens[split]
 
 
 def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> TextEncoder:
-    """The encoder that a training file yields, from the cache where it is there."""
+    """Make the encoder of a training file, or read it from the cache."""
     made_from: dict[str, object] = {"source": _identity(file), "encoding": _ENCODING}
     if bpe_vocab_size is None:
 
@@ -122,7 +118,7 @@ def _make_encoder(file: TextFile, bpe_vocab_size: int | None, store: Cache) -> T
 
 
 def _encoded(split: Split, file: TextFile, encoder: TextEncoder, store: Cache) -> np.ndarray:
-    """The numbers of a file, from the cache where they are there."""
+    """Encode a file, or read its tokens from the cache."""
     # Little-endian and as narrow as the vocabulary allows.
     number_type = np.dtype("<u2" if len(encoder) <= 2**16 else "<u4")
 

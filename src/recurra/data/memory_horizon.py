@@ -1,8 +1,7 @@
 """The Memory Horizon task of the GateLoop paper (section 5.1, appendix A): sequences, targets, memory spans.
 
-A sequence holds number tokens 0..largest and, at random places, a reset token. At each step the model is
-asked for a compressed value of all numbers since the last reset, so it must keep everything until a reset
-and nothing after.
+A sequence has number tokens 0..largest and, at random places, a reset token. At each step the model must output a
+compressed value of all numbers since the last reset, so it has to remember everything until a reset, and then forget.
 """
 
 import numpy as np
@@ -10,46 +9,46 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
+from recurra.checks import kind_of, require_at_least, sentence
 from recurra.data.order import MEMORY_HORIZON_TOKENS, random_generator
 
-# Segments of similar length are worked on together. 128 rows of 1,024 numbers in 16 bits fill 256 KiB, which
-# stays in the cache of a core through the passes over them.
-_ROWS_AT_ONCE = 128
+# Segments of similar length are computed together. 128 segments of 1,024 numbers in 16 bits fill 256 KiB, which stays
+# in the cache of a core during the passes over them.
+_SEGMENTS_AT_ONCE = 128
 
 
 def memory_horizon_targets(
     tokens: Integer[Tensor, "N L"], *, reset_token: int = 5, modulus: int = 51
 ) -> Int[Tensor, "N L"]:
-    """The value asked for at every step (GateLoop appendix A).
+    """Compute the target of every step (GateLoop appendix A).
 
-    With x_0 .. x_{s-1} the number tokens after the last reset up to and including the step (from the start
-    of the sequence where there was no reset yet):
+    Let x_0 .. x_{s-1} be the number tokens after the last reset (or from the start, if there was none), up to and
+    including the step:
 
         target = (x_0 x_{s-1} - x_1 x_{s-2} + x_2 x_{s-3} - ...) mod modulus
 
-    Where s is odd, the middle number stands alone and takes the next sign. At a reset the list is empty and
-    the target 0: the paper leaves that open. The remainder is never negative.
+    If s is odd, the middle number stands alone and takes the next sign. At a reset the list is empty and the target is
+    0, which the paper leaves open. The remainder is never negative.
 
-    tokens: (N, L) whole numbers, none negative; every token but `reset_token` is a number. Returns (N, L)
-    int64 on the device of `tokens`. The work grows with the sum of the squared segment lengths.
+    tokens: (N, L) whole numbers, none negative; every token except `reset_token` is a number. Returns (N, L) int64 on
+    the device of `tokens`. The work grows with the sum of the squared segment lengths.
 
     >>> memory_horizon_targets(torch.tensor([[2, 3, 4, 5, 1]])).tolist()   # 2; 2*3; 2*4 - 3; reset; 1
     [[2, 6, 5, 0, 1]]
     >>> memory_horizon_targets(torch.tensor([[2, 3, 4, 1]])).tolist()      # the last: 2*1 - 3*4 = -10
     [[2, 6, 5, 41]]
 
-    Raises TypeError for tokens that are not whole numbers; ValueError for a shape other than (N, L), for
-    negative tokens and for a modulus below 1.
+    Raises TypeError for tokens that are not whole numbers; ValueError for a shape other than (N, L), for negative
+    tokens and for a modulus below 1.
     """
     _require_tokens(tokens)
-    if modulus < 1:
-        raise ValueError(f"modulus must be at least 1, got {modulus}")
+    require_at_least(1, modulus=modulus)
     values = tokens.detach().cpu().numpy().astype(np.int64)
-    if values.size and values.min() < 0:
-        raise ValueError(f"tokens must not be negative, got {values.min()}")
+    if values.size:
+        require_at_least(0, **{"the smallest of tokens": int(values.min())})
     starts, lengths = _segments(values == reset_token)
 
-    # x and x mod modulus give the same target; small numbers keep the sums below within the narrowest type.
+    # x and x mod modulus give the same target; smaller numbers let the sums below use a narrower type.
     largest_term = min(int(values.max(initial=0)), modulus - 1) ** 2
     longest = int(lengths.max(initial=0))
     number_type = np.min_scalar_type(-2 * (largest_term + modulus) * (longest // 2 + 1))
@@ -57,8 +56,8 @@ def memory_horizon_targets(
 
     targets = np.zeros(values.size, dtype=np.int64)
     by_length = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
-    for first in range(0, len(by_length), _ROWS_AT_ONCE):
-        group = by_length[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(by_length), _SEGMENTS_AT_ONCE):
+        group = by_length[first : first + _SEGMENTS_AT_ONCE]
         columns = np.arange(lengths[group[0]])
         inside = columns < lengths[group, None]
         places = np.where(inside, starts[group, None] + columns, 0)
@@ -68,7 +67,7 @@ def memory_horizon_targets(
 
 
 def memory_spans(tokens: Integer[Tensor, "N L"], *, reset_token: int = 5) -> Int[Tensor, "N L"]:
-    """How many numbers the target of each step depends on: the steps since the last reset, 0 at a reset.
+    """Count the numbers that the target of each step depends on: the steps since the last reset, 0 at a reset.
 
     tokens: (N, L) whole numbers. Returns (N, L) int64 on the same device.
 
@@ -88,16 +87,15 @@ def memory_spans(tokens: Integer[Tensor, "N L"], *, reset_token: int = 5) -> Int
 def draw_memory_horizon_tokens(
     n_samples: int, sequence_length: int, *, largest_number: int, resets_per_sample: int, seed: int
 ) -> Int[Tensor, "N L"]:
-    """Random sequences: numbers uniform in 0..largest_number, and resets at distinct uniform places.
+    """Draw random sequences: numbers uniform in 0..largest_number, and resets at distinct uniform places.
 
-    The reset token is largest_number + 1, and every sequence has `resets_per_sample` of them, at any step,
-    the first one included. Returns (n_samples, sequence_length) int64; the same seed gives the same
-    sequences.
+    The reset token is largest_number + 1. Every sequence has `resets_per_sample` of them, at any step, including the
+    first. Returns (n_samples, sequence_length) int64; the same seed gives the same sequences.
     """
     random = random_generator(seed, MEMORY_HORIZON_TOKENS)
     tokens = random.integers(0, largest_number + 1, size=(n_samples, sequence_length), dtype=np.int64)
-    # Floyd's sampling, one draw for all rows: the i-th draw is uniform over 0..last; if that place is taken
-    # already, the place `last`, which no earlier draw could reach, is taken instead.
+    # Floyd's sampling, one draw for all sequences: the i-th draw is uniform over 0..last; if that place is already
+    # taken, it takes the place `last` instead, which no earlier draw could reach.
     places = np.full((n_samples, resets_per_sample), -1, dtype=np.int64)
     for i in range(resets_per_sample):
         last = sequence_length - resets_per_sample + i
@@ -110,26 +108,26 @@ def draw_memory_horizon_tokens(
 
 def _require_tokens(tokens: Tensor) -> None:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise TypeError(f"tokens must be whole numbers, got {tokens.dtype}")
+        raise TypeError(sentence("tokens", kind_of(tokens), "whole numbers"))
     if tokens.ndim != 2:
-        raise ValueError(f"tokens must have the shape (N, L), got {tuple(tokens.shape)}")
+        raise ValueError(sentence("tokens", kind_of(tokens), "the shape (N, L)"))
 
 
 def _segments(is_reset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the runs between resets start in the flattened (N, L) array, and how long each is (maybe 0)."""
+    """Find the segments between resets in the flattened (N, L) array: their starts and lengths, which may be 0."""
     n, length = is_reset.shape
     resets = np.flatnonzero(is_reset)
-    rows = np.arange(n) * length
-    starts = np.sort(np.concatenate([rows, resets + 1]))
-    ends = np.sort(np.concatenate([rows + length, resets]))
+    first_steps = np.arange(n) * length
+    starts = np.sort(np.concatenate([first_steps, resets + 1]))
+    ends = np.sort(np.concatenate([first_steps + length, resets]))
     return starts, ends - starts
 
 
 def _alternating_products(x: np.ndarray) -> np.ndarray:
-    """sums[r, t] = sum_i (-1)^i x[r, i] x[r, t - i] over i < t - i, the middle number alone where t = 2 i.
+    """Compute sums[r, t] = sum_i (-1)^i x[r, i] x[r, t - i] over i < t - i, plus the middle number alone if t = 2 i.
 
-    x: (R, W), zero behind the end of a row. Pair i takes part in every step t > 2 i, so it is one product
-    of a column with a slice, for all rows and steps at once.
+    x: (R, W), zero behind the end of a segment. Pair i enters every step t > 2 i, so it is one product of a column with
+    a slice, for all segments and steps at once.
     """
     width = x.shape[1]
     sums = np.zeros_like(x)

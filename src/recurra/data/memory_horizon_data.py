@@ -5,61 +5,50 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 
+from recurra.checks import fields_of, require, require_choice, require_whole_number
 from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, Split
-from recurra.data.fields import require_choice, require_rank, require_whole_number
 from recurra.data.memory_horizon import draw_memory_horizon_tokens, memory_horizon_targets, memory_spans
-from recurra.data.rows import RowOrder
-
-_OWNER = "MemoryHorizonConfig"
+from recurra.data.order import require_rank
+from recurra.data.sample_order import SampleOrder
 
 
 @dataclass(frozen=True)
 class MemoryHorizonConfig:
     """The Memory Horizon data set (GateLoop Table 2); the defaults are the paper's.
 
-    Raises TypeError or ValueError, naming the field, for a value that cannot be.
+    Raises TypeError or ValueError, naming the field, for an impossible value.
     """
 
     sequence_length: int = 1024
     """Steps in a sequence."""
     largest_number: int = 4
-    """Number tokens are 0..largest_number; the reset token is the next one."""
+    """Number tokens are 0..largest_number; the reset token is the number after them."""
     resets_per_sample: int = 3
     """Reset tokens in each sequence, at distinct random steps."""
     modulus: int = 51
-    """Targets are taken modulo this number, so they lie in 0..modulus-1."""
+    """Targets are taken modulo this number: they lie in 0..modulus-1."""
     n_samples: int = 2000
-    """Sequences in all; a tenth each (rounded down) for validation and test, the others for training."""
+    """Sequences in total: a tenth each, rounded down, for validation and test, and the rest for training."""
     batch_size: int = 32
     """Sequences in a training step, over all ranks together."""
     eval_batch_size: int = 32
     """Sequences in an evaluation step, over all ranks together."""
     seed: int = 0
-    """Draws the sequences and the order of training."""
+    """Seed of the sequences and of the training order."""
 
     def __post_init__(self) -> None:
-        minimums = {
-            "sequence_length": 1,
-            "largest_number": 0,
-            "resets_per_sample": 0,
-            "modulus": 1,
-            "n_samples": 10,
-            "batch_size": 1,
-            "eval_batch_size": 1,
-            "seed": 0,
-        }
-        for field, minimum in minimums.items():
-            require_whole_number(_OWNER, field, getattr(self, field), minimum)
-        if self.resets_per_sample > self.sequence_length:
-            raise ValueError(
-                f"{_OWNER}.resets_per_sample must not exceed sequence_length {self.sequence_length}, "
-                f"got {self.resets_per_sample}"
-            )
+        sizes = fields_of(self, "data", "sequence_length", "modulus", "batch_size", "eval_batch_size")
+        require_whole_number(1, **sizes)
+        require_whole_number(0, **fields_of(self, "data", "largest_number", "resets_per_sample", "seed"))
+        require_whole_number(10, **fields_of(self, "data", "n_samples"))
+        fits = self.resets_per_sample <= self.sequence_length
+        most = f"at most data.sequence_length = {self.sequence_length}"
+        require(fits, "data.resets_per_sample", self.resets_per_sample, most)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "MemoryHorizon":
-        """Draw the sequences and compute their targets, the same ones on every rank.
+        """Draw the sequences and compute their targets, the same on every rank.
 
-        Raises ValueError where `world_size` does not divide `batch_size`.
+        Raises ValueError if `world_size` does not divide `batch_size`.
         """
         return MemoryHorizon(self, rank=rank, world_size=world_size)
 
@@ -72,7 +61,7 @@ class MemoryHorizon:
     """
 
     def __init__(self, config: MemoryHorizonConfig, *, rank: int = 0, world_size: int = 1) -> None:
-        require_rank(_OWNER, rank, world_size, config.batch_size)
+        require_rank(rank, world_size, config.batch_size)
         self.config = config
         self.rank = rank
         self.world_size = world_size
@@ -90,9 +79,9 @@ class MemoryHorizon:
             self.tokens, reset_token=self.reset_token, modulus=config.modulus
         )
 
-    def rows(self, split: Split) -> slice:
-        """The rows of `tokens` and `targets` that make a split. Raises ValueError for an unknown split."""
-        require_choice(type(self).__name__, "split", split, SPLITS)
+    def places(self, split: Split) -> slice:
+        """Return the place of a split in `tokens` and `targets`. Raises ValueError for an unknown split."""
+        require_choice(SPLITS, split=split)
         tenth = self.config.n_samples // 10
         end_of_training = self.config.n_samples - 2 * tenth
         return {
@@ -102,16 +91,16 @@ class MemoryHorizon:
         }[split]
 
     def spans(self, split: Split) -> Int[Tensor, "N L"]:
-        """The memory span of every step of a split, in the order of its rows (see `memory_spans`)."""
-        return memory_spans(self.tokens[self.rows(split)], reset_token=self.reset_token)
+        """Return the memory span of each step of each sequence of a split (see `memory_spans`)."""
+        return memory_spans(self.tokens[self.places(split)], reset_token=self.reset_token)
 
     def source(self, split: Split) -> "SampleSource":
-        """The batches of a split: training in a new order each epoch, the others in their own order."""
-        rows = self.rows(split)
+        """Return the batches of a split: training in a new order each epoch, validation and test in a fixed order."""
+        places = self.places(split)
         training = split == "train"
         return SampleSource(
-            self.tokens[rows],
-            self.targets[rows],
+            self.tokens[places],
+            self.targets[places],
             batch_size=self.config.batch_size if training else self.config.eval_batch_size,
             seed=self.config.seed if training else None,
             rank=self.rank,
@@ -120,11 +109,10 @@ class MemoryHorizon:
 
 
 class SampleSource:
-    """Batches of independent sequences, each from state None, in the order of `RowOrder`: a new permutation each epoch
-    with a seed (training), the order of the rows without one (evaluation).
+    """Batches of independent sequences, each of which starts from state None, in the order of `SampleOrder`.
 
-    tokens, targets: (N, L) int64. batch_size: rows of a step over all ranks together; the attribute of that
-    name counts the rows on this rank.
+    tokens, targets: (N, L) int64. batch_size: sequences per step over all ranks together; the attribute of the same
+    name counts those on this rank. seed: of the training order; None keeps the given order, for evaluation.
     """
 
     def __init__(
@@ -139,15 +127,15 @@ class SampleSource:
     ) -> None:
         self._tokens = tokens
         self._targets = targets
-        self._order = RowOrder(len(tokens), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
-        self.batch_size = self._order.rows_here
+        self._order = SampleOrder(len(tokens), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
+        self.batch_size = self._order.batch_size
 
     def __len__(self) -> int:
         return len(self._order)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """The batch of a step: (rows, L) inputs and targets. Raises as `BatchSource.batch` says."""
-        places, n_counted = self._order.rows(epoch, step)
+        """Return the batch of a step: (B, L) inputs and targets. Raises what `BatchSource.batch` raises."""
+        places, n_counted = self._order.samples(epoch, step)
         targets = self._targets[places]
         targets[n_counted:] = IGNORED_TARGET
         return Batch(self._tokens[places], targets, continues=False)

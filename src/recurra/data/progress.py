@@ -1,4 +1,4 @@
-"""Progress bars for work on a big file or on many files."""
+"""Progress bars for work on a large file or on many files."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ _MANY_ITEMS = 500
 
 @contextmanager
 def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many more bytes were read.
+    """Yield a function to call with the number of bytes read since the last call.
 
-    A bar is drawn where standard error is a terminal and there is more than a few seconds' work (32 MiB).
+    Draws a bar if standard error is a terminal and the work takes more than a few seconds (32 MiB).
     """
     if n_bytes < _WORTH_A_BAR or not sys.stderr.isatty():
         yield lambda n_read: None
@@ -28,9 +28,9 @@ def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], No
 
 @contextmanager
 def item_progress(description: str, n_items: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many more items are done.
+    """Yield a function to call with the number of items done since the last call.
 
-    A bar is drawn where standard error is a terminal and there are more than a few seconds' items (500).
+    Draws a bar if standard error is a terminal and the work takes more than a few seconds (500 items).
     """
     if n_items < _MANY_ITEMS or not sys.stderr.isatty():
         yield lambda n_done: None

@@ -7,78 +7,72 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 
+from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.batches import BatchSource, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.corpus import TextCorpus, TextEncoder
-from recurra.data.fields import require_choice, require_rank, require_whole_number
-from recurra.data.text_batches import StreamSource, WindowSource
+from recurra.data.order import require_rank
+from recurra.data.text_batches import RandomChunkSource, StreamSource
 from recurra.data.vocabulary import Vocabulary
-
-_OWNER = "TextConfig"
 
 
 @dataclass(frozen=True)
 class TextConfig:
     """Next-token prediction over the text files in a folder.
 
-    Raises TypeError or ValueError, naming the field, for a value that cannot be.
+    Raises TypeError or ValueError, naming the field, for an impossible value.
     """
 
     path: str
-    """Folder with the train, valid and test files; PTB's and WikiText's own names are known."""
+    """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised."""
     vocabulary: Literal["words", "bpe"] = "words"
-    """Whole words with <eos> at each line end and <unk>, or byte-level byte pair encoding."""
+    """Whole words, with <unk> and an <eos> at each line end, or byte-level byte pair encoding."""
     tokenizer: str | None = None
-    """File to take the vocabulary from instead of making one from the training file: a tokenizer.json for
-    "bpe", the output of Vocabulary.save for "words"."""
+    """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the
+    output of Vocabulary.save for "words"."""
     bpe_vocab_size: int | None = None
-    """Size of the byte pair encoding trained on the training file; for "bpe" without a tokenizer."""
+    """Size of the byte pair encoding to train on the training file; for "bpe" without a tokenizer."""
     batch_size: int = 16
-    """Rows of a training step, over all ranks together."""
+    """Sequences in a training step, over all ranks together."""
     eval_batch_size: int = 1
-    """Rows of an evaluation step, over all ranks together. Every token is predicted once whatever it is, but
-    the first tokens of each row have no text before them: 1 gives the exact perplexity of the whole text."""
+    """Streams in an evaluation step, over all ranks together. Every token is predicted once for any value, but the
+    first tokens of each stream have no text before them: 1 gives the exact perplexity of the whole text."""
     segment_length: int = 256
-    """Tokens of a segment; a row of an evaluation step is one segment."""
+    """Tokens in a segment; an evaluation step reads one segment of each stream."""
     bptt_segments: int = 1
-    """Segments of a row in a training step. Gradients flow through all of them; the state that a step leaves for
-    the next one has none."""
+    """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
+    a step hands to the next one."""
     sampling: Literal["streams", "windows"] = "streams"
-    """Training reads contiguous streams in order, their state carried, or windows at random places.
-    Evaluation always reads streams."""
+    """Training reads parallel streams in order and carries their state (streams), or reads chunks from random places
+    (windows). Evaluation always reads streams."""
     cache: str | None = None
-    """Folder for the encoded corpus; by default .recurra beside the data, or the user's cache folder where
-    that cannot be written."""
+    """Folder for the encoded corpus; by default .recurra beside the data, or the user's cache folder if that is not
+    writable."""
     seed: int = 0
-    """Draws the windows; streams have no randomness."""
+    """Seed of the random places; streams use no randomness."""
 
     def __post_init__(self) -> None:
-        require_choice(_OWNER, "vocabulary", self.vocabulary, ("words", "bpe"))
-        require_choice(_OWNER, "sampling", self.sampling, ("streams", "windows"))
-        for field in ("batch_size", "eval_batch_size", "segment_length", "bptt_segments"):
-            require_whole_number(_OWNER, field, getattr(self, field), 1)
-        require_whole_number(_OWNER, "seed", self.seed, 0)
-        if self.bpe_vocab_size is not None:
-            require_whole_number(_OWNER, "bpe_vocab_size", self.bpe_vocab_size, 256)
-        wants_size = self.vocabulary == "bpe" and self.tokenizer is None
-        if wants_size and self.bpe_vocab_size is None:
-            raise ValueError(
-                f"{_OWNER}.vocabulary 'bpe' needs a tokenizer (a tokenizer.json) or a bpe_vocab_size "
-                "(to train one), got neither"
-            )
-        if not wants_size and self.bpe_vocab_size is not None:
-            raise ValueError(
-                f"{_OWNER}.bpe_vocab_size is for vocabulary 'bpe' without a tokenizer, "
-                f"got {self.bpe_vocab_size} with vocabulary {self.vocabulary!r} "
-                f"and tokenizer {self.tokenizer!r}"
-            )
+        require_choice(("words", "bpe"), **fields_of(self, "data", "vocabulary"))
+        require_choice(("streams", "windows"), **fields_of(self, "data", "sampling"))
+        sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
+        require_whole_number(1, **sizes)
+        require_whole_number(0, **fields_of(self, "data", "seed"))
+        require_whole_number(256, **fields_of(self, "data", "bpe_vocab_size"))
+        if self.vocabulary == "bpe" and self.tokenizer is None:
+            mend = "set it, or set data.tokenizer to a tokenizer.json"
+            given, expected = self.bpe_vocab_size is not None, "the size of the byte pair encoding to train"
+            require(given, "data.bpe_vocab_size", self.bpe_vocab_size, expected, mend)
+        elif self.bpe_vocab_size is not None:
+            came = f"{self.bpe_vocab_size} with data.vocabulary {self.vocabulary} and data.tokenizer {self.tokenizer}"
+            expected = "null unless data.vocabulary is bpe and data.tokenizer is null"
+            raise ValueError(sentence("data.bpe_vocab_size", came, expected, "omit it"))
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
-        """Find, encode (the first time) and open the corpus.
+        """Find the corpus, encode it the first time, and open it.
 
-        Raises ValueError where `world_size` does not divide `batch_size`, and as `TextCorpus.load` says.
+        Raises ValueError if `world_size` does not divide `batch_size`, and what `TextCorpus.load` raises.
         """
-        require_rank(_OWNER, rank, world_size, self.batch_size)
+        require_rank(rank, world_size, self.batch_size)
         vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary
         if self.tokenizer is not None:
             vocabulary = self.load_tokenizer(self.tokenizer)
@@ -86,7 +80,7 @@ class TextConfig:
         return TextData(self, corpus, rank=rank, world_size=world_size)
 
     def load_tokenizer(self, path: str | Path) -> TextEncoder:
-        """Read a vocabulary of this kind without the corpus. Raises OSError, and ValueError for a foreign file."""
+        """Read a vocabulary of this kind without the corpus. Raises OSError, or ValueError for another kind of file."""
         return BytePairEncoding.load(path) if self.vocabulary == "bpe" else Vocabulary.load(path)
 
 
@@ -94,7 +88,7 @@ class TextData:
     """A corpus and the batches that a `TextConfig` asks for."""
 
     def __init__(self, config: TextConfig, corpus: TextCorpus, *, rank: int = 0, world_size: int = 1) -> None:
-        require_rank(_OWNER, rank, world_size, config.batch_size)
+        require_rank(rank, world_size, config.batch_size)
         self.config = config
         self.corpus = corpus
         self.rank = rank
@@ -103,33 +97,33 @@ class TextData:
         self.output_size = self.vocab_size
 
     def tokens(self, split: Split) -> np.ndarray:
-        """The numbers of a split (see `TextCorpus.tokens`)."""
+        """Return the tokens of a split (see `TextCorpus.tokens`)."""
         return self.corpus.tokens(split)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text: (n,) int64."""
+        """Turn text into tokens: (n,) int64."""
         return self.corpus.encoder.encode(text)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """The text of the numbers. Raises ValueError for one outside the vocabulary."""
+        """Turn tokens back into text. Raises ValueError for a token outside the vocabulary."""
         return self.corpus.encoder.decode(tokens)
 
     def save_tokenizer(self, path: Path) -> None:
-        """Write the vocabulary as `TextConfig.load_tokenizer` reads it. Raises OSError."""
+        """Write the vocabulary so that `TextConfig.load_tokenizer` can read it. Raises OSError."""
         encoder = self.corpus.encoder
         assert isinstance(encoder, (Vocabulary, BytePairEncoding))  # what `TextConfig.build` makes
         encoder.save(path)
 
     def source(self, split: Split) -> BatchSource:
-        """The batches of a split: training as `sampling` says, the others as streams that leave nothing out.
+        """Return the batches of a split: for training as `sampling` says, for the others streams of all tokens.
 
-        Raises ValueError for a split that is not there or too short for the batch.
+        Raises ValueError for a split that is missing or too short for a batch.
         """
         config = self.config
         training = split == "train"
         n_steps = config.segment_length * (config.bptt_segments if training else 1)
         if training and config.sampling == "windows":
-            return WindowSource(
+            return RandomChunkSource(
                 self.tokens(split),
                 batch_size=config.batch_size,
                 segment_length=n_steps,

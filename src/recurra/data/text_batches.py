@@ -1,28 +1,28 @@
-"""Batches from one long text: parallel contiguous streams, or windows at random places."""
+"""Batches from one long text: parallel streams, or chunks from random places."""
 
 import numpy as np
 import torch
 
+from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, Batch
-from recurra.data.order import TEXT_WINDOWS, random_generator, require_step
+from recurra.data.order import TEXT_CHUNKS, random_generator, require_step
 
 
 class StreamSource:
-    """Contiguous streams side by side, cut into segments in order; the target is the next token.
+    """Parallel streams, read one segment per step; the target is the next token.
 
-    The text is cut into `batch_size` runs of neighbouring tokens, one a row, dealt to the ranks in order.
-    Segment s of a row goes on where segment s-1 ended, so every step but the first carries the state. The
-    epochs are alike.
+    The text is cut into `batch_size` streams of neighbouring tokens, dealt to the ranks in order. Each step continues
+    every stream where the step before ended, so every step but the first carries the state. All epochs are alike.
 
-    In training every row has the same whole number of segments, and the rest of the text is left out.
+    In training, all streams have the same whole number of segments, and the rest of the text is dropped.
 
-    In evaluation every token but the very first, which has nothing before it, is a target exactly once,
-    whatever the batch size: the runs differ by one token at most, the last segment may be shorter, and a row
-    with nothing left (also where `world_size` does not divide `batch_size`) has token 0 as input and ignored
-    targets.
+    In evaluation, every token is a target exactly once, whatever the batch size, except the very first, which has
+    nothing before it. The lengths of the streams differ by one token at most, and the last segment may be shorter. A
+    stream that has ended gets token 0 as input and ignored targets; so does the stream that a rank lacks if
+    `world_size` does not divide `batch_size`.
 
-    tokens: (n,) numbers. batch_size: rows over all ranks together; the attribute of that name counts this
-    rank's.
+    tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
+    this rank.
 
     Raises ValueError for a text that is too short.
     """
@@ -38,20 +38,18 @@ class StreamSource:
         world_size: int = 1,
     ) -> None:
         n_targets = len(tokens) - 1
-        if training and n_targets < batch_size * segment_length:
-            raise ValueError(
-                f"the training text has {len(tokens)} tokens, too few for a step of batch_size {batch_size} "
-                f"rows of segment_length {segment_length}, which takes {batch_size * segment_length + 1}"
-            )
-        if n_targets < 1:
-            raise ValueError(f"the text has {len(tokens)} tokens; 2 are needed to predict one from another")
+        if training:
+            needed = batch_size * segment_length + 1
+            step = f"for one step with batch_size {batch_size} and segment_length {segment_length}"
+            require(len(tokens) >= needed, _LENGTH, len(tokens), f"at least {needed}, {step}")
+        require(n_targets >= 1, _LENGTH, len(tokens), "at least 2, to predict one token from another")
         self.batch_size = -(-batch_size // world_size)
         edges = np.arange(batch_size + 1) * n_targets // batch_size
         lengths = np.diff(edges)
         if training:
             lengths[:] = lengths.min() // segment_length * segment_length
         mine = slice(rank * self.batch_size, (rank + 1) * self.batch_size)
-        self._rows = list(zip(edges[:-1][mine].tolist(), lengths[mine].tolist()))
+        self._streams = list(zip(edges[:-1][mine].tolist(), lengths[mine].tolist()))
         self._tokens = tokens
         self._segment_length = segment_length
         self._longest = int(lengths.max())
@@ -60,32 +58,32 @@ class StreamSource:
         return -(-self._longest // self._segment_length)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """The segment of every row at a step. Raises as `BatchSource.batch` says."""
+        """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
         first = step * self._segment_length
         width = min(self._segment_length, self._longest - first)
         inputs = np.zeros((self.batch_size, width), dtype=np.int64)
         targets = np.full((self.batch_size, width), IGNORED_TARGET, dtype=np.int64)
-        for row, (start, length) in enumerate(self._rows):
+        for number, (start, length) in enumerate(self._streams):
             n = min(width, length - first)
             if n > 0:
                 segment = self._tokens[start + first : start + first + n + 1]
-                inputs[row, :n] = segment[:-1]
-                targets[row, :n] = segment[1:]
+                inputs[number, :n] = segment[:-1]
+                targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
 
 
-class WindowSource:
-    """Windows at random places, each the start of a stream; the target is the next token.
+class RandomChunkSource:
+    """Chunks from random places in the text, each the start of a new stream; the target is the next token.
 
-    The windows of a step are drawn anew from (seed, epoch, step), every place in the text being as likely as
-    any other, and dealt to the ranks in order: what a step holds does not depend on the number of ranks. An
-    epoch has as many steps as it takes to read as many tokens as the text has (at least one).
+    The chunks of a step depend on (seed, epoch, step) alone, every place in the text is equally likely, and the chunks
+    are dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps
+    as it takes to read as many tokens as the text has, and at least one.
 
-    tokens: (n,) numbers. batch_size: rows over all ranks together, a multiple of world_size; the attribute
-    of that name counts this rank's.
+    tokens: (n,) numbers. batch_size: chunks over all ranks together, a multiple of world_size; the attribute of the
+    same name counts those on this rank. segment_length: tokens of a chunk.
 
-    Raises ValueError for a text shorter than one window and its last target.
+    Raises ValueError for a text shorter than one chunk and its last target.
     """
 
     def __init__(
@@ -98,27 +96,27 @@ class WindowSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if len(tokens) <= segment_length:
-            raise ValueError(
-                f"the training text has {len(tokens)} tokens, too few for a window of segment_length "
-                f"{segment_length}, which takes {segment_length + 1}"
-            )
+        chunk = f"for one chunk with segment_length {segment_length}"
+        require(len(tokens) > segment_length, _LENGTH, len(tokens), f"at least {segment_length + 1}, {chunk}")
         self.batch_size = batch_size // world_size
         self._tokens = tokens
-        self._rows_in_all = batch_size
+        self._all_ranks = batch_size
         self._segment_length = segment_length
         self._seed = seed
         self._rank = rank
 
     def __len__(self) -> int:
-        return max(1, (len(self._tokens) - 1) // (self._rows_in_all * self._segment_length))
+        return max(1, (len(self._tokens) - 1) // (self._all_ranks * self._segment_length))
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """The windows of a step. Raises as `BatchSource.batch` says."""
+        """Return the chunks of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        random = random_generator(self._seed, TEXT_WINDOWS, epoch, step)
-        starts = random.integers(0, len(self._tokens) - self._segment_length, size=self._rows_in_all)
+        random = random_generator(self._seed, TEXT_CHUNKS, epoch, step)
+        starts = random.integers(0, len(self._tokens) - self._segment_length, size=self._all_ranks)
         mine = starts[self._rank * self.batch_size : (self._rank + 1) * self.batch_size]
-        rows = np.stack([self._tokens[start : start + self._segment_length + 1] for start in mine])
-        windows = torch.from_numpy(rows.astype(np.int64))
-        return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), continues=False)
+        chunks = np.stack([self._tokens[start : start + self._segment_length + 1] for start in mine])
+        tokens = torch.from_numpy(chunks.astype(np.int64))
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), continues=False)
+
+
+_LENGTH = "the number of tokens in the text"

@@ -1,4 +1,4 @@
-"""Word-level vocabularies: every word of the training text has a number, and every line ends with <eos>."""
+"""Word-level vocabularies: each word of the training text is a token, and every line ends with <eos>."""
 
 import hashlib
 import json
@@ -11,22 +11,24 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from recurra.checks import require, sentence
 from recurra.data.files import replacing
 
 EOS = "<eos>"
 UNK = "<unk>"
 _FORMAT = "recurra vocabulary 1"
+_OWN_FILE = "a file written by Vocabulary.save"
 
 
 class Vocabulary:
-    """Words and their numbers.
+    """Words and their tokens.
 
-    Text is cut at white space; each line feed is the word <eos>, and a word that is not in the vocabulary is
-    <unk>. So PTB and WikiText-103 are counted as their published perplexities count them.
+    Text is split at white space. Each line feed is the word <eos>, and a word outside the vocabulary is <unk>. This is
+    how published perplexities on PTB and WikiText-103 count words.
 
-    words: the word of each number; distinct, none with white space in it, <eos> and <unk> among them.
+    words: the word of each token; distinct, without white space, and with <eos> and <unk> among them.
 
-    Raises ValueError where `words` is not so.
+    Raises ValueError for any other `words`.
 
     >>> vocabulary = Vocabulary.from_text(["a cat and a dog\\n"])
     >>> vocabulary.words
@@ -42,22 +44,22 @@ class Vocabulary:
         self._numbers = {word: number for number, word in enumerate(self.words)}
         if len(self._numbers) != len(self.words):
             twice = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise ValueError(f"words must be distinct, got {twice!r} more than once")
+            raise ValueError(sentence("words", f"a list with {twice!r} more than once", "distinct words"))
         for word in self.words:
-            if not isinstance(word, str) or word.split() != [word]:
-                raise ValueError(f"words must be non-empty strings without white space, got {word!r}")
+            is_word = isinstance(word, str) and word.split() == [word]
+            require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
         for word in (EOS, UNK):
             if word not in self._numbers:
-                raise ValueError(f"words must hold {word!r}, and they do not")
+                raise ValueError(sentence("words", f"a list without {word!r}", f"{EOS!r} and {UNK!r} among them"))
         self.eos = self._numbers[EOS]
         self.unk = self._numbers[UNK]
 
     @classmethod
     def from_text(cls, blocks: Iterable[str]) -> "Vocabulary":
-        """The words of a text in blocks of whole lines, the most frequent first, then in order of appearance.
+        """Collect the words of a text in blocks of whole lines: by frequency, then in order of appearance.
 
-        <eos> is counted at each line end. <unk> is counted like any word where the text has it, and is added
-        at the end where it has not.
+        <eos> is counted at each line end. <unk> is counted like any other word if the text has it, and added at the end
+        if not.
         """
         counts: Counter[str] = Counter()
         for block in blocks:
@@ -68,29 +70,30 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
-        """Read what `save` wrote. Raises OSError, and ValueError where the file is foreign or damaged."""
+        """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
         path = Path(path).expanduser()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is not a vocabulary: {error}") from error
+            raise ValueError(sentence(str(path), f"unreadable ({error})", _OWN_FILE)) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"{path} is not a vocabulary written by Vocabulary.save")
+            raise ValueError(sentence(str(path), "not a vocabulary", _OWN_FILE))
         try:
             vocabulary = cls(content["words"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds a damaged vocabulary: {error}") from error
+            raise ValueError(sentence(str(path), f"a damaged vocabulary ({error})", _OWN_FILE)) from error
         if vocabulary.fingerprint != content.get("fingerprint"):
-            raise ValueError(f"{path} holds a damaged vocabulary: its words do not match its fingerprint")
+            came = "a damaged vocabulary (its words do not match its fingerprint)"
+            raise ValueError(sentence(str(path), came, _OWN_FILE))
         return vocabulary
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the words as JSON; the file is there whole or not at all. Raises OSError."""
+        """Write the words as JSON, whole or not at all. Raises OSError."""
         with replacing(Path(path).expanduser()) as file:
             file.write(self.to_json().encode())
 
     def to_json(self) -> str:
-        """What `save` writes, as text."""
+        """Return what `save` writes, as text."""
         content = {"format": _FORMAT, "fingerprint": self.fingerprint, "words": self.words}
         return json.dumps(content, ensure_ascii=False, indent=0)
 
@@ -99,25 +102,24 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the words and their order, in hexadecimal: equal vocabularies have equal ones."""
+        """A digest of the words and their order, in hexadecimal: equal vocabularies have equal digests."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text: (n,) int64."""
+        """Turn text into tokens: (n,) int64."""
         words = _split(text)
         unk = self.unk
         get = self._numbers.get
         return np.fromiter((get(word, unk) for word in words), dtype=np.int64, count=len(words))
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """The words with a space between them, and a line feed for <eos>.
+        """Turn tokens back into text: words with a space between them, and a line feed for each <eos>.
 
-        `encode(decode(tokens))` gives the tokens back. Raises ValueError for a number outside the vocabulary.
+        `encode(decode(tokens))` returns the same tokens. Raises ValueError for a token outside the vocabulary.
         """
         words = []
         for number in map(index, tokens):
-            if not 0 <= number < len(self.words):
-                raise ValueError(f"tokens must lie in 0..{len(self.words) - 1}, got {number}")
+            require(0 <= number < len(self.words), "a token", number, f"0 to {len(self.words) - 1}")
             words.append("\n" if number == self.eos else self.words[number])
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
+from recurra.checks import fields_of, require_at_least, require_probability
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -21,7 +22,6 @@ from recurra.models import (
     TransformerXLConfig,
     TransformerXLShape,
 )
-from recurra.training.config import require
 
 
 class DataSizes(NamedTuple):
@@ -81,10 +81,8 @@ class ModelConfig:
     """Share of activations that are dropped in training, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "d_model", "d_channel_mixing"):
-            value = getattr(self, name)
-            require(value >= 1, f"model.{name}", "1 or more", value)
-        require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
+        require_at_least(1, **fields_of(self, "model", "n_layer", "d_model", "d_channel_mixing"))
+        require_probability(**fields_of(self, "model", "dropout"))
 
     def build(self, sizes: DataSizes) -> LanguageModel:
         """Make the model with fresh weights."""

@@ -80,7 +80,7 @@ def test_writing_again(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     write_motions(folder, 10, **options)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    with pytest.raises(ValueError, match="holds other motions"):
+    with pytest.raises(ValueError, match=r"which has other motions .*; expected a new folder"):
         write_motions(folder, 10, **options, seed=1)
     write_motions(tmp_path / "again", 10, **options)
     for path in before:
@@ -88,7 +88,7 @@ def test_writing_again(tmp_path):
             assert (tmp_path / "again" / path.relative_to(folder)).read_bytes() == path.read_bytes()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").touch()
-    with pytest.raises(ValueError, match="holds no motions"):
+    with pytest.raises(ValueError, match="which has other files; expected a new or empty folder"):
         write_motions(tmp_path / "letters", 10, **options)
     assert json.loads((folder / "motions.json").read_text())["seed"] == 0
 
@@ -154,18 +154,18 @@ def test_in_a_folder_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("n_videos", 9, "n_videos must be at least 10"),
-        ("n_motions", 1, "n_motions must be at least 2"),
-        ("n_motions", 9, "n_motions must be at most 8"),
-        ("frames_per_motion", 1, "frames_per_motion must be at least 2"),
-        ("image_size", 14, "image_size must be at least 16"),
-        ("image_size", 33, "image_size must be even"),
-        ("label", "product", "label must be one of"),
-        ("n_segments", 0, "n_segments must be at least 1"),
-        ("batch_size", 0, "batch_size must be at least 1"),
-        ("seed", -1, "seed must be at least 0"),
+        ("n_videos", 9, "n_videos is 9; expected at least 10"),
+        ("n_motions", 1, "n_motions is 1; expected at least 2"),
+        ("n_motions", 9, "n_motions is 9; expected at most 8"),
+        ("frames_per_motion", 1, "frames_per_motion is 1; expected at least 2"),
+        ("image_size", 14, "image_size is 14; expected at least 16"),
+        ("image_size", 33, "image_size is 33; expected an even number"),
+        ("label", "product", "label is 'product'; expected one of pair, sum"),
+        ("n_segments", 0, "n_segments is 0; expected at least 1"),
+        ("batch_size", 0, "batch_size is 0; expected at least 1"),
+        ("seed", -1, "seed is -1; expected at least 0"),
     ],
 )
 def test_bad_values(field, value, message, no_type_checker):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^data\.{message}"):
         MotionsConfig(**{field: value})

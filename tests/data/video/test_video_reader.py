@@ -125,7 +125,7 @@ def test_frames_at_a_rate(write_video):
         assert torch.equal(torch.stack([p for _, p in given]), pictures.repeat_interleave(2, 0))
         given = list(video.frames())
         assert [round(time, 6) for time, _ in given] == [round(time, 6) for time in times]
-    with pytest.raises(ValueError, match="rate must be"), VideoFile(path) as video:
+    with pytest.raises(ValueError, match=r"rate is .*; expected a positive number"), VideoFile(path) as video:
         next(video.frames(0.0))
 
 
@@ -160,7 +160,7 @@ def test_damaged_bytes_are_an_error(write_video):
     middle = data.find(b"mdat") + 1200
     data[middle : middle + 300] = b"\xff" * 300
     path.write_bytes(data)
-    with pytest.raises(VideoError, match=r"a\.mp4 cannot be read as a video"), VideoFile(path) as video:
+    with pytest.raises(VideoError, match=r"a\.mp4 is unreadable \(.*; expected a video"), VideoFile(path) as video:
         video.decode()
 
 
@@ -168,7 +168,7 @@ def test_a_file_that_ends_early_is_an_error(write_video):
     path = write_video("a.mkv", 60, cut=0.4)
     with VideoFile(path) as video:
         assert video.frames_at([0.3]).shape[0] == 1
-        with pytest.raises(VideoError, match=r"a\.mkv (ends after|cannot be read)"):
+        with pytest.raises(VideoError, match=r"a\.mkv is (.* s long|unreadable)"):
             video.frames_at([0.1, 5.9])
 
 
@@ -177,10 +177,10 @@ def test_the_last_frame_lasts_a_little_longer(write_video):
     path = write_video("a.mp4", 10)
     with VideoFile(path) as video:
         assert torch.equal(video.frames_at([1.4]), video.frames_at([0.95]))
-        with pytest.raises(VideoError, match=r"ends after 1\.00 s"):
+        with pytest.raises(VideoError, match=r"is 1\.00 s long; expected a frame at"):
             video.frames_at([1.6])
         whole = video.decode()
-        with pytest.raises(VideoError, match=r"ends after 1\.00 s"):
+        with pytest.raises(VideoError, match=r"is 1\.00 s long; expected a frame at"):
             whole.at([1.6])
 
 
@@ -202,7 +202,7 @@ def test_no_video_at_all(name, content, write_video, tmp_path):
     ("name", "codec"), [("a.mp4", "aac"), ("b.mkv", "aac"), ("c.avi", "pcm_s16le"), ("d.mkv", "pcm_s16le")]
 )
 def test_sound_alone(name, codec, write_sound):
-    with pytest.raises(VideoError, match="no video stream"):
+    with pytest.raises(VideoError, match="without a video stream"):
         probe_video(write_sound(name, codec))
 
 
@@ -222,7 +222,7 @@ def test_the_cover_of_a_record_is_no_video(tmp_path, write_sound):
                 container.mux(packet)
     with av.open(str(path)) as container:
         assert len(container.streams.video) == 1  # FFmpeg calls it a video stream
-    with pytest.raises(VideoError, match="no video stream"):
+    with pytest.raises(VideoError, match="without a video stream"):
         probe_video(path)
 
 
@@ -234,9 +234,9 @@ def test_a_missing_file(tmp_path):
 @pytest.mark.parametrize("times", [[], [-0.1], [float("nan")], [[0.0]]])
 def test_bad_times(times, write_video):
     path = write_video("a.mp4", 3)
-    with VideoFile(path) as video, pytest.raises(ValueError, match="times must be"):
+    with VideoFile(path) as video, pytest.raises(ValueError, match=r"times is .*; expected a list"):
         video.frames_at(np.array(times))
-    with VideoFile(path) as video, pytest.raises(ValueError, match="times must be"):
+    with VideoFile(path) as video, pytest.raises(ValueError, match=r"times is .*; expected a list"):
         video.decode().at(np.array(times))
 
 

@@ -1,4 +1,4 @@
-"""Video: files, clips of several segments, data sets of videos, and a generated one. PyAV is loaded when first used."""
+"""Video: files, clips of several segments, data sets, and a generated one. PyAV is imported on first use."""
 
 from recurra.data.video.layouts import VIDEO_LAYOUTS, Listing, Video
 from recurra.data.video.motions import MotionsConfig, write_motions

@@ -1,4 +1,4 @@
-"""Work for the next step, done in threads while the caller is busy with this one."""
+"""Read the items of the next step in threads while the caller works on this one."""
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,11 +9,11 @@ Result = TypeVar("Result")
 
 
 class ReadAhead(Generic[Item, Result]):
-    """Calls `read` on the items of a step, and already on those of the step that will probably be asked for next.
+    """Calls `read` on the items of a step, and then on those of the step that will probably come next.
 
-    The results are those of `[read(item) for item in items]`, whatever is asked for next.
+    The results are always those of `[read(item) for item in items]`, even if another step comes next.
 
-    workers: threads; 0 for none, and then nothing is read ahead.
+    workers: threads; with 0 nothing is read ahead.
     """
 
     def __init__(self, read: Callable[[Item], Result], workers: int) -> None:
@@ -24,7 +24,7 @@ class ReadAhead(Generic[Item, Result]):
     def get(
         self, step: Hashable, items: Sequence[Item], following: tuple[Hashable, Sequence[Item]] | None
     ) -> list[Result]:
-        """The results of a step; `following` is the next one and its items. Raises what `read` raises."""
+        """Return the results of a step; `following` is the next step and its items. Raises what `read` raises."""
         if self._pool is None:
             return [self._read(item) for item in items]
         expected, futures = self._pending

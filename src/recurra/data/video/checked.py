@@ -1,4 +1,4 @@
-"""Looking at every file of a split once, before anything is trained on it."""
+"""Check every file of a split once, before training on it."""
 
 import hashlib
 import json
@@ -8,16 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recurra.checks import sentence
 from recurra.data.cache import Cache
 from recurra.data.progress import item_progress
 from recurra.data.video.layouts import Video, some
 from recurra.data.video.reader import VideoError, VideoInfo, probe_video
 
-_FINDINGS = 1  # the form of what is kept in the cache
+_FINDINGS = 1  # the format of cache entries
 
 
 class CheckedVideo(NamedTuple):
-    """A video that opens, whose first frame decodes, and that is long enough."""
+    """A video that opens, is long enough, and whose first frame decodes."""
 
     path: Path
     label: int
@@ -27,16 +28,16 @@ class CheckedVideo(NamedTuple):
 def check_videos(
     what: str, videos: Sequence[Video], *, skip: bool, min_frames: int, workers: int, store: Cache
 ) -> list[CheckedVideo]:
-    """The videos of a split that can be used, with what is known of them, in their order.
+    """Return the usable videos of a split, in order, with their frames, duration and size.
 
-    Every file is opened and its first frame decoded. What was found is kept in `store` and used again as long as
-    names, sizes and modification times of all the files are the same.
+    Opens every file and decodes its first frame. The findings are cached in `store` and used again for as long as the
+    names, sizes and modification times of all files stay the same.
 
-    what: the split in words, for messages. skip: warn once, with how many and the first names, of what cannot be
-    used; otherwise raise. min_frames: fewer are too short.
+    what: the split, in words, for messages. skip: warn once about unusable files, with their number and the first
+    names; otherwise raise. min_frames: videos with fewer frames are unusable.
 
-    Raises VideoError for a file that cannot be used, unless `skip`, and in any case where none can be; OSError for
-    one that cannot be opened at all.
+    Raises VideoError for unusable files unless `skip` is set, and in any case if no file is usable; OSError for a file
+    that cannot be opened at all.
     """
     found = _findings([video.path for video in videos], workers, store)
     good, bad = [], []
@@ -48,16 +49,15 @@ def check_videos(
         else:
             good.append(CheckedVideo(video.path, video.label, finding))
     if bad and (not skip or not good):
-        raise VideoError(f"{len(bad)} of {len(videos)} files of {what} cannot be used: {some(bad)}")
+        came = f"{len(videos)} files, {len(bad)} of them unusable ({some(bad)})"
+        raise VideoError(sentence(what, came, f"videos with at least {min_frames} frames"))
     if bad:
-        warnings.warn(
-            f"{len(bad)} of {len(videos)} files of {what} cannot be used and are left out: {some(bad)}", stacklevel=3
-        )
+        warnings.warn(f"skipping {len(bad)} of {len(videos)} files of {what}, unusable: {some(bad)}", stacklevel=3)
     return good
 
 
 def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo | str]:
-    """Of each file what is known of it, or why it cannot be used."""
+    """Return what is known about each file, or the reason why it is unusable."""
     sizes = [(str(path), status.st_size, status.st_mtime_ns) for path in paths for status in (path.stat(),)]
     made_from = {
         "what": "what was found in video files",
@@ -66,7 +66,7 @@ def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo |
     }
 
     def write(out: Any) -> None:
-        with item_progress("looking at the videos", len(paths)) as count, ThreadPoolExecutor(max(1, workers)) as pool:
+        with item_progress("checking the videos", len(paths)) as count, ThreadPoolExecutor(max(1, workers)) as pool:
             looked = []
             for finding in pool.map(_look_at, paths):
                 looked.append(finding)
@@ -83,4 +83,4 @@ def _look_at(path: Path) -> VideoInfo | str:
     try:
         return probe_video(path)
     except VideoError as error:
-        return str(error).removeprefix(f"{path} ")
+        return str(error).removeprefix(f"{path} is ")

@@ -1,4 +1,4 @@
-"""A clip of one video: its moments, its frames, its view."""
+"""Clips of one video: which moments, frames and view they show."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ from recurra.data.video.transforms import evaluation_crops, training_clip
 class ClipMaker:
     """Makes clips as a configuration asks.
 
-    sampling: the moments of a clip. image_size: pixels on a side. scale_jitter, flip: see `training_clip`.
-    seed: draws what is random. kept: the frames of the videos read so far, by path, where they are to be kept.
+    sampling: the moments of a clip. image_size: pixels on a side. scale_jitter, flip: see `training_clip`. seed: of all
+    random choices. kept: the frames of the videos read so far, by path; None keeps none.
     """
 
     sampling: FrameSampling
@@ -30,9 +30,9 @@ class ClipMaker:
     kept: dict[str, VideoFrames] | None = None
 
     def training(self, video: CheckedVideo, number: int, epoch: int) -> Float[Tensor, "T C S S"]:
-        """The clip of a video in an epoch: a pure function of (seed, epoch, number of the video).
+        """Make the clip of a video in an epoch: a pure function of (seed, epoch, number of the video).
 
-        Raises VideoError where the file cannot be read.
+        Raises VideoError if the file cannot be read.
         """
         random = random_generator(self.seed, VIDEO_CLIPS, epoch, number)
         frames = self._frames(video, self.sampling.random(video.info, random))
@@ -41,7 +41,7 @@ class ClipMaker:
     def evaluation(
         self, video: CheckedVideo, *, view: int = 0, n_views: int = 1, n_crops: int = 1
     ) -> Float[Tensor, "n_crops T C S S"]:
-        """All crops of one of the fixed views of a video. Raises VideoError where the file cannot be read."""
+        """Make all crops of one of the fixed views of a video. Raises VideoError if the file cannot be read."""
         frames = self._frames(video, self.sampling.view(video.info, view, n_views))
         return evaluation_crops(frames, image_size=self.image_size, n_crops=n_crops)
 
@@ -57,5 +57,5 @@ class ClipMaker:
 
 
 def gray_clip(n_frames: int, image_size: int) -> Float[Tensor, "T 3 S S"]:
-    """What stands in the row of a video that could not be read: zeros, which is middle gray."""
+    """Make the clip of a video that could not be read: zeros, which is middle gray."""
     return torch.zeros(n_frames, 3, image_size, image_size)

@@ -1,6 +1,6 @@
-"""Which videos a data set has: what a folder's lists or the folder itself say, by a registered layout.
+"""The videos of a data set, listed from its folder by a registered layout.
 
-A layout is a function from a folder (and, where it has several, the name of a protocol) to a `Listing`.
+A layout is a function from a folder, and the name of a protocol if the layout has several, to a `Listing`.
 """
 
 import csv
@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from recurra.checks import require, require_choice, sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.registry import Registry
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ts")
-"""Files of a folder that are taken for videos, whatever the case."""
+"""Suffixes of the files that count as videos, in upper or lower case."""
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "valid": ("valid", "val", "validation"),
@@ -30,7 +31,7 @@ class Video(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The videos of each split that there is. class_names: the name of each label. notes: what was left out."""
+    """The videos of each split. class_names: the name of each label. notes: which files were skipped."""
 
     class_names: tuple[str, ...]
     videos: Mapping[Split, Sequence[Video]]
@@ -39,22 +40,22 @@ class Listing(NamedTuple):
 
 Layout: TypeAlias = Callable[[Path, str | None], Listing]
 VIDEO_LAYOUTS: Registry[Layout] = Registry("video layout")
-"""How a data set lies on the disk, by name."""
+"""How data sets are laid out on disk, by name."""
 
 
 @VIDEO_LAYOUTS.register("csv")
 def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """Lists train.csv, valid.csv (or val.csv) and test.csv in a folder; a list may be absent.
+    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist.
 
     A line is `path,label` or `path,pose,label`; all lines of a list have the same number of columns, and the pose is
-    not read. Columns are separated by commas, or, where the first line has none, by spaces (then no path may hold
-    one). A first line whose first column is "path", "file", "filename", "video", "video_path" or "video_name" is a
-    header. Paths are relative to the list's folder or absolute. Labels are all whole numbers from 0 (any number of
-    classes up to the largest), or all names, numbered in alphabetical order over the training list. A file
-    classes.txt beside the lists, one name a line, sets names and numbers itself.
+    ignored. Columns are separated by commas, or by spaces if the first line has no comma (then no path may contain a
+    space). A first line is a header if its first column is "path", "file", "filename", "video", "video_path" or
+    "video_name". Paths are absolute or relative to the folder of the list. Labels are either all whole numbers from 0,
+    with classes up to the largest number, or all names, numbered in alphabetical order over the training list. If there
+    is a file classes.txt beside the lists, it gives the names in order, one per line.
 
-    Raises ValueError for a line that is none of this, naming list and line, and FileNotFoundError naming the listed
-    files that do not exist.
+    Raises ValueError for any other line, naming list and line, and FileNotFoundError naming listed files that do not
+    exist.
     """
     refuse_protocol("csv", protocol)
     rows: dict[Split, list[tuple[str, str, str]]] = {}
@@ -63,7 +64,9 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
         if path is not None:
             rows[split] = _read_list(path)
     if not rows:
-        raise ValueError(f"{folder} holds none of the lists train.csv, valid.csv (or val.csv) and test.csv")
+        raise ValueError(
+            sentence("path", f"{folder}, which has no list", "train.csv, valid.csv (or val.csv) or test.csv")
+        )
     names = _class_names(folder, rows)
     numbers = {name: number for number, name in enumerate(names)}
     videos: dict[Split, list[Video]] = {}
@@ -72,9 +75,8 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
         for path_text, label, where in listed:
             number = numbers.get(label, int(label) if label.isdecimal() else -1)
             if not 0 <= number < len(names):
-                raise ValueError(
-                    f"{where}: the label {label!r} is none of the {len(names)} classes of the training list"
-                )
+                expected = f"one of the {len(names)} classes of the training list"
+                raise ValueError(f"{where}: {sentence('label', repr(label), expected)}")
             videos[split].append(Video(folder / path_text, number))
     _require_files(video.path for listed in videos.values() for video in listed)
     return Listing(names, videos)
@@ -82,11 +84,12 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
 
 @VIDEO_LAYOUTS.register("folders")
 def folders_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """A folder for each split (train, valid or val, test), and in it a folder for each class with its videos.
+    """List a folder per split (train, valid or val, test), each with a folder per class that has the videos.
 
-    The classes are the folders of the training split (of all splits where there is none), in alphabetical order.
+    The classes are the folders of the training split, or of all splits if there is no training split, in alphabetical
+    order.
 
-    Raises ValueError where there is no such folder, or a split has a class that training has not.
+    Raises ValueError if there is no such folder, or if a split has a class that training lacks.
     """
     refuse_protocol("folders", protocol)
     found = {
@@ -95,42 +98,44 @@ def folders_listing(folder: Path, protocol: str | None = None) -> Listing:
     }
     roots = {split: root for split, root in found.items() if root is not None}
     if not roots:
-        raise ValueError(f"{folder} holds none of the folders train, valid (or val) and test")
+        raise ValueError(sentence("path", f"{folder}, which has no split", "folders train, valid (or val) or test"))
     naming = [roots["train"]] if "train" in roots else list(roots.values())
     names = tuple(sorted({place.name for root in naming for place in root.iterdir() if place.is_dir()}))
     videos: dict[Split, list[Video]] = {}
     for split, root in roots.items():
         unknown = sorted({place.name for place in root.iterdir() if place.is_dir()} - set(names))
         if unknown:
-            raise ValueError(f"{root} has classes that the training videos have not: {some(unknown)}")
+            came = f"a folder with other classes than the training videos ({some(unknown)})"
+            raise ValueError(sentence(str(root), came, "the same classes"))
         videos[split] = [Video(path, label) for label, name in enumerate(names) for path in video_files(root / name)]
     return Listing(names, videos)
 
 
 @VIDEO_LAYOUTS.register("ucf101")
 def ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """UCF101: a folder for each class, and trainlist01.txt and testlist01.txt in it or in its ucfTrainTestlist.
+    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist.
 
-    protocol: "1" (the default), "2" or "3", the number of the lists. Their lines are CLASS/FILE.avi, in the training
-    list with a number that is not read. There is no validation list.
+    protocol: "1" (the default), "2" or "3", the number of the lists. Their lines are CLASS/FILE.avi, followed in the
+    training list by a number that is ignored. There is no validation list.
 
     Raises FileNotFoundError for a list or for listed videos that do not exist.
     """
     number = protocol or "1"
-    if number not in ("1", "2", "3"):
-        raise ValueError(f"layout 'ucf101' has the protocols '1', '2' and '3', got {protocol!r}")
+    require_choice(("1", "2", "3"), protocol=number)
     rows: dict[Split, list[Path]] = {}
     for split in ("train", "test"):
         name = f"{split}list0{number}.txt"
         path = _first_file(folder, [name, f"ucfTrainTestlist/{name}"])
         if path is None:
-            raise FileNotFoundError(f"{name} is neither in {folder} nor in its ucfTrainTestlist")
+            expected = f"{name} in the folder or in its ucfTrainTestlist"
+            raise FileNotFoundError(sentence("path", f"{folder}, which has no {name}", expected))
         lines = path.read_text(encoding="utf-8").splitlines()
         rows[split] = [folder / line.split()[0] for line in lines if line.strip()]
     names = tuple(sorted({path.parent.name for path in rows["train"]}))
     unknown = sorted({path.parent.name for path in rows["test"]} - set(names))
     if unknown:
-        raise ValueError(f"the test list has classes that the training list has not: {some(unknown)}")
+        came = f"a list with other classes than the training list ({some(unknown)})"
+        raise ValueError(sentence("the test list", came, "the same classes"))
     numbers = {name: label for label, name in enumerate(names)}
     _require_files(path for paths in rows.values() for path in paths)
     return Listing(
@@ -139,18 +144,17 @@ def ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
 
 
 def video_files(folder: Path) -> list[Path]:
-    """The videos directly in a folder, by their suffix, in alphabetical order."""
+    """List the videos directly in a folder, by suffix, in alphabetical order."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
 
 
 def refuse_protocol(layout: str, protocol: str | None) -> None:
-    """Raise ValueError for a protocol in a layout that has none."""
-    if protocol is not None:
-        raise ValueError(f"layout {layout!r} has no protocols, got {protocol!r}")
+    """Raise ValueError for a protocol of a layout that has none."""
+    require(protocol is None, "protocol", protocol, f"null for layout {layout}, which has no protocols")
 
 
 def some(things: Sequence[object]) -> str:
-    """The first few of a list, and how many more there are."""
+    """Name the first few things of a list, and how many more there are."""
     text = ", ".join(map(str, things[:_NAMED_IN_A_MESSAGE]))
     rest = len(things) - _NAMED_IN_A_MESSAGE
     return f"{text} and {rest} more" if rest > 0 else text
@@ -161,11 +165,11 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
-    """The (path, label, "file:line") of each line of a list."""
+    """Read the (path, label, "file:line") of each line of a list."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = [(number, line) for number, line in enumerate(file.read().splitlines(), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{path} lists no videos")
+        raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
     by_commas = "," in lines[0][1]
     texts = [line for _, line in lines]
     split_lines = list(csv.reader(texts, skipinitialspace=True)) if by_commas else [line.split() for line in texts]
@@ -175,9 +179,8 @@ def _read_list(path: Path) -> list[tuple[str, str, str]]:
         if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
             continue
         if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
-            raise ValueError(
-                f"{path}:{number}: expected path,label or path,pose,label, alike in all lines, got {line!r}"
-            )
+            expected = "path,label or path,pose,label, the same in all lines"
+            raise ValueError(sentence(f"{path}:{number}", repr(line), expected))
         rows.append((columns[0], columns[-1], f"{path}:{number}"))
     return rows
 
@@ -187,7 +190,7 @@ def _class_names(folder: Path, rows: Mapping[Split, list[tuple[str, str, str]]])
     if listed.is_file():
         names = tuple(line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip())
         if len(set(names)) != len(names):
-            raise ValueError(f"{listed} names a class twice")
+            raise ValueError(sentence(str(listed), "a list that names a class twice", "distinct names"))
         return names
     naming = [rows["train"]] if "train" in rows else list(rows.values())
     labels = {label for listed_rows in naming for _, label, _ in listed_rows}
@@ -199,7 +202,6 @@ def _class_names(folder: Path, rows: Mapping[Split, list[tuple[str, str, str]]])
 def _require_files(paths: Iterable[Path]) -> None:
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise FileNotFoundError(
-            f"{len(missing)} of the listed videos do not exist: {some(missing)}; "
-            "paths in a list are relative to the list's folder"
-        )
+        came = f"one with {len(missing)} files that do not exist ({some(missing)})"
+        mend = "paths in a list are relative to the folder of the list"
+        raise FileNotFoundError(sentence("the list of videos", came, "files that exist", mend))

@@ -1,13 +1,13 @@
-"""Motions: a generated video task that half of a video does not solve, written as real mp4 files.
+"""Motions: a generated video task that one half of a video cannot solve, written as real mp4 files.
 
-A shape moves in one direction in the first half of a video and in another, drawn independently, in the second. Picture
-and movement wrap around at the edges and the start is uniform, so the position in a half says nothing about the other
-one; neither do shape, colour, size, speed and background, which stay the same. Of K directions:
+A shape moves in one direction in the first half of a video, and in another, drawn independently, in the second. Picture
+and movement wrap around at the edges and the start is uniform, so the position in one half says nothing about the other
+half; nor do shape, colour, size, speed and background, which stay the same. With K directions:
 
-- label "pair": the class is the ordered pair, one of K * K. Whoever sees one half only is right at best in 1/K of the
-  videos, and chance is 1/K^2.
-- label "sum": the class is (first + second) mod K, with the directions numbered. One half alone says nothing at all:
-  at best 1/K, which is chance.
+- label "pair": the class is the ordered pair, one of K * K. A model that sees one half is right for at most 1/K of the
+  videos; chance is 1/K^2.
+- label "sum": the class is (first + second) mod K, with the directions numbered. One half alone says nothing: a model
+  that sees one half is right for at most 1/K of the videos, which is chance.
 """
 
 import json
@@ -22,14 +22,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.cache import user_cache_folder
-from recurra.data.fields import require_choice, require_whole_number
 from recurra.data.order import MOTIONS, random_generator
 from recurra.data.progress import item_progress
 from recurra.data.video.pyav import require_av
 from recurra.data.video.video_data import VideoConfig, VideoData
 
-_OWNER = "MotionsConfig"
 DIRECTIONS = {
     "right": (1, 0),
     "down": (0, 1),
@@ -40,61 +39,60 @@ DIRECTIONS = {
     "right-up": (1, -1),
     "left-down": (-1, 1),
 }
-"""Columns and rows per step of each direction; a task takes the first so many. The first two differ in their axis,
-which the places that a shape passes tell without their order in time; with three and more the order counts."""
+"""Columns and rows per frame of each direction; a task with K directions takes the first K. The first two differ in
+their axis, which shows in the places that a shape passes, whatever their order; from three on, the order counts."""
 _FRAMES_PER_SECOND = 8
 _CODECS = ("libx264", "mpeg4")
-_FORMAT = 2  # of what is drawn and written
+_FORMAT = 2  # of the videos and lists
 
 
 @dataclass(frozen=True)
 class MotionsConfig:
     """The generated task and its clips. The videos are written on first use, without a download.
 
-    Raises TypeError or ValueError, naming the field, for a value that cannot be.
+    Raises TypeError or ValueError, naming the field, for an impossible value.
     """
 
     path: str | None = None
-    """Folder for the videos; it is made, or holds the same ones already. None: in the user's cache folder."""
+    """Folder for the videos: a new one, or one that already has the same videos. None: in the user's cache folder."""
     n_videos: int = 2000
-    """Videos in all; a tenth each (rounded down) for validation and test, the others for training."""
+    """Videos in total: a tenth each, rounded down, for validation and test, and the rest for training."""
     n_motions: int = 4
-    """Directions: 2 to 8 of right, down, left, up and the diagonals."""
+    """Number of directions, 2 to 8: the first of right, down, left, up and the diagonals."""
     label: Literal["pair", "sum"] = "pair"
     """The class: the ordered pair of directions, or their sum modulo n_motions."""
     frames_per_motion: int = 8
-    """Frames of each half of a video."""
+    """Frames in each half of a video."""
     image_size: int = 32
-    """Pixels on a side, an even number."""
+    """Pixels on a side; an even number."""
     n_frames: int = 8
-    """Frames of a segment."""
+    """Frames in a segment."""
     n_segments: int = 2
-    """Segments of a clip. A clip spans the whole video: with two segments each sees one motion."""
+    """Segments in a clip. A clip spans the whole video: with two segments, each sees one motion."""
     label_segments: Literal["all", "last"] = "all"
-    """Training: the segments that are asked for the label. Evaluation always asks the last one."""
+    """Training: the segments that have the label as their target. In evaluation, it is always the last one."""
     batch_size: int = 32
-    """Clips of a training step, over all ranks together."""
+    """Clips in a training step, over all ranks together."""
     eval_batch_size: int = 64
-    """Clips of an evaluation step, over all ranks together."""
+    """Clips in an evaluation step, over all ranks together."""
     workers: int = 1
-    """Threads that prepare clips, one step ahead. The frames of all videos that were read stay in memory."""
+    """Threads that prepare clips one step ahead. The frames of all videos stay in memory once they are read."""
     seed: int = 0
-    """Draws the videos and the order of training."""
+    """Seed of the videos and of the training order."""
 
     def __post_init__(self) -> None:
-        require_choice(_OWNER, "label", self.label, tuple(MOTION_LABELS))
-        for field, minimum in {"n_videos": 10, "n_motions": 2, "frames_per_motion": 2, "image_size": 16}.items():
-            require_whole_number(_OWNER, field, getattr(self, field), minimum)
-        if self.n_motions > len(DIRECTIONS):
-            raise ValueError(f"{_OWNER}.n_motions must be at most {len(DIRECTIONS)}, got {self.n_motions}")
-        if self.image_size % 2:
-            raise ValueError(f"{_OWNER}.image_size must be even, for the videos' colours, got {self.image_size}")
-        self._videos(Path())
+        require_choice(MOTION_LABELS, **fields_of(self, "data", "label"))
+        require_whole_number(10, **fields_of(self, "data", "n_videos"))
+        require_whole_number(2, **fields_of(self, "data", "n_motions", "frames_per_motion"))
+        require_whole_number(16, **fields_of(self, "data", "image_size"))
+        require(self.n_motions <= len(DIRECTIONS), "data.n_motions", self.n_motions, f"at most {len(DIRECTIONS)}")
+        require(self.image_size % 2 == 0, "data.image_size", self.image_size, "an even number, as video colours need")
+        self._videos(Path())  # checks the other fields
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
-        """Write the videos where they are not there yet, and open them.
+        """Write the videos if they do not exist yet, and open them.
 
-        Raises ValueError for a folder that holds something else, and as `VideoConfig.build` says.
+        Raises ValueError for a folder with other content, and what `VideoConfig.build` raises.
         """
         folder = self._folder()
         write_motions(
@@ -113,7 +111,7 @@ class MotionsConfig:
             return Path(self.path).expanduser()
         base = user_cache_folder()
         if base is None:
-            raise ValueError(f"there is no user's cache folder on this machine; give a folder as {_OWNER}.path")
+            raise ValueError(sentence("data.path", "null on a machine without a user's cache folder", "a folder"))
         sizes = (self.n_videos, self.n_motions, self.label, self.frames_per_motion, self.image_size, self.seed)
         return base / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
 
@@ -133,7 +131,7 @@ class MotionsConfig:
 
 @dataclass(frozen=True)
 class _Labels:
-    """class_names: in the order of their numbers. number: the class of (first, second) of K directions."""
+    """class_names: by the names of the directions, in order. number: the class of (first, second) of K directions."""
 
     class_names: Callable[[list[str]], list[str]]
     number: Callable[[int, int, int], int]
@@ -149,7 +147,7 @@ MOTION_LABELS = {
         lambda first, second, n_motions: (first + second) % n_motions,
     ),
 }
-"""What the class of a video is, by name."""
+"""How the class of a video follows from its directions, by name."""
 
 
 def write_motions(
@@ -164,10 +162,10 @@ def write_motions(
 ) -> None:
     """Write the videos, the lists train.csv, valid.csv and test.csv, and classes.txt into a folder.
 
-    Nothing is done where the folder holds the very same ones. It appears whole or not at all, so an interrupted call
-    leaves nothing half done, and several processes may make the same one.
+    Does nothing if the folder already has exactly these. The folder appears whole or not at all, so an interrupted call
+    leaves nothing half done, and several processes may write the same folder.
 
-    Raises ValueError for a folder that holds other motions or something else; ImportError where PyAV is missing.
+    Raises ValueError for a folder with other content, and ImportError if PyAV is missing.
     """
     folder = Path(folder)
     made_from = {
@@ -186,7 +184,7 @@ def write_motions(
     try:
         labels = MOTION_LABELS[label]
         names = labels.class_names(list(DIRECTIONS)[:n_motions])
-        rows = []
+        lines = []
         with item_progress("writing the videos", n_videos) as count:
             for number in range(n_videos):
                 random = random_generator(seed, MOTIONS, number)
@@ -194,12 +192,9 @@ def write_motions(
                 pictures = draw_motions(first, second, frames_per_motion, image_size, random)
                 place = f"videos/{number:06d}.mp4"
                 _write_video(new / place, pictures)
-                rows.append(f"{place},{names[labels.number(first, second, n_motions)]}\n")
+                lines.append(f"{place},{names[labels.number(first, second, n_motions)]}\n")
                 count(1)
-        tenth = n_videos // 10
-        starts = {"train": 0, "valid": n_videos - 2 * tenth, "test": n_videos - tenth, "": n_videos}
-        for (split, start), end in zip(starts.items(), list(starts.values())[1:]):
-            (new / f"{split}.csv").write_text("path,label\n" + "".join(rows[start:end]), encoding="utf-8")
+        _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         (new / "motions.json").write_text(json.dumps(made_from), encoding="utf-8")
         _put_in_place(new, folder, made_from)
@@ -207,14 +202,21 @@ def write_motions(
         shutil.rmtree(new, ignore_errors=True)
 
 
+def _write_lists(folder: Path, lines: list[str]) -> None:
+    tenth = len(lines) // 10
+    starts = {"train": 0, "valid": len(lines) - 2 * tenth, "test": len(lines) - tenth, "": len(lines)}
+    for (split, start), end in zip(starts.items(), list(starts.values())[1:]):
+        (folder / f"{split}.csv").write_text("path,label\n" + "".join(lines[start:end]), encoding="utf-8")
+
+
 def draw_motions(
     first: int, second: int, frames_per_motion: int, image_size: int, random: np.random.Generator
 ) -> UInt8[np.ndarray, "N S S 3"]:
-    """The pictures of one video: `frames_per_motion` steps in direction `first`, then as many in `second`.
+    """Draw the pictures of one video: `frames_per_motion` frames in direction `first`, then as many in `second`.
 
-    Everything else is drawn: a disc, square, diamond or ring a quarter to two fifths of the picture wide, its bright
-    colour, where it starts, its speed (1/12 to 1/7 of the picture's side a frame, along each axis that it moves on),
-    and a dark background of noise, part of which flickers.
+    The rest is random: a disc, square, diamond or ring, a quarter to two fifths of the picture wide, its bright colour,
+    its start, its speed (1/12 to 1/7 of the picture's side per frame, along each axis that it moves on), and a dark
+    noisy background, part of which flickers.
     """
     size = image_size
     outline = _OUTLINES[int(random.integers(len(_OUTLINES)))]
@@ -242,13 +244,13 @@ def _bright_colour(random: np.random.Generator) -> Float[np.ndarray, " 3"]:
 
 
 def _offsets(position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and rows from the position to every pixel, the shorter way around: (size, size) each."""
+    """Measure columns and rows from the position to each pixel, the shorter way around: (size, size) each."""
     axis = (np.arange(size)[None] - position[:, None] + size / 2) % size - size / 2
     return axis[0][None, :], axis[1][:, None]
 
 
 def _soft(distance: np.ndarray, radius: float) -> np.ndarray:
-    """1 inside, 0 outside, over one pixel between."""
+    """Return 1 inside and 0 outside, with one pixel of transition."""
     return np.clip(radius - distance + 0.5, 0, 1)
 
 
@@ -275,15 +277,17 @@ def _write_video(path: Path, pictures: UInt8[np.ndarray, "N S S 3"]) -> None:
 
 
 def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
-    """Whether the folder holds these motions. Raises ValueError where it holds something else."""
+    """Tell whether the folder has these motions. Raises ValueError if it has other content."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
     try:
         found = json.loads((folder / "motions.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{folder} is not empty and holds no motions; give another folder") from None
+        came = f"{folder}, which has other files"
+        raise ValueError(sentence("path", came, "a new or empty folder, or one with these motions")) from None
     if found != made_from:
-        raise ValueError(f"{folder} holds other motions: {found}, and {made_from} was asked for; give another folder")
+        came = f"{folder}, which has other motions ({found})"
+        raise ValueError(sentence("path", came, f"a new folder for {made_from}"))
     return True
 
 

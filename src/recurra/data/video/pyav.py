@@ -1,14 +1,15 @@
-"""PyAV, imported when it is first needed."""
+"""PyAV, imported on first use."""
 
 import importlib
 from types import ModuleType
 
+from recurra.checks import sentence
+
 
 def require_av() -> ModuleType:
-    """The module `av`. Raises ImportError that says what to install where it is missing."""
+    """Import the module `av`. Raises an ImportError that says what to install if it is missing."""
     try:
         return importlib.import_module("av")
     except ImportError as error:
-        raise ImportError(
-            "video files are read and written with PyAV, which is missing: pip install recurra[video]", name="av"
-        ) from error
+        message = sentence("PyAV", "not installed", "for video files", "pip install recurra[video]")
+        raise ImportError(message, name="av") from error

@@ -1,8 +1,8 @@
 """Frames of video files by their presentation times, through PyAV.
 
-A frame is shown from its own time until the next one's, and times are counted in seconds from the first frame of the
-file. What is asked for by time means the same in files with a constant and a variable frame rate, with and without
-frames that are stored out of order. PyAV is imported when the first file is opened.
+A frame is shown from its own time until the time of the next one. Times are in seconds from the first frame of the
+file. A time therefore means the same in files with a constant or variable frame rate, with or without frames that are
+stored out of order. PyAV is imported when the first file is opened.
 """
 
 import importlib
@@ -16,27 +16,28 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from recurra.checks import require, sentence
 from recurra.data.video.pyav import require_av
 
 _SAME_TIME = 1e-6
-"""Times closer than this, in seconds, are one: no frame rate comes near it."""
+"""Times closer than this, in seconds, are the same; no frame rate comes near it."""
 _BACK_OFF = (0.0, 1.0, 4.0, 16.0)
-"""How far before a time to seek, in seconds, when seeking to it lands behind it."""
+"""How far before a time to seek, in seconds, if a seek to it lands behind it."""
 _FAR = 5.0
-"""Seconds ahead from which a seek is tried in a file whose index is not known."""
+"""Try a seek if a time is this many seconds ahead, in a file whose index is not known."""
 _PAST_THE_END = 0.5
-"""Seconds after the last frame's end that its header may promise by rounding; more, and the file is cut off."""
+"""Seconds by which a header may overstate the end of the last frame, by rounding; if more, the file is cut off."""
 
 
 class VideoError(ValueError):
-    """A file is not a video that can be read: damaged, cut off, empty, or without a picture. The message names it."""
+    """The file cannot be read as a video: damaged, cut off, empty, or without a picture. The message names it."""
 
 
 class VideoInfo(NamedTuple):
-    """What is known of a video without decoding it: see `VideoFile.probe`.
+    """The size of a video, known without decoding it: see `VideoFile.probe`.
 
-    n_frames: frames. duration: seconds from the first frame's time to the last one's end. width, height: as shown,
-    after a rotation.
+    n_frames: frames. duration: seconds from the start of the first frame to the end of the last. width, height: as
+    shown, after any rotation.
     """
 
     n_frames: int
@@ -62,23 +63,23 @@ class VideoFrames(NamedTuple):
     end: float
 
     def at(self, times: Sequence[float] | np.ndarray) -> UInt8[Tensor, "T 3 H W"]:
-        """What `VideoFile.frames_at` gives, with the same errors."""
+        """Return what `VideoFile.frames_at` returns, with the same errors."""
         wanted = _require_times(times)
         _require_before_the_end(self.path, float(wanted.max()), self.end)
         return self.pictures[np.searchsorted(self.times, wanted + _SAME_TIME, side="right") - 1]
 
 
 class VideoFile:
-    """An open video file; use it in a `with` block. One thread at a time.
+    """An open video file, for use in a `with` block and by one thread at a time.
+
+    Applies a rotation by quarter turns in the display matrix of the file, but not a mirror.
 
     Args:
-        path: a file that FFmpeg reads (mp4, mkv, avi, webm, ...); of several video streams the first one is read.
-
-    A rotation by quarter turns in the file's display matrix is applied; a mirror in it is not.
+        path: a file that FFmpeg can read (mp4, mkv, avi, webm, ...); the first of several video streams is read.
 
     Raises:
-        VideoError: it holds no video, or not even its first frame can be decoded.
-        FileNotFoundError: there is no such file.
+        VideoError: the file has no video, or its first frame cannot be decoded.
+        FileNotFoundError: the file does not exist.
         ImportError: PyAV is not installed.
     """
 
@@ -86,9 +87,10 @@ class VideoFile:
         self.path = os.fspath(path)
         self._av = require_av()
         self._seeking_pays = True
-        # Kept: a frame's own `reformat` sets the scaler up anew for each frame, most of the time at small sizes.
+        # Shared by all frames: `frame.reformat` sets up a scaler for each frame, which takes most of the time at small
+        # sizes.
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
-        # Threads for a single small picture cost many times the work; before version 17 there were none.
+        # Threads for a single small picture cost many times the work itself; PyAV before version 17 had none.
         self._one_thread = {"threads": 1} if int(self._av.__version__.split(".")[0]) >= 17 else {}
         self._open()
 
@@ -105,9 +107,9 @@ class VideoFile:
         self._container.close()
 
     def probe(self) -> VideoInfo:
-        """Count the frames and measure the duration, from the header or, where it is silent, from the packets.
+        """Count the frames and measure the duration, from the header or, if it does not say, from the packets.
 
-        Nothing but the first frame is decoded. A header is believed: that a file ends early is seen when it is read.
+        Decodes only the first frame. Trusts the header: a file that ends early is only detected when it is read.
         """
         stream = self._stream
         if stream.frames and stream.duration:
@@ -118,13 +120,13 @@ class VideoFile:
         return VideoInfo(n_frames, max(duration, self._frame_seconds), self.width, self.height)
 
     def frames_at(self, times: Sequence[float] | np.ndarray) -> UInt8[Tensor, "T 3 H W"]:
-        """The frames shown at `times`, in seconds from the first frame, in any order, repeats allowed.
+        """Return the frames shown at `times`, in seconds from the first frame, in any order, repeats allowed.
 
-        Seeks to the key frame before where that saves decoding, and decodes only what is needed.
+        Seeks to the key frame before a time if that saves decoding, and decodes only what is needed.
 
         Raises:
             VideoError: the file is damaged on the way, or ends more than half a second before a time.
-            ValueError: a time is negative or not finite, or there is none.
+            ValueError: `times` is empty, or a time is negative or not finite.
         """
         wanted = _require_times(times)
         pictures: list[Tensor] = [torch.empty(0)] * len(wanted)
@@ -138,7 +140,7 @@ class VideoFile:
         return torch.stack(pictures)
 
     def decode(self) -> "VideoFrames":
-        """All frames, with their times. Raises VideoError where the file is damaged."""
+        """Decode all frames, with their times. Raises VideoError if the file is damaged."""
         pairs = list(self.frames())
         times = np.array([time for time, _ in pairs])
         return VideoFrames(
@@ -146,13 +148,12 @@ class VideoFile:
         )
 
     def frames(self, rate: float | None = None) -> Iterator[tuple[float, UInt8[Tensor, "3 H W"]]]:
-        """From the start to the end, one frame at a time: (time, picture), in memory for a few frames.
+        """Yield (time, picture) from the start to the end, with only a few frames in memory at a time.
 
         rate: pictures per second, each the frame shown at 0, 1/rate, 2/rate, ...; None: every frame of the file.
-        Raises VideoError where the file is damaged, ValueError for a rate that is not positive.
+        Raises VideoError if the file is damaged, and ValueError for a rate that is not positive.
         """
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate must be a positive number of frames per second, got {rate}")
+        require(rate is None or rate > 0, "rate", rate, "a positive number of frames per second")
         if self._current[0] > 0:
             self._reopen()
         n_given = 0
@@ -172,7 +173,7 @@ class VideoFile:
             with _errors_of(self._av, self.path):
                 self._step()
 
-    # --- the position: a frame, and the one after it ---
+    # --- the position: a frame and the one after it ---
 
     def _open(self) -> None:
         with _errors_of(self._av, self.path):
@@ -184,10 +185,10 @@ class VideoFile:
                 raise
 
     def _start(self) -> None:
-        cover = self._av.stream.Disposition.attached_pic  # the picture of a record, beside its sound
+        cover = self._av.stream.Disposition.attached_pic  # the cover of a music file
         streams = [stream for stream in self._container.streams.video if not stream.disposition & cover]
         if not streams:
-            raise VideoError(f"{self.path} holds no video stream")
+            raise VideoError(sentence(self.path, "a file without a video stream", "a video"))
         self._stream = stream = streams[0]
         stream.thread_type = "SLICE"
         rate = stream.average_rate or stream.guessed_rate
@@ -195,9 +196,9 @@ class VideoFile:
         self._decoded = self._container.decode(stream)
         first = next(self._decoded, None)
         if first is None:
-            raise VideoError(f"{self.path} holds a video stream without a frame")
-        # AVI stores no presentation times. Where frames are stored out of order, those that FFmpeg works out are not
-        # always in order; the frames are, and AVI's rate is constant.
+            raise VideoError(sentence(self.path, "a file with an empty video stream", "at least one frame"))
+        # AVI stores no presentation times. If frames are stored out of order, the times that FFmpeg works out are not
+        # always in order; but the frames are, and the frame rate of an AVI file is constant.
         guessed = self._container.format.name == "avi" and stream.codec_context.has_b_frames
         self._has_times = first.pts is not None and not guessed
         self._first_time = float(first.pts * stream.time_base) if self._has_times else 0.0
@@ -208,12 +209,12 @@ class VideoFile:
         self._upcoming = self._decode_next(0.0)
 
     def _reopen(self) -> None:
-        """Back to the first frame. Not by a seek, which in some files does not go back that far."""
+        """Go back to the first frame. Not by a seek, which does not reach it in some files."""
         self.close()
         self._open()
 
     def _decode_next(self, time: float) -> tuple[float, Any] | None:
-        """The frame after one at `time`, with its own time; None at the end."""
+        """Decode the frame after the one at `time`, and return it with its own time; None at the end."""
         frame = next(self._decoded, None)
         return None if frame is None else (self._time_of(frame, time + self._frame_seconds), frame)
 
@@ -242,10 +243,10 @@ class VideoFile:
             _require_before_the_end(self.path, time, self._end_of(*self._current))
 
     def _seek_saves_work(self, time: float) -> bool:
-        """Whether there is a key frame between the upcoming frame and `time`."""
+        """Tell whether there is a key frame between the upcoming frame and `time`."""
         if self._upcoming is None or self._upcoming[0] >= time or not (self._has_times and self._seeking_pays):
             return False
-        # Matroska's index is read by the first seek; some formats have none, and PyAV shows it from version 17 on.
+        # FFmpeg reads Matroska's index at the first seek; some formats have none, and PyAV before 17 does not show it.
         index: Any = getattr(self._stream, "index_entries", ())
         if len(index) <= 1:
             return time - self._upcoming[0] > _FAR
@@ -256,13 +257,13 @@ class VideoFile:
         return int((time + self._first_time) / self._stream.time_base)
 
     def _seek(self, time: float) -> None:
-        """Jump to a key frame at or before `time`; where there is no way to, to the start of the file."""
+        """Jump to a key frame at or before `time`, or to the start of the file if that fails."""
         assert self._upcoming is not None
         before = self._upcoming[0]
         for back in _BACK_OFF:
             self._container.seek(self._timestamp(max(time - back, 0.0)), stream=self._stream)
             self._decoded = self._container.decode(self._stream)
-            # Frames ahead of the first key frame may refer to pictures before the jump.
+            # Frames before the first key frame may refer to pictures from before the jump.
             key = next((frame for frame in self._decoded if frame.key_frame), None)
             if key is not None and key.pts is not None and self._time_of(key, 0.0) <= time + _SAME_TIME:
                 self._current = (self._time_of(key, 0.0), key)
@@ -273,11 +274,11 @@ class VideoFile:
         self._reopen()
 
     def _picture(self, frame: Any) -> UInt8[Tensor, "3 H W"]:
-        # Of its own size: a stream whose size changes on the way is brought to that of the first frame.
+        # A stream may change its size on the way: all frames are scaled to the size of the first one.
         width, height = self._size
         rgb = self._reformatter.reformat(frame, width=width, height=height, format="rgb24", **self._one_thread)
         pixels = rgb.to_ndarray()
-        turned = np.rot90(pixels, self._quarter_turns)  # counter-clockwise, as the display matrix means it
+        turned = np.rot90(pixels, self._quarter_turns)  # counter-clockwise, as in the display matrix
         return torch.from_numpy(np.ascontiguousarray(turned.transpose(2, 0, 1)))
 
     def _count_packets(self, container: Any, stream: Any) -> tuple[int, float]:
@@ -293,7 +294,7 @@ class VideoFile:
 
 
 class _errors_of:
-    """Turn FFmpeg's errors in a `with` block into VideoError, a missing file's aside."""
+    """Turn FFmpeg's errors in a `with` block into VideoError, except those of missing or forbidden files."""
 
     def __init__(self, av: ModuleType, path: str) -> None:
         self._av, self._path = av, path
@@ -307,22 +308,22 @@ class _errors_of:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             return
         if isinstance(error, (self._av.error.FFmpegError, EOFError)):
-            raise VideoError(f"{self._path} cannot be read as a video: {error}") from error
+            raise VideoError(sentence(self._path, f"unreadable ({error})", "a video")) from error
 
 
 def _require_times(times: Sequence[float] | np.ndarray) -> np.ndarray:
     wanted = np.asarray(times, dtype=np.float64)
     if wanted.ndim != 1 or not len(wanted) or not np.isfinite(wanted).all() or wanted.min() < 0:
-        raise ValueError(f"times must be one or more seconds, none negative, got {wanted.tolist()}")
+        raise ValueError(sentence("times", wanted.tolist(), "a list of one or more finite seconds, none negative"))
     return wanted
 
 
 def _require_before_the_end(path: str, time: float, end: float) -> None:
     if time > end + _PAST_THE_END:
-        raise VideoError(f"{path} ends after {end:.2f} s; a frame at {time:.2f} s was asked for")
+        raise VideoError(sentence(path, f"{end:.2f} s long", f"a frame at {time:.2f} s"))
 
 
 def probe_video(path: str | os.PathLike[str]) -> VideoInfo:
-    """Frames, duration and size of a video file (see `VideoFile.probe`)."""
+    """Find the frames, duration and size of a video file (see `VideoFile.probe`)."""
     with VideoFile(path) as video:
         return video.probe()

@@ -1,4 +1,4 @@
-"""Which moments of a video a clip shows."""
+"""The moments of a video that a clip shows."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,14 @@ from recurra.data.video.reader import VideoInfo
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Places `n_frames` moments in a video, evenly in time; each is the middle of its share of the clip.
+    """Places `n_frames` moments evenly in a video, each in the middle of its share of the clip.
 
-    n_frames: frames of a clip, all segments together.
-    rate: frames per second of the clip. stride: the clip takes every stride-th frame of the video. At most one of
-    them; with neither the clip spans the whole video.
+    n_frames: frames of a clip, all segments together. rate: frames per second of the clip. stride: the clip takes every
+    stride-th frame of the video. Set at most one of the two; with neither, the clip spans the whole video.
 
-    A clip that would be longer than the video spans the whole video, its frames closer together; frames repeat only
-    where the video has fewer of them. (TimeSformer repeats the last frame instead, which leaves a second segment
-    of such a clip without anything to see.)
+    A clip that would be longer than the video spans the whole video with its frames closer together; frames repeat only
+    if the video has fewer. (TimeSformer repeats the last frame instead, so the second segment of such a clip would have
+    nothing to see.)
     """
 
     n_frames: int
@@ -25,7 +24,7 @@ class FrameSampling:
     stride: int | None = None
 
     def seconds(self, video: VideoInfo) -> float:
-        """How long a clip of `video` is, in seconds."""
+        """Compute the length of a clip of `video`, in seconds."""
         if self.rate is not None:
             return min(self.n_frames / self.rate, video.duration)
         if self.stride is not None:
@@ -33,10 +32,10 @@ class FrameSampling:
         return video.duration
 
     def random(self, video: VideoInfo, random: np.random.Generator) -> np.ndarray:
-        """The times of a clip for training: (n_frames,) seconds, ascending.
+        """Draw the times of a training clip: (n_frames,) seconds, ascending.
 
-        With a rate or a stride the clip starts at a random time, uniformly. Over the whole video each time is
-        drawn uniformly within its share.
+        With a rate or a stride, the start of the clip is uniform. For a clip of the whole video, each time is uniform
+        within its share.
         """
         seconds = self.seconds(video)
         if self._spans_the_video:
@@ -44,10 +43,10 @@ class FrameSampling:
         return self._places(random.random() * (video.duration - seconds), seconds, 0.5)
 
     def view(self, video: VideoInfo, view: int = 0, n_views: int = 1) -> np.ndarray:
-        """The times of one of `n_views` fixed clips for evaluation: (n_frames,) seconds, ascending.
+        """Compute the times of one of `n_views` fixed evaluation clips: (n_frames,) seconds, ascending.
 
-        With a rate or a stride the clips start at even distances, the first at the start of the video and the last
-        ending with it; a single one lies in the middle. Over the whole video they divide the shares evenly.
+        With a rate or a stride, clips start at even distances; the first starts with the video and the last ends with
+        it, and a single clip lies in the middle. Clips of the whole video divide the shares evenly.
         """
         seconds = self.seconds(video)
         if self._spans_the_video:

@@ -1,9 +1,10 @@
-"""Toyota Smarthome: its file names, its classes and its three protocols (S. Das et al., ICCV 2019)."""
+"""Toyota Smarthome: its file names, classes and three protocols (S. Das et al., ICCV 2019)."""
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from recurra.checks import choose, sentence
 from recurra.data.batches import Split
 from recurra.data.video.layouts import VIDEO_LAYOUTS, Listing, Video, some, video_files
 
@@ -20,13 +21,13 @@ CROSS_VIEW_CLASSES = (
     "Enter", "Getup", "Leave", "Pour.Frombottle", "Pour.Fromcan", "Readbook", "Sitdown", "Takepills", "Uselaptop",
     "Usetablet", "Usetelephone", "Walk",
 )  # fmt: skip
-"""The 19 classes of the two cross-view protocols: those that enough cameras see."""
+"""The 19 classes of both cross-view protocols: those that enough cameras see."""
 TRAINING_SUBJECTS = frozenset({3, 4, 6, 7, 9, 12, 13, 15, 17, 19, 25})
-"""The subjects of cross-subject training; the others are for the test."""
+"""The subjects of cross-subject training; the others are in the test split."""
 
 
 class SmarthomeName(NamedTuple):
-    """What a file name says: Cook.Cleandishes_p02_r00_v02_c03.mp4."""
+    """The parts of a file name such as Cook.Cleandishes_p02_r00_v02_c03.mp4."""
 
     activity: str
     subject: int
@@ -38,7 +39,7 @@ class _Protocol(NamedTuple):
     training_cameras: frozenset[int] | None  # None: by subject
 
     def split(self, name: SmarthomeName) -> Split | None:
-        """The split that a video belongs to; None where the protocol leaves it out."""
+        """Return the split of a video; None if the protocol does not use it."""
         if self.training_cameras is None:
             return "train" if name.subject in TRAINING_SUBJECTS else "test"
         if name.camera in self.training_cameras:
@@ -51,14 +52,14 @@ SMARTHOME_PROTOCOLS = {
     "cross-view-1": _Protocol(CROSS_VIEW_CLASSES, frozenset({1})),
     "cross-view-2": _Protocol(CROSS_VIEW_CLASSES, frozenset({1, 3, 4, 6, 7})),
 }
-"""The protocols, by name. Cross-view 1 trains on camera 1, cross-view 2 on cameras 1, 3, 4, 6 and 7; both take
-camera 5 for validation and camera 2 for the test."""
+"""The protocols, by name. Cross-view 1 trains on camera 1, cross-view 2 on cameras 1, 3, 4, 6 and 7; both validate on
+camera 5 and test on camera 2."""
 
 _NAME = re.compile(r"(?P<activity>[A-Za-z]+(?:\.[A-Za-z]+)?)_p(?P<subject>\d+)_r\d+_v\d+_c(?P<camera>\d+)")
 
 
 def parse_smarthome_name(path: Path) -> SmarthomeName | None:
-    """What the name of a file says; None where it is not a Smarthome name.
+    """Parse the name of a file; None if it is not a Smarthome name.
 
     >>> parse_smarthome_name(Path("Cook.Cleandishes_p02_r00_v02_c03.mp4"))
     SmarthomeName(activity='Cook.Cleandishes', subject=2, camera=3)
@@ -69,20 +70,18 @@ def parse_smarthome_name(path: Path) -> SmarthomeName | None:
 
 @VIDEO_LAYOUTS.register("smarthome")
 def smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """Toyota Smarthome from the folder of its videos, or the one above with the videos in `mp4`.
+    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`.
 
-    protocol: "cross-subject" (the default), "cross-view-1" or "cross-view-2". Activities are numbered in
-    alphabetical order. Files whose name is not of the form ACTIVITY_pSS_rRR_vVV_cCC are left out and counted in the
-    notes, and so are activities outside the protocol's classes and cameras outside its splits.
+    protocol: "cross-subject" (the default), "cross-view-1" or "cross-view-2". Activities are numbered in alphabetical
+    order. Files are skipped, and counted in the notes, if their name is not of the form ACTIVITY_pSS_rRR_vVV_cCC, or if
+    their activity or camera is not in the protocol.
 
-    Cross-subject has no validation split in the paper: hold out a share of the training videos for it, or look at
-    the test split only at the end.
+    In the paper, cross-subject has no validation split: hold out a share of the training videos for it, or use the test
+    split only once, at the end.
 
-    Raises ValueError for another protocol, and where no file has such a name.
+    Raises ValueError for another protocol, and if no file has such a name.
     """
-    chosen = SMARTHOME_PROTOCOLS.get(protocol or "cross-subject")
-    if chosen is None:
-        raise ValueError(f"layout 'smarthome' has the protocols {', '.join(SMARTHOME_PROTOCOLS)}; got {protocol!r}")
+    chosen = choose("protocol", SMARTHOME_PROTOCOLS, protocol or "cross-subject")
     files = video_files(folder) or (video_files(folder / "mp4") if (folder / "mp4").is_dir() else [])
     numbers = {name: number for number, name in enumerate(chosen.class_names)}
     videos: dict[Split, list[Video]] = {}
@@ -98,10 +97,8 @@ def smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
         else:
             videos.setdefault(split, []).append(Video(path, numbers[name.activity]))
     if len(misnamed) == len(files):
-        raise ValueError(
-            f"{folder} holds no videos with names like Cook.Cleandishes_p02_r00_v02_c03.mp4"
-            + (f", but {some(misnamed)}" if misnamed else "")
-        )
+        came = f"{folder}, which has no such videos" + (f" but {some(misnamed)}" if misnamed else "")
+        raise ValueError(sentence("path", came, "a folder with names like Cook.Cleandishes_p02_r00_v02_c03.mp4"))
     reasons = {
         "whose name is not of the form ACTIVITY_pSS_rRR_vVV_cCC": misnamed,
         "of activities outside the protocol": other_classes,

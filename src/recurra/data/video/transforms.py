@@ -1,4 +1,4 @@
-"""From frames to the clip that a model sees: scale, crop, flip, normalise. One draw serves all frames of a clip."""
+"""From frames to the clip that a model sees: scale, crop, flip, normalise. All frames of a clip share one draw."""
 
 import numpy as np
 import torch
@@ -7,18 +7,18 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 MEAN = 0.45
-"""Taken from every channel of a picture in [0, 1] (TimeSformer's)."""
+"""Subtracted from each channel of a picture in [0, 1] (TimeSformer's value)."""
 STD = 0.225
-"""What every channel is divided by then (TimeSformer's)."""
+"""Each channel is then divided by this (TimeSformer's value)."""
 
 
 def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
-    """Pictures of whole numbers 0..255 to float32, each channel less `MEAN` and over `STD`."""
+    """Turn pictures of whole numbers 0..255 into float32: subtract `MEAN` and divide by `STD`."""
     return (frames.float() / 255 - MEAN) / STD
 
 
 def resize_short_side(frames: Float[Tensor, "T C H W"], short_side: int) -> Float[Tensor, "T C h w"]:
-    """Scale pictures, bilinearly, so that the shorter side has `short_side` pixels; the shape stays."""
+    """Scale pictures bilinearly, so that the shorter side has `short_side` pixels; the aspect ratio stays the same."""
     height, width = frames.shape[-2:]
     if min(height, width) == short_side:
         return frames
@@ -35,10 +35,10 @@ def training_clip(
     scale_jitter: tuple[int, int],
     flip: bool,
 ) -> Float[Tensor, "T C S S"]:
-    """A random view of a clip, normalised: TimeSformer's training transform.
+    """Make a random normalised view of a clip: TimeSformer's training transform.
 
-    The shorter side is scaled to a number of pixels drawn uniformly from `scale_jitter` (both included), a square
-    of `image_size` is cut at a random place, and with `flip` half of the clips are mirrored left to right.
+    Scales the shorter side to a number of pixels drawn uniformly from `scale_jitter` (both ends included), cuts a
+    square of `image_size` at a random place, and with `flip` mirrors half of the clips left to right.
     """
     short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
     places, mirrored = random.random(2), random.random() < 0.5
@@ -51,9 +51,9 @@ def training_clip(
 def evaluation_crops(
     frames: UInt8[Tensor, "T C H W"], *, image_size: int, n_crops: int = 1
 ) -> Float[Tensor, "n_crops T C S S"]:
-    """Fixed views of a clip, normalised: the shorter side scaled to `image_size`, then squares along the longer one.
+    """Make fixed normalised views of a clip: scale the shorter side to `image_size`, then cut squares along the longer.
 
-    n_crops: 1 for the middle; more: at even distances from the left (or top) end to the right (or bottom).
+    n_crops: 1 cuts the middle; more are spaced evenly from the left (or top) end to the right (or bottom).
     """
     scaled = resize_short_side(frames.float(), image_size)
     space = [side - image_size for side in scaled.shape[-2:]]

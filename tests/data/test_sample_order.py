@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data.rows import RowOrder
+from recurra.data.sample_order import SampleOrder
 
 
 def orders(n, batch_size, seed, world_size):
     return [
-        RowOrder(n, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size) for rank in range(world_size)
+        SampleOrder(n, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size) for rank in range(world_size)
     ]
 
 
@@ -17,10 +17,10 @@ def test_evaluation_counts_every_sample_once_in_order(n, per_rank, world_size):
     assert len({len(order) for order in ranks}) == 1
     counted = []
     for step in range(len(ranks[0])):
-        shares = [order.rows(4, step) for order in ranks]
-        assert len({len(rows) for rows, _ in shares}) == 1
-        counted += [row for rows, n_counted in shares for row in rows[:n_counted]]
-        assert all(0 <= row < n for rows, _ in shares for row in rows)
+        shares = [order.samples(4, step) for order in ranks]
+        assert len({len(samples) for samples, _ in shares}) == 1
+        counted += [sample for samples, n_counted in shares for sample in samples[:n_counted]]
+        assert all(0 <= sample < n for samples, _ in shares for sample in samples)
     assert counted == list(range(n))
 
 
@@ -30,26 +30,26 @@ def test_training_is_a_permutation_but_for_a_remainder(n, per_rank, world_size, 
     taken = []
     for step in range(len(ranks[0])):
         for order in ranks:
-            rows, n_counted = order.rows(epoch, step)
-            assert n_counted == len(rows) > 0
-            taken += rows
+            samples, n_counted = order.samples(epoch, step)
+            assert n_counted == len(samples) > 0
+            taken += samples
     assert len(set(taken)) == len(taken) == n - n % (per_rank * world_size) % world_size
     assert set(taken) <= set(range(n))
 
 
 def test_the_number_of_ranks_does_not_change_a_step():
     alone, shared = orders(13, 6, 3, 1)[0], orders(13, 6, 3, 3)
-    assert alone.rows(2, 1)[0] == [row for order in shared for row in order.rows(2, 1)[0]]
-    assert alone.rows(0, 0) != alone.rows(1, 0)
+    assert alone.samples(2, 1)[0] == [sample for order in shared for sample in order.samples(2, 1)[0]]
+    assert alone.samples(0, 0) != alone.samples(1, 0)
     assert alone.training
-    assert alone.rows_here == 6
-    assert shared[0].rows_here == 2
+    assert alone.batch_size == 6
+    assert shared[0].batch_size == 2
 
 
 def test_steps_outside_an_epoch():
-    order = RowOrder(5, batch_size=2, seed=None)
+    order = SampleOrder(5, batch_size=2, seed=None)
     assert not order.training
-    with pytest.raises(IndexError, match=r"0\.\.2"):
-        order.rows(0, 3)
+    with pytest.raises(IndexError, match="0 to 2"):
+        order.samples(0, 3)
     with pytest.raises(ValueError, match="epoch"):
-        order.rows(-1, 0)
+        order.samples(-1, 0)

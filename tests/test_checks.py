@@ -1,0 +1,92 @@
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from recurra.checks import (
+    choose,
+    fields_of,
+    kind_of,
+    require_at_least,
+    require_choice,
+    require_heads,
+    require_layout,
+    require_positive,
+    require_probability,
+    require_share,
+    require_tensor,
+    require_whole_number,
+    sentence,
+)
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Config:
+    epochs: int = 3
+    max_steps: int | None = None
+
+
+def test_the_sentence():
+    assert sentence("x", "3", "at most 2") == "x is 3; expected at most 2"
+    assert sentence("x", "3", "at most 2", "omit it") == "x is 3; expected at most 2: omit it"
+
+
+def test_fields_have_the_names_of_a_recipe_and_those_that_are_not_set_are_omitted():
+    assert fields_of(Config(), "training", "epochs", "max_steps") == {"training.epochs": 3}
+    assert fields_of(Config(max_steps=0), "training", "max_steps") == {"training.max_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad", "message"),
+    [
+        (lambda **v: require_at_least(2, **v), [2, 2.5], [1, math.nan], "at least 2"),
+        (lambda **v: require_whole_number(2, **v), [2, 9], [1], "at least 2"),
+        (require_probability, [0, 0.9], [-0.1, 1, math.nan], r"a probability in \[0, 1\)"),
+        (require_share, [0.1, 1], [0, 1.1, math.nan], r"a share in \(0, 1\]"),
+        (require_positive, [1e-9, 3], [0, -1, math.inf, math.nan], "a finite number above 0"),
+        (lambda **v: require_choice(("a", "b"), **v), ["a", "b"], ["c", None], "one of a, b"),
+    ],
+)
+def test_values_are_refused_by_name(check, good, bad, message):
+    for value in good:
+        check(first=value, second=value)
+    for value in bad:
+        with pytest.raises(ValueError, match=rf"^second is {value!r}; expected {message}$"):
+            check(first=good[0], second=value)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(2.0, "a float"), (True, "a bool"), ("2", "a str"), (None, "None")])
+def test_whole_numbers_are_integers(value, kind):
+    with pytest.raises(TypeError, match=rf"^n is {value!r}, {kind}; expected a whole number$"):
+        require_whole_number(0, n=value)
+
+
+def test_choices_are_looked_up():
+    assert choose("mode", {"fast": 1, "slow": 2}, "slow") == 2
+    with pytest.raises(ValueError, match=r"^mode is 'odd'; expected one of fast, slow$"):
+        choose("mode", {"fast": 1, "slow": 2}, "odd")
+
+
+def test_heads_divide_the_channels():
+    require_heads(4, d_model=8, d_v=4)
+    with pytest.raises(ValueError, match=r"^n_heads is 3; expected a divisor of d_model = 8$"):
+        require_heads(3, d_v=6, d_model=8)
+    with pytest.raises(ValueError, match=r"^n_heads is 0; expected at least 1$"):
+        require_heads(0, d_model=8)
+
+
+def test_tensors_are_described_by_type_shape_and_device():
+    assert kind_of(torch.zeros(2, 3)) == "float32 (2, 3) on cpu"
+    assert [kind_of(value) for value in (None, [], 1)] == ["None", "a list", "an int"]
+    with pytest.raises(TypeError, match=r"^x is a list; expected a torch\.Tensor$"):
+        require_tensor("x", [1.0])
+
+
+@pytest.mark.parametrize("other", [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2)])
+def test_another_layout_is_refused(other):
+    require_layout("x", torch.zeros(2, 3), (2, 3), torch.float32, CPU)
+    with pytest.raises(ValueError, match=r"^x is .*; expected float32 \(2, 3\) on cpu: call y$"):
+        require_layout("x", other, (2, 3), torch.float32, CPU, mend="call y")
