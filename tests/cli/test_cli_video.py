@@ -145,7 +145,7 @@ def test_classify_needs_no_training_videos(capsys, tmp_path, workplace):
 def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     (tmp_path / "text.mp4").write_text("no video")
     run = "runs/motions-crvit"
-    assert "text.mp4 cannot be read as a video" in failure(capsys, "classify", run, str(tmp_path / "text.mp4"))
+    assert "text.mp4 is unreadable" in failure(capsys, "classify", run, str(tmp_path / "text.mp4"))
     assert "missing.mp4" in failure(capsys, "classify", run, str(tmp_path / "missing.mp4"))
     assert "--rate must be greater than 0" in failure(capsys, "classify", run, video(0), "--rate", "0")
     assert "--top must be 1 or more" in failure(capsys, "classify", run, video(0), "--top", "0")

@@ -172,5 +172,5 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 def test_the_help_shows_each_field_with_its_docstring_and_the_recipes_value(recipe):
     text = " ".join(recipe_help(recipe()).split())
     assert "--training.epochs EPOCHS Passes over the training data. (type: int, default: 3)" in text
-    assert "--data.n_samples N_SAMPLES Sequences in all;" in text
+    assert "--data.n_samples N_SAMPLES Sequences in total:" in text
     assert "--training.monitor {loss,accuracy} The validation score" in text

@@ -271,9 +271,7 @@ def test_files_are_looked_at_once(make_folder, monkeypatch):
 def test_held_out_videos(make_folder):
     folder = make_folder()
     (folder / "valid.csv").unlink()
-    with pytest.raises(
-        ValueError, match=r"split is 'valid'; expected a split of .* \(train, test\): set"
-    ):
+    with pytest.raises(ValueError, match=r"split is 'valid'; expected a split of .* \(train, test\): set"):
         VideoConfig(path=str(folder), **SMALL).build().source("valid")
     splits = {}
     for seed in range(6):
