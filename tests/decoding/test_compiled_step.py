@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from recurra import state as states
 from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, pack_linear_layers, prepare_for_decoding
+from recurra.decoding.packed_linear import MOST_VECTORS
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -104,18 +106,38 @@ def test_wide_models_over_threads(threads):
     assert_near(compiled(torch.tensor([[300]]), state), model(torch.tensor([[300]]), state))
 
 
-def test_only_single_steps_of_the_batch_are_compiled():
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31, batch=3)
+@pytest.mark.parametrize("numbers", ["float32", "int8"])
+def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
+    compiled = CompiledStep(pack_linear_layers(language_model(), numbers), 31)
+    alone = [compiled(torch.tensor([[token]])) for token in range(MOST_VECTORS + 1)]
     calls = count_model_calls(compiled)
-    for batch in (1, 3, 4):
-        tokens = torch.randint(31, (batch, 5))
-        _, state = compiled(tokens[:, :2])
+    for batch in (3, 1, MOST_VECTORS, MOST_VECTORS + 1, 3):
+        tokens, state = torch.randint(31, (batch, 1)), states.concatenate([state for _, state in alone[:batch]])
+        compiled(tokens, state)  # recorded where it is the first of its size
         before = len(calls)
-        result = compiled(tokens[:, 2:3], state)
-        assert len(calls) - before == (batch != 3)
-        assert_near(result, compiled.model(tokens[:, 2:3], state))
-    with pytest.raises(StepNotCompiled, match="the batch is 9; a compiled step takes at most 8 rows"):
-        CompiledStep(compiled.model, 31, batch=9)
+        logits, after = compiled(tokens, state)
+        assert len(calls) - before == (batch > MOST_VECTORS)
+        assert_near((logits, after), compiled.model(tokens, state))
+        if batch <= MOST_VECTORS:  # a row is the same in every batch, bit for bit
+            for row, one in enumerate(states.split(after)):
+                right = compiled(tokens[row : row + 1], alone[row][1])
+                assert torch.equal(logits[row : row + 1], right[0])
+                assert all(map(torch.equal, tensors(one), tensors(right[1])))
+    assert [compiled.program(batch) is None for batch in (0, 1, MOST_VECTORS, MOST_VECTORS + 1)] == [1, 0, 0, 1]
+
+
+def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatch):
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    monkeypatch.setattr(CompiledStep, "_record", lambda *_: (_ for _ in ()).throw(StepNotCompiled("of two rows")))
+    tokens = torch.randint(31, (2, 1))
+    _, state = compiled(tokens)
+    right = compiled.model(tokens, state)
+    assert_near(compiled(tokens, state), right, tolerance=0)
+    calls = count_model_calls(compiled)
+    assert_near(compiled(tokens, state), right, tolerance=0)
+    assert len(calls) == 1  # nothing is tried again
+    assert compiled.program(2) is None
+    assert compiled.program(1) is not None
 
 
 def test_what_it_does_not_take_goes_through_the_model():
@@ -167,7 +189,7 @@ def test_threads_at_once_and_a_workspace_that_is_taken():
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(run, (3, 7, 11)))
     calls = count_model_calls(compiled)
-    with ThreadPoolExecutor(1) as pool, compiled._program._lock:
+    with ThreadPoolExecutor(1) as pool, compiled.program(1)._lock:
         again = pool.submit(torch.no_grad()(compiled), torch.tensor([[4]]), state)
         assert_near(again.result(timeout=60), right[4])
     assert len(calls) == 1

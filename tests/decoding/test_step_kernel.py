@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra.decoding import NUMBERS, PackedLinear
 from recurra.decoding.step_graph import LoweredStep
@@ -114,10 +115,11 @@ def test_results_are_new_and_inputs_may_lie_anyhow():
     (first,), (second,) = program.run([y]), program.run([x])
     assert torch.equal(first, 2 * y)
     assert torch.equal(second, 2 * x)
-    assert program.takes([y])
-    assert not program.takes([y.double()])
-    assert not program.takes([y.t()])
-    assert not program.takes([y, y])
+    for wrong in ([y.double()], [y.t()], [y[:2]], [y.to("meta")], [y.to_sparse()], [y, y], []):
+        assert program.run(wrong) is None
+    for without_memory in (torch._efficientzerotensor((4, 5)), FakeTensorMode().from_tensor(torch.randn(4, 5))):
+        assert program.run([without_memory]) is None
+    assert torch.equal(program.run([torch._neg_view(y)])[0], -2 * y)
 
 
 def test_what_there_is_no_instruction_for():

@@ -1,4 +1,4 @@
-"""The fastest form of a model for a stream on a CPU that gives the model's own results."""
+"""The fastest form of a model for streams on a CPU that gives the model's own results."""
 
 from torch import nn
 
@@ -9,22 +9,23 @@ from recurra.decoding.step_memory import StepNotCompiled
 
 
 def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Module:
-    """Pack the linear layers of a copy of `model`, and compile its single steps, or record them, where that can be.
+    """Copy `model` with its linear layers laid out for decoding, and compile or record its single steps if possible.
 
-    Steps of recurrences can be; a model whose state counts positions (segment models) or has a growing window keeps
-    the Python around its operations. The first compilation on a machine takes some ten seconds.
+    The result is called as the model is, gives states of the same form, and serves one stream or several side by side.
+    Steps of recurrences can be compiled or recorded. A model whose state counts positions (segment models) or has a
+    growing window keeps the Python around its operations. The first compilation on a machine takes about ten seconds.
 
     Args:
         model: a language model, float32, on the CPU, with `config.vocab_size`.
-        numbers: what weights are kept as: "float32", "bfloat16" or "int8" (see `PackedLinear`).
+        numbers: how weights are kept: "float32", "bfloat16" or "int8".
 
     Raises:
-        ValueError: there are no such numbers, or the model is not float32 on the CPU.
+        ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
     """
-    packed = pack_linear_layers(model, numbers)
+    laid_out = pack_linear_layers(model, numbers)
     for form in (CompiledStep, RecordedStep):
         try:
-            return form(packed, packed.config.vocab_size)  # type: ignore[union-attr, arg-type]
+            return form(laid_out, laid_out.config.vocab_size)  # type: ignore[union-attr, arg-type]
         except (StepNotCompiled, StepNotSteady):
             continue
-    return packed
+    return laid_out

@@ -1,18 +1,23 @@
 """Single steps as a recorded program: what a model does for one token, without the Python around it.
 
-A step of a small recurrent model is some hundred short operations, and Python spends longer between them than they
-take. Here the model's own forward runs once under `torch.jit.trace`, which writes down its operations; later steps run
-that list. It is no second way of stepping: the recording is made from the one there is, and is compared with it.
+A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
+do. Here the model's own forward runs once under `torch.jit.trace`, which writes down its operations; later steps run
+that list. There is no second way of stepping: the recording comes from the model and is compared with it.
 """
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recurra.checks import require_at_least, sentence
+from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.decoding.step_inputs import form_of, have_forms, tensors_like
+from recurra.decoding.step_memory import StepNotCompiled
 from recurra.state import map_tensors, tensors
 
 _CHECKED_STEPS = 3
@@ -22,48 +27,61 @@ class StepNotSteady(ValueError):
     """A model's steps cannot be recorded."""
 
 
-class RecordedStep(nn.Module):
-    """A model in evaluation mode that runs one token per row from a recording, and all else as it is.
+class Program(Protocol):
+    """A step for one batch size, recorded."""
 
-    The recording is made at construction for `batch` rows; other inputs, among them the first step of a stream, go
-    through the model. The model's weights are taken to stay as they are. Whatever else the model has (its `config`, its
-    `head`) is found here, too.
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Give logits and state from tokens and state, all as flat lists; None for inputs that it does not take."""
+        ...
+
+
+class RecordedStep(nn.Module):
+    """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
+
+    The step of one row is recorded at construction, that of each other batch size, up to `MOST_VECTORS` rows, when it
+    first occurs. All other inputs go through the model: several tokens per row, the first step of a stream, and tokens
+    or states that are not what the model gave when the step was recorded (the model refuses those that do not fit it).
+    The model's weights must not change. Its attributes (`config`, `head`) are found here too.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`.
-        vocab_size: tokens are below it; a few are drawn for the recording and its check.
-        batch: rows of the inputs that the recording takes.
+        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 
     Raises:
         ValueError: the model is in training mode.
-        StepNotSteady: a step cannot be recorded, because it depends on numbers in the state that are no tensors (a
-            position that counts up) or its state grows. It is a ValueError.
+        StepNotSteady: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
+            position that counts up) or because the state grows. It is a ValueError.
     """
 
-    def __init__(self, model: nn.Module, vocab_size: int, batch: int = 1) -> None:
+    def __init__(self, model: nn.Module, vocab_size: int) -> None:
         super().__init__()
+        require_at_least(1, vocab_size=vocab_size)
         if model.training:
-            raise ValueError("the model is in training mode; put it in evaluation mode first: model.eval()")
-        self.model, self.vocab_size, self.batch = model, vocab_size, batch
-        device = next(iter((*model.parameters(), *model.buffers()))).device
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(vocab_size, (_CHECKED_STEPS + 2, batch, 1), generator=generator).to(device)
-        with torch.inference_mode(False), torch.no_grad():
-            _, self._like = model(tokens[0])
-            _require_steady(self._like, model(tokens[1], self._like)[1])
-            self._program = self._record(tokens[1])
-            self._check(tokens[1:])
+            came = f"a {type(model).__name__} in training mode"
+            raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+        self.model, self.vocab_size = model, vocab_size
+        self._like, program = self._made_for(1)
+        self._programs: dict[int, Program | None] = {1: program}
+        self._recording = threading.Lock()
         self.eval()
 
     def forward(self, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B L V"], Any]:
-        """Give the logits after every token, going on from `state`; None is the start of a stream."""
-        if state is None or tokens.shape != (self.batch, 1) or torch.is_grad_enabled():
-            return self.model(tokens, state)
-        results = self._run([tokens, *tensors(state)])
+        """Give the logits after every token, continuing from `state`; None is the start of a stream."""
+        results = None
+        if state is not None and tokens.ndim == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled():
+            program, inputs = self.program(len(tokens)), tensors_like(state, self._like)
+            results = None if program is None or inputs is None else program.run([tokens, *inputs])
         if results is None:
             return self.model(tokens, state)
-        logits, *after = results
-        return logits, self._state(after)
+        return results[0], _with_tensors(self._like, results[1:])
+
+    def program(self, batch: int) -> Program | None:
+        """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
+        if batch not in self._programs and 0 < batch <= MOST_VECTORS:
+            with self._recording:  # other threads wait for it instead of recording it too
+                if batch not in self._programs:
+                    self._programs[batch] = self._made_or_none(batch)
+        return self._programs.get(batch)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -71,60 +89,102 @@ class RecordedStep(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("model"), name)
 
-    def _state(self, flat: list[Tensor]) -> Any:
-        parts = iter(flat)
-        return map_tensors(lambda _: next(parts), self._like)
+    def __reduce__(self) -> tuple:
+        """A copy makes its own recordings: they belong to the tensors of this one."""
+        return type(self), (self.model, self.vocab_size)
 
-    def _run(self, inputs: list[Tensor]) -> Sequence[Tensor] | None:
-        """Run the recording; None for what it does not take."""
-        return self._program(*inputs)
+    def _made_or_none(self, batch: int) -> Program | None:
+        try:
+            return self._made_for(batch)[1]
+        except (StepNotSteady, StepNotCompiled):
+            return None
 
-    def _record(self, tokens: Tensor) -> Any:
-        flat = Flat(self.model, self._state).eval()
+    def _made_for(self, batch: int) -> tuple[Any, Program]:
+        """Record a step of this many rows and check it; give a state of it, and the program."""
+        device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.vocab_size, (_CHECKED_STEPS + 2, batch, 1), generator=generator).to(device)
+        with torch.inference_mode(False), torch.no_grad():
+            _, like = self.model(tokens[0])
+            _require_steady(like, self.model(tokens[1], like)[1])
+            program = self._record(tokens[1], like)
+            self._check(program, tokens[1:], like)
+        return like, program
+
+    def _record(self, tokens: Tensor, like: Any) -> Program:
+        inputs = [tokens, *tensors(like)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about Python's decisions during the recording, which _check looks after
-            recording = torch.jit.trace(flat, (tokens, *tensors(self._like)), check_trace=False)
-            return torch.jit.freeze(recording)
+            warnings.simplefilter("ignore")  # about decisions in Python during the recording, which _check covers
+            recording = torch.jit.trace(FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
+            return TracedProgram(torch.jit.freeze(recording), inputs)
 
     @staticmethod
     def _agrees(mine: Tensor, right: Tensor) -> bool:
         return torch.equal(mine, right)
 
-    def _check(self, tokens: Tensor) -> None:
-        mine = expected = self._like
+    def _check(self, program: Program, tokens: Tensor, like: Any) -> None:
+        mine, expected = list(tensors(like)), like
         for row in tokens:
-            logits, mine = self(row, mine)
+            results = program.run([row, *mine])
             right, expected = self.model(row, expected)
-            if not all(map(self._agrees, (logits, *tensors(mine)), (right, *tensors(expected)))):
+            if results is None or not all(map(self._agrees, results, (right, *tensors(expected)))):
                 raise StepNotSteady(
                     f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
                 )
+            mine = results[1:]
 
 
-class Flat(nn.Module):
-    """A model with its state as so many tensors, in and out."""
+class TracedProgram:
+    """A step recorded by `torch.jit.trace`.
 
-    def __init__(self, model: nn.Module, unflatten: Callable[[list[Tensor]], Any]) -> None:
+    Args:
+        recording: the traced step.
+        inputs: those that it was traced with.
+    """
+
+    def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Run the recording; None if the inputs are not like those of the recording."""
+        return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
+
+
+class FlatStep(nn.Module):
+    """A model whose state goes in and out as a flat list of tensors.
+
+    Args:
+        model: the model.
+        like: a state of it, which gives the structure.
+    """
+
+    def __init__(self, model: nn.Module, like: Any) -> None:
         super().__init__()
-        self.model, self._unflatten = model, unflatten
+        self.model, self._like = model, like
 
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         """Run one step."""
-        logits, state = self.model(tokens, self._unflatten(list(flat)))
+        logits, state = self.model(tokens, _with_tensors(self._like, flat))
         return (logits, *tensors(state))
 
 
+def _with_tensors(like: Any, flat: Sequence[Tensor]) -> Any:
+    """Give a state structured as `like`, with these tensors."""
+    parts = iter(flat)
+    return map_tensors(lambda _: next(parts), like)
+
+
 def _require_steady(before: Any, after: Any) -> None:
-    """Raise ValueError where a step changes more of a state than the values of its tensors."""
+    """Refuse a step that changes more of a state than the values of its tensors."""
     if _outline(before) != _outline(after):
         raise StepNotSteady(
-            "the model's steps cannot be recorded: from one to the next, its state changes in more than the values of "
+            "the model's steps cannot be recorded: from one to the next, more of its state changes than the values of "
             "its tensors (a position that counts up, or a window that grows)"
         )
 
 
 def _outline(state: Any) -> Any:
-    """A state with the shape and type of each tensor in its place."""
+    """Put the shape and type of each tensor of a state in its place."""
     if isinstance(state, Tensor):
         return tuple(state.shape), state.dtype
     return [_outline(part) for part in state] if isinstance(state, (tuple, list)) else state

@@ -1,4 +1,4 @@
-"""A lowered step made ready to run: its table, and the tensors that one call brings and takes away."""
+"""A lowered step made ready to run: its table, and the tensors that each call brings and takes away."""
 
 import threading
 from collections.abc import Sequence
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from recurra.decoding.instructions import LINEAR
 from recurra.decoding.step_graph import LoweredStep
+from recurra.decoding.step_inputs import form_of, have_forms
 from recurra.kernels.fork import is_forked_child
 
 
 class StepProgram:
-    """Runs a lowered step. Its workspace is one, so it serves one call at a time.
+    """Runs a lowered step. It has one workspace, so it serves one call at a time.
 
     Args:
         step: what to run.
@@ -28,28 +29,30 @@ class StepProgram:
         rows = [instruction.row(numbers) for instruction in step.instructions]
         self._table = np.array(rows, dtype=np.int64)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
+        self._forms = [form_of(tensor) for tensor in step.inputs]
+        self._is_empty = [tensor.numel() == 0 for tensor in step.inputs]
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
         sizes = [step_row.sizes for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
 
-    def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Tell whether `inputs` are like those of the recording, on the CPU."""
-        return len(inputs) == len(self._step.inputs) and all(
-            mine.dtype == like.dtype and mine.shape == like.shape and mine.device == like.device
-            for mine, like in zip(inputs, self._step.inputs)
-        )
-
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        """Compute the outputs, new tensors, from inputs that `takes` took.
+        """Compute the outputs, which are new tensors.
 
-        None where another call is running, or a token is not in the vocabulary.
+        Returns:
+            None if an input is not like that of the recording (its form, see `step_inputs`) or has no memory that could
+            be read, if another call is running, or if a token is not in the vocabulary.
         """
-        inputs = [tensor.resolve_conj().contiguous() for tensor in inputs]
+        if not have_forms(inputs, self._forms):
+            return None
+        inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
+        places = [tensor.data_ptr() for tensor in inputs]
+        if not all(place or is_empty for place, is_empty in zip(places, self._is_empty)):
+            return None  # zeros, or a tensor inside a function transform, whose numbers are nowhere yet
         if not self._lock.acquire(blocking=False):
             return None
         try:
             outputs = [torch.empty_strided(*like[:2], dtype=like[2]) for like in self._likes]
-            self._bases[1:-1] = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
+            self._bases[1:-1] = [*places, *(tensor.data_ptr() for tensor in outputs)]
             self._bases[-1] = 0
             jobs = 1 if is_forked_child() else torch.get_num_threads()
             addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
