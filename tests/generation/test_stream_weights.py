@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from recurra.decoding import RecordedStep
-from recurra.generation import Stream
+from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.generation import GenerationConfig, Stream, Streams
 from recurra.state import tensors
 
 from .conftest import VOCABULARY
@@ -40,8 +41,46 @@ def test_a_recurrence_is_recorded_and_a_segment_model_is_not(gateloop, crt):
     assert not isinstance(Stream(crt.float(), weights="float32").runner, RecordedStep)
 
 
+def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
+    model = any_model.float()
+    streams, alone = Streams(model, weights="float32"), Stream(model, weights="float32")
+    for name in range(5):
+        streams.open(name)
+    assert len({id(stream.runner) for stream in streams.values()}) == 1
+    inputs = {name: torch.randint(VOCABULARY, (2 + name,)).tolist() for name in streams}
+    streams.feed(inputs)
+    configs = {name: GenerationConfig(max_tokens=4 + 2 * name, seed=name) for name in streams}
+    rounds = list(streams.generate(configs))
+    for name, config in configs.items():
+        alone.reset()
+        alone.feed(inputs[name])
+        assert list(alone.generate(config.max_tokens, seed=name)) == [r[name] for r in rounds if name in r]
+        torch.testing.assert_close(streams[name].logits, alone.logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
+    streams, alone = Streams(gateloop.float(), weights=weights), Stream(gateloop, weights=weights)
+    for name in range(MOST_VECTORS):
+        streams.open(name).feed([name])
+    streams.feed({name: [1] for name in streams})  # the first step of this many rows records it
+    calls = []
+    streams[0].runner.model.register_forward_hook(lambda *_: calls.append(1))
+    for _ in streams.generate({name: GenerationConfig(max_tokens=5) for name in streams}):
+        pass
+    assert not calls
+    for name, stream in streams.items():  # bit for bit: a row does not depend on the batch that it is in
+        alone.reset()
+        for token in (name, *stream.recent[1:]):
+            alone.step(token)
+        assert torch.equal(stream.logits, alone.logits)
+        assert all(map(torch.equal, tensors(stream.state), tensors(alone.state)))
+
+
 def test_errors(gateloop):
     with pytest.raises(ValueError, match="numbers is 'int4'"):
         Stream(gateloop.float(), weights="int4")
+    with pytest.raises(ValueError, match="numbers is 'int4'"):
+        Streams(gateloop, weights="int4")
     with pytest.raises(ValueError, match="expected float32 on the CPU"):
         Stream(gateloop.double(), weights="float32")
