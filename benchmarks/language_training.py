@@ -27,9 +27,9 @@ from torch import nn
 from benchmarks.table import cpu_name
 from benchmarks.timing import median_ratio
 from recurra import list_mixers
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models import DataSizes, LanguageModel, LanguageModelConfig
 from recurra.state import detach
-from recurra.training import DataSizes, build_optimizer, load_recipe
+from recurra.training import build_optimizer, load_recipe
 from recurra.training.allocator import keep_large_blocks
 from recurra.training.config import OptimizerConfig
 

@@ -25,8 +25,9 @@ from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra.data import TextConfig, Vocabulary
 from recurra.data.text_batches import StreamSource
+from recurra.models import DataSizes
 from recurra.state import n_bytes
-from recurra.training import DataSizes, Experiment, build_optimizer, load_recipe
+from recurra.training import Experiment, build_optimizer, load_recipe
 from recurra.training.allocator import keep_large_blocks
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "wikitext-103" / "transformers.yaml"

@@ -32,7 +32,7 @@ _CHECKED = [
     "recurra.lengths",
     "recurra.mixers",
     "recurra.models",
-    "recurra.packed_state",
+    "recurra.saved_state",
     "recurra.scan.associative",
     "recurra.scan.convolution",
     "recurra.scan.linear",

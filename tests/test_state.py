@@ -128,13 +128,13 @@ def two_places():
 
 def test_a_batch_of_streams_at_different_places():
     state = two_places()
-    assert isinstance(state.layers[1], states.Rows)
+    assert isinstance(state.layers[1], states.Ragged)
     assert states.n_streams(state) == states.n_streams(state.layers[1]) == 4
     assert [one.layers[1][1] for one in states.split(state)] == [3, 4, 3, 4]
-    assert all(not isinstance(one.layers[1], states.Rows) for one in states.split(state))
+    assert all(not isinstance(one.layers[1], states.Ragged) for one in states.split(state))
     assert states.n_streams(None) is None
     detached = states.detach(states.map_tensors(lambda tensor: tensor.clone().requires_grad_(), state))
-    assert isinstance(detached.layers[1], states.Rows)
+    assert isinstance(detached.layers[1], states.Ragged)
     assert not any(tensor.requires_grad for tensor in states.tensors(detached))
 
 
@@ -156,7 +156,7 @@ def test_select_at_different_places(index, rows):
         window, length = one.layers[1]
         assert length == (3, 4)[row % 2]
         assert torch.equal(window, torch.full((1, length, 2), float(row)))
-    assert isinstance(selected.layers[1], states.Rows) == (len({row % 2 for row in rows}) > 1)
+    assert isinstance(selected.layers[1], states.Ragged) == (len({row % 2 for row in rows}) > 1)
 
 
 def test_streams_at_different_places_are_not_concatenated():

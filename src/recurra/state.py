@@ -1,7 +1,9 @@
 """Recurrent states: any nesting of NamedTuples, tuples and lists over tensors, numbers and None.
 
-A state is passed in and returned, never kept on a module and never changed in place. These functions give back a new
-state of the same structure. Whether gradients flow across a border is the caller's decision: `detach` makes the cut.
+A state is passed in and returned, never kept on a module and never changed in place. These functions return a new
+state of the same structure. Whether gradients cross a border is the caller's decision: `detach` makes the cut.
+
+States are pytrees: `torch.utils._pytree` walks them, here and in torch itself.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -9,53 +11,42 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 State = TypeVar("State")
 
 
-class Rows(NamedTuple):
-    """The state of a batch whose rows stand at different places, so that their tensors differ in shape.
+class Ragged(NamedTuple):
+    """The state of a batch whose sequences stand at different places, so that their tensors differ in shape.
 
-    It takes the place of a module's state where rows of different lengths leave states whose layout depends on the
-    position: on how full a window is, say, or on the place in a segment. The module goes on from it as from any other.
+    It replaces a module's own state where the layout depends on the position: on how full a window is, say, or on the
+    place in a segment. The module continues from it as from any other state.
     """
 
-    rows: tuple[Any, ...]
-    """One state of batch 1 for every row."""
+    states: tuple[Any, ...]
+    """One state of batch 1 for every sequence."""
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: State) -> State:
     """Apply `function` to every tensor of `state` and return the same structure.
 
     Raises:
-        TypeError: when `state` holds something else than tensors, numbers, None, tuples and lists.
+        TypeError: `state` holds something other than tensors, numbers and None in tuples and lists.
     """
-    return _map(function, state)
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else _plain(leaf), state)
 
 
-def _map(function: Callable[[Tensor], Any], state: Any, of_rows: Callable[[Rows], Any] | None = None) -> Any:
-    if isinstance(state, Tensor):
-        return function(state)
-    if state is None or isinstance(state, (int, float, bool)):
-        return state
-    if isinstance(state, Rows) and of_rows is not None:
-        return of_rows(state)
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(_map(function, item, of_rows) for item in state))
-    if isinstance(state, (tuple, list)):
-        return type(state)(_map(function, item, of_rows) for item in state)
+def _plain(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (int, float, bool)):
+        return leaf
     raise TypeError(
-        f"a state holds tensors, numbers and None in (named) tuples and lists; it came with {type(state).__name__}"
+        f"state holds a {type(leaf).__name__}; expected tensors, numbers and None in (named) tuples and lists"
     )
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
     """Yield the tensors of `state`, depth first, in a fixed order."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, (tuple, list)):
-        for item in state:
-            yield from tensors(item)
+    return (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
 
 def detach(state: State) -> State:
@@ -71,89 +62,89 @@ def select(state: State, index: Tensor | slice) -> State:
         index: a slice, or a tensor of indices or booleans over the batch.
     """
 
-    def of_rows(state: Rows) -> Any:
-        numbers = torch.arange(len(state.rows))[index.cpu() if isinstance(index, Tensor) else index].tolist()
-        return batch([state.rows[number] for number in numbers]) if numbers else select(state.rows[0], slice(0))
+    def take(part: Any) -> Any:
+        if isinstance(part, Ragged):
+            numbers = torch.arange(len(part.states))[index.cpu() if isinstance(index, Tensor) else index].tolist()
+            return batch([part.states[number] for number in numbers]) if numbers else select(part.states[0], slice(0))
+        return part[index] if isinstance(part, Tensor) else _plain(part)
 
-    return _map(lambda tensor: tensor[index], state, of_rows)
+    return tree_map(take, state, is_leaf=_is_ragged)
 
 
 def n_streams(state: Any) -> int | None:
-    """Count the streams that a batched state is of; None where it has no tensor to say so."""
-    if isinstance(state, Tensor):
-        return state.shape[0]
-    if isinstance(state, Rows):
-        return len(state.rows)
-    counts = (n_streams(item) for item in state) if isinstance(state, (tuple, list)) else ()
-    return next((count for count in counts if count is not None), None)
+    """Count the streams of a batched state; None if it has no tensor to say so."""
+    for part in tree_leaves(state, is_leaf=_is_ragged):
+        if isinstance(part, Ragged):
+            return len(part.states)
+        if isinstance(part, Tensor):
+            return part.shape[0] if part.dim() else None
+    return None
 
 
 def layout(state: Any) -> Hashable:
-    """Describe `state` but for its batch: structure, numbers, and the tensors' types, devices and other dimensions.
+    """Describe `state` apart from its batch: structure, numbers, and the dtype, device and shape of its tensors.
 
-    States of equal layouts, and no others, can be concatenated.
+    States can be concatenated if, and only if, their layouts are equal.
     """
-    if isinstance(state, Tensor):
-        return state.dtype, state.device, state.shape[1:]
-    if isinstance(state, (tuple, list)):
-        return type(state), tuple(layout(item) for item in state)
-    return type(state), state
+    leaves, structure = tree_flatten(state)
+    return structure, tuple(
+        (leaf.dtype, leaf.device, leaf.shape[1:]) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
+    )
 
 
 def concatenate(states: Sequence[State]) -> State:
-    """Put streams side by side in one batched state, along dimension 0 of every tensor; `split` is the way back.
+    """Put streams side by side in one batched state, along dimension 0 of every tensor; `split` reverses it.
 
     Args:
-        states: one or more of the same layout. A segment-level model's are of one when the streams stand at the same
-            place of their segments.
+        states: one or more states of the same layout. States of a segment-level model have the same layout when their
+            streams stand at the same place of their segments.
 
     Raises:
-        ValueError: there is none, the layouts differ, or there are `Rows`, which `batch` puts together.
+        ValueError: there is no state, the layouts differ, or a state is `Ragged`, which only `batch` puts together.
     """
     if not states:
         raise ValueError("states is empty; expected at least one state to concatenate")
-    if any(_has_rows(state) for state in states):
+    if any(_is_ragged(part) for state in states for part in tree_leaves(state, is_leaf=_is_ragged)):
         raise ValueError(
-            "a state is of rows at different places: split the states, and concatenate those that are of one layout"
+            "states holds a Ragged state; expected states of one layout: split them first, or use recurra.state.batch"
         )
     first = layout(states[0])
     for number, state in enumerate(states):
         if layout(state) != first:
             raise ValueError(
-                f"state {number} has another layout than state 0, and only equal ones can be concatenated: "
-                f"{layout(state)} against {first}"
+                f"states[{number}] is of the layout {layout(state)}; expected that of states[0], {first}: only states "
+                "of one layout can be concatenated"
             )
     columns = [list(tensors(state)) for state in states]
     batched = iter([torch.cat(column) for column in zip(*columns)])
     return map_tensors(lambda _: next(batched), states[0])
 
 
-def batch(states: Sequence[State]) -> State | Rows:
-    """Put streams, a state of batch 1 for each, in one state, wherever they stand: `Rows` where the layouts differ.
+def batch(states: Sequence[State]) -> State | Ragged:
+    """Put streams, each a state of batch 1, in one state, wherever they stand: `Ragged` if their layouts differ.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no state.
     """
     is_uniform = len({layout(state) for state in states}) <= 1
-    return concatenate(states) if is_uniform else Rows(tuple(states))
+    return concatenate(states) if is_uniform else Ragged(tuple(states))
 
 
-def _has_rows(state: Any) -> bool:
-    is_nested = isinstance(state, (tuple, list))
-    return isinstance(state, Rows) or (is_nested and any(_has_rows(item) for item in state))
+def _is_ragged(part: Any) -> bool:
+    return isinstance(part, Ragged)
 
 
 def split(state: State) -> list[State]:
-    """Take a batched state apart into one of batch 1 for every stream, each in memory of its own.
+    """Take a batched state apart into one state of batch 1 per stream, each in its own memory.
 
     Raises:
-        ValueError: `state` has no tensor, so that it does not say how many streams it is of.
+        ValueError: `state` has no tensor, so it does not say how many streams it holds.
     """
     count = n_streams(state)
     if count is None:
         raise ValueError("state has no tensor; expected at least one, whose dimension 0 counts the streams")
-    # Copies: a view of one row would keep the rows of all streams alive.
-    return [map_tensors(Tensor.clone, select(state, slice(row, row + 1))) for row in range(count)]
+    # Copies: a view of one stream would keep those of all streams alive.
+    return [map_tensors(Tensor.clone, select(state, slice(number, number + 1))) for number in range(count)]
 
 
 def to(state: State, device: torch.device | str) -> State:
@@ -162,5 +153,13 @@ def to(state: State, device: torch.device | str) -> State:
 
 
 def n_bytes(state: Any) -> int:
-    """Count the bytes that the tensors of `state` hold."""
+    """Count the bytes of the tensors in `state`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(state))
+
+
+def last_step(h: Tensor, h0: Tensor) -> Tensor:
+    """Return the state after the last of the steps h (B, L, ...), or h0 if there are no steps.
+
+    It owns its memory: a carried view would keep the states of all steps alive.
+    """
+    return h[:, -1].clone() if h.shape[1] else h0

@@ -6,7 +6,7 @@ from tests.huggingface.conftest import SEGMENTED, build
 from transformers import Cache
 
 from recurra.huggingface import RecurrentCache
-from recurra.state import Rows
+from recurra.state import Ragged
 
 
 def read(lm, tokens, cache=None, **options):
@@ -74,7 +74,7 @@ def test_rows_at_different_places_have_states_of_their_own(name, prompt):
     mask = torch.ones_like(prompt)
     mask[0, :4] = 0
     _, cache = read(build(name), prompt, attention_mask=mask)
-    assert isinstance(cache.state, Rows)
+    assert isinstance(cache.state, Ragged)
     assert cache.batch_size == 3
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recurra.lengths.packed import PackedRows
+from recurra.lengths.packed import PackedSequences
 from recurra.scan import linear_scan
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
@@ -109,8 +109,8 @@ def test_a_scan_refuses_what_are_no_borders(monkeypatch):
 def test_rows_and_back(lengths):
     n_steps = sum(lengths)
     x = torch.arange(1.0, n_steps + 1)[None, :, None].expand(1, n_steps, 2)
-    packed = PackedRows(borders_of(lengths), x)
-    rows, n_places = packed.rows(x, 0.0), 0
+    packed = PackedSequences(borders_of(lengths), x)
+    rows, n_places = packed.padded(x, 0.0), 0
     for group, row in zip(packed.groups, rows, strict=True):
         n_places += row[..., 0].numel()
         for number, of_one in zip(group.sequences.tolist(), row):
@@ -127,6 +127,6 @@ def test_rows_and_back(lengths):
 
 
 def test_rows_refuse_a_state_of_other_streams():
-    packed = PackedRows(torch.tensor([0, 2, 5]), torch.zeros(1, 5, 1))
+    packed = PackedSequences(torch.tensor([0, 2, 5]), torch.zeros(1, 5, 1))
     with pytest.raises(ValueError, match="3 streams; expected one for each of the 2 sequences"):
         packed.states((torch.zeros(3, 1),))

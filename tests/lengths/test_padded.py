@@ -8,7 +8,7 @@ from torch import nn
 import recurra
 from recurra import state as states
 from recurra.layers.vocabulary import counted_tokens
-from recurra.lengths.padded import in_pieces
+from recurra.lengths.run import run_lengths
 from recurra.mixers import register_mixer
 from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
 
@@ -36,7 +36,7 @@ class Counter(nn.Module):
 
 def test_rows_go_together_as_far_as_the_shortest_reaches():
     counter = Counter()
-    y, state = in_pieces(counter, torch.zeros(4, 5), None, mask=MASK)
+    y, state = run_lengths(counter, torch.zeros(4, 5), None, mask=MASK)
     assert counter.calls == [(4, 0), (3, 1), (2, 2)]
     assert y.tolist() == [[1, 2, 3, 0, 0], [0, 1, 0, 2, 3], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
     assert state.tolist() == [3, 3, 1, 0]
@@ -45,13 +45,13 @@ def test_rows_go_together_as_far_as_the_shortest_reaches():
 def test_rows_at_one_place_go_together():
     mixer = recurra.create_mixer("gateloop-attention", 8, window=4)
     _, state = mixer(torch.randn(4, 5, 8), mask=MASK)
-    assert [len(rows.keys[0]) for rows in state.rows] == [3, 3, 1, 0]
+    assert [len(rows.keys[0]) for rows in state.states] == [3, 3, 1, 0]
     sizes = []
     mixer.qkv.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape[:2])))
     _, state = mixer(torch.randn(4, 2, 8), state)
     assert sizes == [(2, 2), (1, 2), (1, 2)]
     _, state = mixer(torch.randn(4, 1, 8), state)
-    assert not isinstance(state, states.Rows)  # the windows are full: all rows stand at one place
+    assert not isinstance(state, states.Ragged)  # the windows are full: all rows stand at one place
 
 
 def test_no_rows():

@@ -7,15 +7,14 @@ from recurra.models import CompactRecurrentTransformer, LanguageModelConfig, Tra
 from recurra.training import (
     EXPERIMENTS,
     CompactRecurrentTransformerExperiment,
-    CompactRecurrentTransformerRecipe,
+    CompactRecurrentTransformerShape,
     DataSizes,
     Experiment,
     MemoryHorizonExperiment,
-    ModelConfig,
     TextExperiment,
     TrainingConfig,
     TransformerXLExperiment,
-    TransformerXLRecipe,
+    TransformerXLShape,
 )
 from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.training.recipe import _keys
@@ -31,7 +30,7 @@ def defaults(config: type) -> dict[str, object]:
 def test_the_model_has_all_fields_of_a_language_model_but_the_datas_sizes():
     expected = defaults(LanguageModelConfig)
     del expected["vocab_size"], expected["output_size"]
-    assert defaults(ModelConfig) == expected
+    assert defaults(LanguageModelShape) == expected
 
 
 def test_the_datas_sizes_reach_the_model():
@@ -57,30 +56,30 @@ def segmented(kind: type[TextExperiment], recipe: type, length: int, **options):
 
 
 def test_segments_and_vocabulary_are_the_datas():
-    model = segmented(CompactRecurrentTransformerExperiment, CompactRecurrentTransformerRecipe, 5, memory="ncgru")
+    model = segmented(CompactRecurrentTransformerExperiment, CompactRecurrentTransformerShape, 5, memory="ncgru")
     assert type(model) is CompactRecurrentTransformer
     assert (model.config.vocab_size, model.config.segment_length, model.config.memory) == (13, 5, "ncgru")
 
 
 @pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
 def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
-    model = segmented(TransformerXLExperiment, TransformerXLRecipe, 5, mem_len=mem_len)
+    model = segmented(TransformerXLExperiment, TransformerXLShape, 5, mem_len=mem_len)
     assert type(model) is TransformerXL
     assert (model.config.segment_length, model.config.mem_len) == (5, expected)
 
 
 def test_a_model_of_segments_refuses_data_without_them():
     with pytest.raises(ValueError, match="reads segments, and the data have none"):
-        TransformerXLRecipe().build(DataSizes(5, 5))
+        TransformerXLShape().build(DataSizes(5, 5))
 
 
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        (TransformerXLRecipe, {"mem_len": -1}, "mem_len is -1; expected at least 0"),
-        (TransformerXLRecipe, {"n_heads": 0}, "n_heads is 0; expected at least 1"),
-        (CompactRecurrentTransformerRecipe, {"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
-        (CompactRecurrentTransformerRecipe, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+        (TransformerXLShape, {"mem_len": -1}, "mem_len is -1; expected at least 0"),
+        (TransformerXLShape, {"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        (CompactRecurrentTransformerShape, {"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
+        (CompactRecurrentTransformerShape, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
     ],
 )
 def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, message):
@@ -91,7 +90,7 @@ def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, 
 @pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
 def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
     with pytest.raises(ValueError, match=r"cutoffs is .* expected increasing numbers from 1 to 12"):
-        segmented(TransformerXLExperiment, TransformerXLRecipe, 5, cutoffs=cutoffs)
+        segmented(TransformerXLExperiment, TransformerXLShape, 5, cutoffs=cutoffs)
 
 
 def test_differences_name_keys_and_both_values():
@@ -105,14 +104,14 @@ def test_differences_name_keys_and_both_values():
 )
 def test_impossible_model_values_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"^model\.{field} is {value}; expected "):
-        ModelConfig(**{field: value})
+        LanguageModelShape(**{field: value})
 
 
 def test_plain_data_holds_no_objects():
     plain = to_plain(TextExperiment(data=TextConfig(path="somewhere")))
     assert plain["experiment"] == "text"
     assert plain["data"]["path"] == "somewhere"
-    assert plain["model"] == asdict(ModelConfig())
+    assert plain["model"] == asdict(LanguageModelShape())
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,23 @@ from recurra.data import TextConfig
 from recurra.evaluation import evaluate
 from recurra.training import (
     EXPERIMENTS,
-    CompactRecurrentTransformerRecipe,
+    CompactRecurrentTransformerShape,
     OptimizerConfig,
     RunFolder,
     Trainer,
     TrainingConfig,
-    TransformerXLRecipe,
+    TransformerXLShape,
     load_recipe,
     to_yaml,
 )
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
 MODELS = {
-    "transformer": TransformerXLRecipe(**SMALL, mem_len=0),
-    "transformer-xl": TransformerXLRecipe(**SMALL, cutoffs=[4, 7]),
-    "crt-gru": CompactRecurrentTransformerRecipe(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
-    "crt-ncgru": CompactRecurrentTransformerRecipe(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
-    "memory-only": CompactRecurrentTransformerRecipe(**SMALL, position="relative"),
+    "transformer": TransformerXLShape(**SMALL, mem_len=0),
+    "transformer-xl": TransformerXLShape(**SMALL, cutoffs=[4, 7]),
+    "crt-gru": CompactRecurrentTransformerShape(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
+    "crt-ncgru": CompactRecurrentTransformerShape(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
+    "memory-only": CompactRecurrentTransformerShape(**SMALL, position="relative"),
 }
 
 
@@ -43,7 +43,7 @@ def corpus(tmp_path):
 @pytest.fixture
 def make(corpus):
     def trainer(name, model, data=None, **training):
-        kind = "text-transformer-xl" if isinstance(model, TransformerXLRecipe) else "text-crt"
+        kind = "text-transformer-xl" if isinstance(model, TransformerXLShape) else "text-crt"
         sizes = {"batch_size": 2, "segment_length": 4, "bptt_segments": 2, "cache": str(corpus / "cache")}
         experiment = EXPERIMENTS[kind](
             data=TextConfig(path=str(corpus), **{**sizes, **(data or {})}),

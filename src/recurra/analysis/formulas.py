@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-from recurra.models import CompactRecurrentTransformer, LanguageModel, TransformerXL
-
 
 class PublishedCost(NamedTuple):
     """A row of Table 1 with numbers in it.
@@ -66,30 +64,13 @@ FORMULAS: dict[str, Callable[[int, int, int], PublishedCost]] = {
 
 
 def model_kind(model: nn.Module) -> str:
-    """Give the name under which the paper's tables would list a model, or one that says what it is."""
-    if isinstance(model, TransformerXL):
-        return "Transformer-XL" if model.config.mem_len else "Transformer"
-    if isinstance(model, CompactRecurrentTransformer):
-        memory, position = model.config.memory, model.config.position
-        if (memory, position) == ("none", "relative"):
-            return "Transformer"
-        if position == f"rnn-{memory}":
-            return f"CRT-{memory.upper()}"
-        return f"CRT (memory {memory}, position {position})"
-    if isinstance(model, LanguageModel):
-        return f"language model ({', '.join(dict.fromkeys(name for name, _ in model.config.mixers))})"
-    return type(model).__name__
+    """Return the name under which the paper's tables would list a model, or one that says what it is."""
+    return str(getattr(model, "kind", type(model).__name__))
 
 
 def published_cost(model: nn.Module) -> PublishedCost | None:
-    """Give Table 1's numbers for a model, with its own layers, segments and channels; None where no row fits it.
-
-    None is also the answer for a Transformer-XL whose memory is not as long as its segments: the formula knows no other
-    length.
-    """
-    if not isinstance(model, (TransformerXL, CompactRecurrentTransformer)):
+    """Return Table 1's numbers for a model, with its own layers, segments and channels; None if no row fits it."""
+    row, config = getattr(model, "published_row", None), getattr(model, "config", None)
+    if row not in FORMULAS or config is None:
         return None
-    config, kind = model.config, model_kind(model)
-    if isinstance(model, TransformerXL) and model.config.mem_len not in (0, config.segment_length):
-        return None
-    return FORMULAS[kind](config.n_layer, config.segment_length, config.d_model) if kind in FORMULAS else None
+    return FORMULAS[row](config.n_layer, config.segment_length, config.d_model)

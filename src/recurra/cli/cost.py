@@ -16,9 +16,10 @@ from recurra.analysis.plots import CostPoint, perplexity_over_flops, save
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.data.files import replacing
+from recurra.models import DataSizes, VideoSizes
 from recurra.runs import open_run
 from recurra.runs.score_files import score_file
-from recurra.training import DataSizes, Experiment, VideoSizes, load_recipe
+from recurra.training import Experiment, load_recipe
 
 DESCRIPTION = "Count what the models of recipes or runs do for one segment, beside the CRT paper's formulas (Table 1)."
 CAPTION = (

@@ -14,7 +14,7 @@ from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
 from recurra.runs import open_run
 from recurra.runs.score_files import score_file
-from recurra.training import Experiment, TextExperiment, TransformerXLExperiment
+from recurra.training import Experiment, TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
 
@@ -68,7 +68,7 @@ def _lengths(experiment: Experiment) -> dict[str, int]:
     if not isinstance(experiment, TextExperiment):
         return {}
     lengths = {"segment_length": experiment.data.segment_length}
-    if isinstance(experiment, TransformerXLExperiment):
+    if hasattr(experiment.model, "mem_len"):
         memory = experiment.model.mem_len
         lengths["mem_len"] = experiment.data.segment_length if memory is None else memory
     return lengths

@@ -9,43 +9,32 @@ import json
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import yaml
-from torch import nn
 
 from recurra.convert import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
 from recurra.data.files import replacing
-from recurra.models import CompactRecurrentTransformer, LanguageModel, LanguageModelConfig, TransformerXL
+from recurra.models import DataSizes, entry_of
 from recurra.runs import open_run
 from recurra.training import (
     CheckpointFolder,
-    CompactRecurrentTransformerRecipe,
-    DataSizes,
     Experiment,
-    ModelConfig,
     RunFolder,
     TextExperiment,
-    TransformerXLRecipe,
     load_recipe,
     to_yaml,
 )
-from recurra.training.experiment import to_plain
+from recurra.training.experiment import experiment_name, to_plain
 from recurra.training.loop import Position
 
 FORMS = ("run", "hf", "safetensors")
 """The forms by name."""
 UNKNOWN_CORPUS = "unknown"
 """data.path of a run whose corpus is not known."""
-
-_RECIPES: dict[type[nn.Module], tuple[str, type]] = {
-    LanguageModel: ("text", ModelConfig),
-    CompactRecurrentTransformer: ("text-crt", CompactRecurrentTransformerRecipe),
-    TransformerXL: ("text-transformer-xl", TransformerXLRecipe),
-}
 
 
 def form_of(path: Path) -> str:
@@ -199,7 +188,7 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
 
 def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]:
     """What is known of an experiment from the model: its shape and its vocabulary."""
-    name, recipe = _RECIPES[type(portable.model)]
+    entry = entry_of(portable.model)
     config: Any = portable.model.config
     words = "words" if type(portable.tokenizer).__name__ == "Vocabulary" else "bpe"
     data = {
@@ -210,8 +199,7 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
     }
     if hasattr(config, "segment_length"):
         data["segment_length"] = config.segment_length
-    model = {field.name: getattr(config, field.name) for field in fields(recipe)}
-    return {"experiment": name, "data": data, "model": model}
+    return {"experiment": experiment_name(entry), "data": data, "model": entry.shape_of(config)}
 
 
 def _require_its_model(experiment: Experiment, portable: PortableModel, source: Path) -> None:
@@ -220,8 +208,8 @@ def _require_its_model(experiment: Experiment, portable: PortableModel, source: 
     assert portable.tokenizer is not None
     n_tokens = len(portable.tokenizer)
     theirs = experiment.model.build(DataSizes(n_tokens, n_tokens, experiment.data.segment_length)).config
-    ours = portable.model.config
-    if isinstance(ours, LanguageModelConfig):
+    ours: Any = portable.model.config
+    if hasattr(ours, "output_size"):
         ours = replace(ours, output_size=ours.output_size or ours.vocab_size)
     if type(theirs) is not type(ours):
         kinds = type(theirs).__name__, type(ours).__name__

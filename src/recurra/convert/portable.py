@@ -9,21 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
 
-LANGUAGE_MODELS: dict[type[nn.Module], type] = {
-    LanguageModel: LanguageModelConfig,
-    CompactRecurrentTransformer: CompactRecurrentTransformerConfig,
-    TransformerXL: TransformerXLConfig,
-}
-"""The language models and their configurations."""
 LARGEST_DIFFERENCE = 1e-5
 """What the logits of a model may differ by after it was converted, in float32."""
 

@@ -10,13 +10,13 @@ from safetensors.torch import save
 from torch import nn
 
 from recurra.convert.portable import (
-    LANGUAGE_MODELS,
     PortableModel,
     tied_parameters,
     tokenizer_from_json,
     tokenizer_to_json,
 )
 from recurra.data.files import replacing
+from recurra.models import DataSizes, entry_of, list_models
 
 _FORMAT = "recurra model 1"
 
@@ -33,7 +33,7 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
     """
     description = {
         "format": _FORMAT,
-        "model": _kind(portable.model).__name__,
+        "model": entry_of(portable.model).model.__name__,
         "config": asdict(portable.model.config),  # type: ignore[call-overload]
         "experiment": portable.experiment,
         "step": portable.step,
@@ -79,15 +79,7 @@ def load_single_file(path: Path) -> PortableModel:
 
 
 def _build(description: dict[str, Any], path: Path) -> nn.Module:
-    for kind, config in LANGUAGE_MODELS.items():
-        if kind.__name__ == description["model"]:
-            return kind(config(**description["config"]))
-    raise ValueError(f"{path} is of a {description['model']}, which this version does not know")
-
-
-def _kind(model: nn.Module) -> type[nn.Module]:
-    for kind in LANGUAGE_MODELS:
-        if type(model) is kind:
-            return kind
-    known = ", ".join(kind.__name__ for kind in LANGUAGE_MODELS)
-    raise TypeError(f"the model is a {type(model).__name__}; expected one of {known}")
+    for entry in list_models(DataSizes):
+        if entry.model.__name__ == description["model"]:
+            return entry.model(entry.config(**description["config"]))
+    raise ValueError(f"{path} is of a {description['model']}; expected a model that this version knows")

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
-from recurra.models import PlainLikelihood, negative_log_likelihood
+from recurra.models import negative_log_likelihood
 
 
 class EvaluationResult(NamedTuple):
@@ -49,7 +49,7 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
 
     Args:
         model: called as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats; one whose loss
-            goes by way of the logits (a `PlainLikelihood`, or a module without a `loss`) as
+            goes by way of the logits (`forms_logits`, or a module without a `loss`) as
             `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
         source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
         observe: called with every batch and its predictions.
@@ -57,7 +57,7 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
     Raises:
         ValueError: every target is ignored, or `observe` is given with a model that has no logits.
     """
-    by_logits = isinstance(model, PlainLikelihood) or not hasattr(model, "loss")
+    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss"))
     if observe is not None and not by_logits:
         raise ValueError(f"{type(model).__name__} gives losses without logits: there are no predictions to observe")
     device = next(model.parameters()).device

@@ -15,10 +15,10 @@ from torch.export import default_decompositions
 
 from recurra.export.planes import RealProgram
 from recurra.export.programs import step_program, zero_state
-from recurra.models import LanguageModel
+from recurra.models import LanguageModelShell
 
 
-def step_to_executorch(model: LanguageModel, *, batch: int = 1) -> bytes:
+def step_to_executorch(model: LanguageModelShell, *, batch: int = 1) -> bytes:
     """Give the content of a .pte file whose method `forward(tokens, *state)` returns `(logits, *state)`.
 
     tokens are (batch, 1); the state tensors are those of `recurra.export.state_tensors`, in this order and in float32,

@@ -30,7 +30,7 @@ from recurra.export.onnx_model import OnnxModel
 from recurra.export.planes import RealProgram
 from recurra.export.programs import StateTensor, prefill_program, zero_state
 from recurra.export.translations import OPSET, TRANSLATIONS
-from recurra.models import LanguageModel
+from recurra.models import LanguageModelShell
 
 LARGEST_DIFFERENCE = 1e-4
 """What logits may differ by, as a share of the largest: rounding makes some 1e-6, in deep models 1e-5."""
@@ -39,7 +39,7 @@ LARGEST_FILE = 2**31 - 2**20
 _LENGTHS = ((1, 33), (3, 7))  # batch and length of the comparison; neither is what the graph was traced with
 
 
-def to_onnx(model: LanguageModel, *, tokenizer: str | None = None) -> onnx.ModelProto:
+def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.ModelProto:
     """Give a model as an ONNX graph with its metadata.
 
     Args:
@@ -88,7 +88,7 @@ def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @torch.inference_mode()
-def largest_difference(model: LanguageModel, exported: OnnxModel) -> float:
+def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
     """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time.
 
     Returns:
@@ -113,7 +113,7 @@ def largest_difference(model: LanguageModel, exported: OnnxModel) -> float:
     return float(torch.stack(differences).max())
 
 
-def _metadata(model: LanguageModel, state: tuple[StateTensor, ...], tokenizer: str | None) -> dict[str, str]:
+def _metadata(model: LanguageModelShell, state: tuple[StateTensor, ...], tokenizer: str | None) -> dict[str, str]:
     tensors = [
         {"name": tensor.name, "shape": tensor.shape, "dtype": "float32", "complex": tensor.is_complex}
         for tensor in state

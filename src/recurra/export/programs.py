@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves_with_path
 
 from recurra.export.exportable import require_exportable
-from recurra.models import LanguageModel
+from recurra.models import LanguageModelShell
 from recurra.state import map_tensors, tensors
 
 _ENDLESS = 10**9
@@ -37,7 +38,7 @@ class StreamProgram(NamedTuple):
     state: tuple[StateTensor, ...]
 
 
-def prefill_program(model: LanguageModel, *, batch: int | None = 1) -> StreamProgram:
+def prefill_program(model: LanguageModelShell, *, batch: int | None = 1) -> StreamProgram:
     """Trace a model for any number of tokens at once, but for one alone: that is `step_program`'s.
 
     The program calls the kernels of this package: `import recurra` before `torch.export.load`.
@@ -52,16 +53,16 @@ def prefill_program(model: LanguageModel, *, batch: int | None = 1) -> StreamPro
     return _trace(model, batch, None)
 
 
-def step_program(model: LanguageModel, *, batch: int | None = 1) -> StreamProgram:
+def step_program(model: LanguageModelShell, *, batch: int | None = 1) -> StreamProgram:
     """Trace a model for one token of every stream, tokens (B, 1); otherwise as `prefill_program`."""
     return _trace(model, batch, 1)
 
 
-def state_tensors(model: LanguageModel) -> tuple[StateTensor, ...]:
+def state_tensors(model: LanguageModelShell) -> tuple[StateTensor, ...]:
     """Say what the state of a model consists of."""
     return tuple(
         StateTensor(name, tuple(x.shape[1:]) + ((2,) if x.is_complex() else ()), x.is_complex())
-        for name, x in _named(_example_state(model))
+        for name, x in _named(model.initial_state(1))
     )
 
 
@@ -73,10 +74,10 @@ def zero_state(state: tuple[StateTensor, ...], batch: int) -> list[Tensor]:
 class FlatModel(nn.Module):
     """A language model whose state is a list of real tensors."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModelShell) -> None:
         super().__init__()
         self.model = model
-        self._structure = _example_state(model)
+        self._structure = model.initial_state(1)
 
     def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Give the logits and the next state."""
@@ -88,7 +89,7 @@ class FlatModel(nn.Module):
         return logits, *(torch.view_as_real(x) if x.is_complex() else x for x in tensors(last))
 
 
-def _trace(model: LanguageModel, batch: int | None, length: int | None) -> StreamProgram:
+def _trace(model: LanguageModelShell, batch: int | None, length: int | None) -> StreamProgram:
     require_exportable(model)
     if batch is not None and batch < 1:
         raise ValueError(f"batch is {batch}; expected at least 1, or None for any number of streams")
@@ -119,21 +120,12 @@ def _trace(model: LanguageModel, batch: int | None, length: int | None) -> Strea
     return StreamProgram(program, state)
 
 
-def _description(model: LanguageModel) -> str:
-    return f"the model (mixer {', '.join(sorted({name for name, _ in model.config.mixers}))})"
+def _description(model: LanguageModelShell) -> str:
+    return f"the {model.kind}"
 
 
-def _example_state(model: LanguageModel) -> Any:
-    was_training = model.training
-    with torch.no_grad():
-        _, state = model.eval()(torch.zeros(1, 1, dtype=torch.int64, device=model.embedding.weight.device))
-    model.train(was_training)
-    return state
-
-
-def _named(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(state, Tensor):
-        yield name, state
-    elif isinstance(state, (tuple, list)):
-        for field, item in zip(getattr(state, "_fields", range(len(state))), state):
-            yield from _named(item, f"{name}.{field}" if name else str(field))
+def _named(state: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state with the fields on the way to them: layers.0.h."""
+    for path, leaf in tree_leaves_with_path(state):
+        if isinstance(leaf, Tensor):
+            yield ".".join(str(getattr(key, "name", getattr(key, "idx", key))) for key in path), leaf

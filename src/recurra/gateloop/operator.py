@@ -11,7 +11,7 @@ from recurra.gateloop import modes
 from recurra.gateloop.chunk import chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels, why_not_kernels
 from recurra.gateloop.fused import Planes, fused
-from recurra.lengths.packed import PackedRows, check_cu_seqlens
+from recurra.lengths.packed import PackedSequences, check_cu_seqlens
 from recurra.scan.linear import choose_backend
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
@@ -59,7 +59,7 @@ def gate_loop(
             between chunks.
         cu_seqlens: the borders of N sequences that lie end to end in the inputs (1, T, H, d): N + 1 ascending integers
             from 0 to T. Each is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L, in
-            padded rows (`recurra.lengths.packed.PackedRows`); nothing of one enters another.
+            padded rows (`recurra.lengths.packed.PackedSequences`); nothing of one enters another.
 
     Returns:
         y, complex where an input is, and h_L. float16 and bfloat16 are computed in float32; a real y comes back in the
@@ -98,8 +98,8 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Sequences side by side as rows, behind whose ends the state stays as it is: a = 1, k = 0."""
-    packed, mode = PackedRows(cu_seqlens, q), choose_mode(mode, q, k, v, a, state)
-    columns = [packed.rows(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
+    packed, mode = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state)
+    columns = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
     outputs, states = [], []
     for *rows, h0 in zip(*columns, packed.states(state)):
         y, last = gate_loop(*rows, state=h0, mode=mode, backend=backend)

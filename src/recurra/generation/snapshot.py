@@ -15,7 +15,7 @@ from recurra.data.files import replacing
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
 from recurra.generation.stream_state import StreamState
-from recurra.packed_state import pack_state, unpack_state
+from recurra.saved_state import state_from_plain, state_to_plain
 from recurra.state import n_bytes
 
 FORMAT = "recurra-stream"
@@ -67,7 +67,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "model": snapshot.model._asdict(),
-        "structure": _outline(pack_state(stream.model_state), tensors),
+        "structure": _outline(state_to_plain(stream.model_state), tensors),
     }
     # Clones: tensors of a state can share memory, which the format refuses.
     tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -99,7 +99,7 @@ def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snap
         raise ValueError(sentence(str(path), "damaged: its content does not match its digest", saved))
     found = ModelIdentity(**content["model"])
     require_same_model(found, identity, str(path))
-    state = unpack_state(_fill(content["structure"], tensors), model)
+    state = state_from_plain(_fill(content["structure"], tensors), model)
     logits = tensors["logits"].to(next(model.parameters()).device) if "logits" in tensors else None
     recent = tuple(token for token in tensors["recent"].tolist() if token >= 0)
     return Snapshot(StreamState(state, logits, recent, int(tensors["position"])), found)

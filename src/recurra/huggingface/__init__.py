@@ -11,36 +11,20 @@ not import this, such as a command line tool, runs with the models registered as
 Needs the extra `hf`: `pip install recurra[hf]`.
 """
 
+from recurra.huggingface import configuration, modeling
 from recurra.huggingface.auto import register
 from recurra.huggingface.cache import RecurrentCache
-from recurra.huggingface.configuration import (
-    RecurraConfig,
-    RecurraCRTConfig,
-    RecurraLanguageModelConfig,
-    RecurraTransformerXLConfig,
-    config_for,
-)
+from recurra.huggingface.configuration import RecurraConfig, config_for
 from recurra.huggingface.folder import load_folder, save_folder
-from recurra.huggingface.modeling import (
-    RecurraCRTForCausalLM,
-    RecurraForCausalLM,
-    RecurraLanguageModelForCausalLM,
-    RecurraTransformerXLForCausalLM,
-    causal_lm,
-)
+from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
 from recurra.huggingface.tokenizer import fast_tokenizer, read_tokenizer
 
 register()
+globals().update({kind.__name__: kind for kind in (*configuration.CONFIGS, *modeling.MODELS)})
 
 __all__ = [
-    "RecurraCRTConfig",
-    "RecurraCRTForCausalLM",
     "RecurraConfig",
     "RecurraForCausalLM",
-    "RecurraLanguageModelConfig",
-    "RecurraLanguageModelForCausalLM",
-    "RecurraTransformerXLConfig",
-    "RecurraTransformerXLForCausalLM",
     "RecurrentCache",
     "causal_lm",
     "config_for",
@@ -49,4 +33,5 @@ __all__ = [
     "read_tokenizer",
     "register",
     "save_folder",
+    *(kind.__name__ for kind in (*configuration.CONFIGS, *modeling.MODELS)),
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,16 +12,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from recurra.convert.portable import tied_parameters
 from recurra.huggingface.cache import RecurrentCache
-from recurra.huggingface.configuration import (
-    RecurraConfig,
-    RecurraCRTConfig,
-    RecurraLanguageModelConfig,
-    RecurraTransformerXLConfig,
-    config_for,
-)
+from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
-from recurra.models import CompactRecurrentTransformer, LanguageModel, TransformerXL, negative_log_likelihood
+from recurra.models import negative_log_likelihood
 
 
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
@@ -41,14 +35,13 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     accepts_loss_kwargs = True
     _is_stateful = True  # tokens cannot be taken back, which assisted generation would need
-    model_class: ClassVar[type[Any]]
     model: Any
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
         if model is None:
             with _real_weights() as dtype:
-                model = self.model_class(config.model_config(**config.of_the_model())).to(dtype)
+                model = config.entry.model(config.entry.config(**config.of_the_model())).to(dtype)
         self.model = model
         self._tied_weights_keys = tied_parameters(self)
         self.post_init()
@@ -200,44 +193,29 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return self.get_input_embeddings()
 
 
-class RecurraLanguageModelForCausalLM(RecurraForCausalLM):
-    """`recurra.models.LanguageModel`."""
-
-    config_class = RecurraLanguageModelConfig
-    model_class = LanguageModel
-
-
-class RecurraCRTForCausalLM(RecurraForCausalLM):
-    """`recurra.models.CompactRecurrentTransformer`."""
-
-    config_class = RecurraCRTConfig
-    model_class = CompactRecurrentTransformer
+def _model_class(config: type[RecurraConfig]) -> type[RecurraForCausalLM]:
+    attributes = {
+        "__doc__": f"`recurra.models.{config.entry.model.__name__}` under transformers' interface.",
+        "__module__": __name__,
+        "config_class": config,
+    }
+    return type(f"Recurra{config.entry.label}ForCausalLM", (RecurraForCausalLM,), attributes)
 
 
-class RecurraTransformerXLForCausalLM(RecurraForCausalLM):
-    """`recurra.models.TransformerXL`."""
-
-    config_class = RecurraTransformerXLConfig
-    model_class = TransformerXL
-
-
-MODELS: tuple[type[RecurraForCausalLM], ...] = (
-    RecurraLanguageModelForCausalLM,
-    RecurraCRTForCausalLM,
-    RecurraTransformerXLForCausalLM,
-)
+MODELS: tuple[type[RecurraForCausalLM], ...] = tuple(_model_class(config) for config in CONFIGS)
+globals().update({model.__name__: model for model in MODELS})  # so that they can be imported, and pickled
 
 
 def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     """Put a model under transformers' interface. It is the same model, not a copy of it.
 
     Args:
-        model: a `LanguageModel`, `CompactRecurrentTransformer` or `TransformerXL`.
+        model: a registered language model.
         others: further attributes of the configuration.
 
     Raises:
-        TypeError: it is none of them.
-        ValueError: it predicts something else than the tokens that it reads.
+        TypeError: it is something else.
+        ValueError: it predicts something other than the tokens that it reads.
     """
     config = config_for(model.config, **others)
     kind = next(kind for kind in MODELS if kind.config_class is type(config))

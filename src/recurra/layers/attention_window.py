@@ -9,6 +9,20 @@ from torch import Tensor
 from recurra.checks import require, require_at_least
 
 
+def head_size(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """Return the channels of a head: `d_head`, or d_model / n_heads if that is None.
+
+    Raises:
+        ValueError: a size is below 1, or the heads do not divide d_model and `d_head` is None.
+    """
+    require_at_least(1, d_model=d_model, n_heads=n_heads)
+    if d_head is None:
+        require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model = {d_model}", "or set d_head")
+        return d_model // n_heads
+    require_at_least(1, d_head=d_head)
+    return d_head
+
+
 @dataclass(frozen=True)
 class AttentionWindow:
     """The lengths of Transformer-XL's attention (arXiv 1901.02860, section 3.2).

@@ -1,11 +1,13 @@
 """Mixers: modules over time, `y, state = mixer(x, state)`, one file each."""
 
+from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
 from recurra.mixers.gru import GRU, GRUState
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
+from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.mixers.retnet import Retention, RetentionState
@@ -20,6 +22,7 @@ __all__ = [
     "RNN",
     "S4D",
     "S5",
+    "Carried",
     "GRUState",
     "GateLoop",
     "GateLoopAttention",
@@ -30,6 +33,9 @@ __all__ = [
     "LinearAttentionState",
     "LinearRNN",
     "LinearRNNState",
+    "MinGRU",
+    "MinGRUState",
+    "Mixer",
     "RNNState",
     "RelativeAttention",
     "RelativeAttentionState",
@@ -39,6 +45,7 @@ __all__ = [
     "RotaryAttentionState",
     "S4DState",
     "S5State",
+    "Steps",
     "create_mixer",
     "list_mixers",
     "register_mixer",

@@ -4,24 +4,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
+from recurra.checks import choose, require_heads
 from recurra.gateloop import softmax_attention
 from recurra.gateloop.polar import polar_planes
-from recurra.layers.options import check_heads, choose
 from recurra.layers.precision import at_least_float32
-from recurra.layers.sliding_window import after, check_window, still_seen
+from recurra.layers.sliding_window import after, most_kept, still_seen
 from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS, ring_of
-from recurra.lengths.padded import in_pieces
+from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
-from recurra.state import Rows
 
 
 class GateLoopAttentionState(NamedTuple):
-    """Keys, values and gates of the last p steps, p at most window - 1; all steps where there is no window.
+    """Keys, values and transitions of the last p steps, p at most window - 1; all steps if there is no window.
 
-    float32 and complex64 whatever the precision of the layer's inputs (float64 and complex128 for a float64 layer).
+    float32 and complex64 whatever the precision of the layer's inputs (float64 and complex128 in a float64 layer).
     """
 
     keys: Float[Tensor, "B p H d_k"]
@@ -30,19 +29,19 @@ class GateLoopAttentionState(NamedTuple):
 
 
 @register_mixer("gateloop-attention")
-class GateLoopAttention(nn.Module):
+class GateLoopAttention(Mixer):
     """y_n = W_o sum_m softmax_m(Re(q_n k_m prod_{l=m+1..n} a_l) / sqrt(d_k)) v_m (GateLoop (22)-(25)).
 
     m runs over the last `window` steps up to n, n included, however the stream is cut. q, k, v and a_n come from x as
-    in the mixer "gateloop", a gate for every key channel; the paper has no model of it, so all sizes are ours.
+    in the mixer "gateloop", with one transition per key channel; the paper trains no such model, so all sizes are ours.
 
     Args:
         d_model: channels of x and y.
-        d_qk: channels of queries, keys and transitions over all heads; `d_model` when None.
-        d_v: channels of the values over all heads; `d_model` when None.
+        d_qk: channels of queries, keys and transitions over all heads; `d_model` if None.
+        d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
-        window: how many steps a step attends to, itself included. None keeps the keys and values of the whole stream:
-            the state then grows with every step, and so does the time of a step.
+        window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
+            stream: the state then grows with every step, and so does the time that a step takes.
         transition: "data", controlled by the input, or "fixed", one learned a per channel.
         magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in (25), "identity".
@@ -65,48 +64,42 @@ class GateLoopAttention(nn.Module):
         phase_activation: str = "identity",
         ring: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__()
-        self.d_qk = d_model if d_qk is None else d_qk
-        self.d_v = d_model if d_v is None else d_v
-        self.n_heads, self.window = n_heads, window
-        check_heads(d_model, self.d_qk, self.d_v, n_heads)
-        check_window(window)
-        self.qkv = nn.Linear(d_model, 2 * self.d_qk + self.d_v)
+        d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        past = Steps("p", most_kept(window))
+        super().__init__(
+            d_model,
+            GateLoopAttentionState,
+            keys=Carried((past, n_heads, d_qk // n_heads)),
+            values=Carried((past, n_heads, d_v // n_heads)),
+            gates=Carried((past, n_heads, d_qk // n_heads), is_complex=True),
+        )
+        self.d_qk, self.d_v, self.n_heads, self.window = d_qk, d_v, n_heads, window
+        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
         self.transition = choose("transition", TRANSITIONS, transition)(
             d_model,
-            self.d_qk,
+            d_qk,
             choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
             choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
             ring_of(ring),
         )
-        self.output_projection = nn.Linear(self.d_v, d_model)
+        self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_n: they may want a learning rate of their own and no weight decay (Table 4)."""
+        """The parameters that make a_n: they may want their own learning rate and no weight decay (Table 4)."""
         return set(self.transition.parameters())
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: GateLoopAttentionState | Rows | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopAttentionState | Rows]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
+    def why_not_exportable(self) -> str:
+        """It keeps a window of steps."""
+        return "gateloop-attention keeps the last steps themselves, and their number grows up to its window"
 
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state comes from a longer window.
-        """
-        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: GateLoopAttentionState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], GateLoopAttentionState]:
+        """Attend to the steps of the state and of x."""
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
-        new = GateLoopAttentionState(k, v, self._heads(torch.complex(re, im)))  # type: ignore[arg-type]
-        known = after(state, new, self.window)
+        known = after(state, GateLoopAttentionState(k, v, self._heads(torch.complex(re, im))))  # type: ignore[arg-type]
         y = softmax_attention(q, *known, window=self.window)
         return self.output_projection(y.flatten(-2).to(x.dtype)), still_seen(known, self.window)
 

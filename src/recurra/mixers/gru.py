@@ -3,28 +3,27 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.layers.precision import at_least_float32, entering_state
-from recurra.layers.sizes import check_sizes
-from recurra.lengths.padded import in_pieces
+from recurra.layers.precision import at_least_float32
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 
 
 class GRUState(NamedTuple):
-    """The last hidden state, float32 whatever the precision of the input (float64 for a float64 layer)."""
+    """The last hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
 
     h: Float[Tensor, "B N"]
 
 
 @register_mixer("gru")
-class GRU(nn.Module):
+class GRU(Mixer):
     """y_t = h_t of `torch.nn.GRU` with one layer (Cho et al., arXiv 1406.1078, with the reset gate after the product).
 
-    It has no parallel form over time: training takes as many steps, one after the other, as the sequence is long. Under
-    autocast it computes in the precision of its weights. The Compact Recurrent Transformer's cell is another one, whose
-    reset gate acts before the product: `recurra.mixers.RNN` has it.
+    It has no parallel form over time: training takes one step after the other. Under autocast it computes in the
+    precision of its weights. The Compact Recurrent Transformer uses another cell, whose reset gate acts before the
+    product: `recurra.mixers.RNN` runs it.
 
     Args:
         d_model: channels of x and y, and of the hidden state.
@@ -34,32 +33,19 @@ class GRU(nn.Module):
     """
 
     def __init__(self, d_model: int) -> None:
-        super().__init__()
-        check_sizes(d_model=d_model)
+        super().__init__(d_model, GRUState, h=Carried((d_model,)))
         self.cell = nn.GRUCell(d_model, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: GRUState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def why_not_exportable(self) -> str:
+        """It unrolls."""
+        return "gru runs step by step, and its graph has as many steps as the prompt that it was traced with"
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: GRUState, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], GRUState]:
-        """Run the GRU along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state has another batch or size.
-        """
-        if mask is not None or cu_seqlens is not None:
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+        """Run the GRU along time."""
         cell = self.cell
-        h = entering_state(None if state is None else state.h, (x.shape[0], cell.hidden_size), cell.weight_hh)
-        if x.shape[1] == 0:  # torch's refuses it
-            return x, GRUState(at_least_float32(h))
+        h = state.h.to(cell.weight_hh.dtype)
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
         # nn.GRU's own function, as torch.compile refuses the module; on a GPU autocast would take it down to 16 bits
         with torch.autocast(x.device.type, enabled=False):

@@ -3,49 +3,52 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra.checks import require_heads
 from recurra.gateloop import gate_loop
-from recurra.layers.options import check_heads
 from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank, check_lengths, in_rows
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 
 _EPSILON = 1e-6  # as in the published code
 
 
 class LinearAttentionState(NamedTuple):
-    """h_n = sum_{m<=n} phi(k_m)^T v_m, the paper's (18)-(19), in float32 (float64 for a float64 layer).
+    """h_n = sum_{m<=n} phi(k_m)^T v_m, the paper's (18)-(19), in float32 (float64 in a float64 layer).
 
-    With the normaliser the values have one channel more, which is always 1: the last column of h is then the
-    normaliser z_n = sum_{m<=n} phi(k_m).
+    With the normaliser the values have one more channel, which is always 1: the last column of h is then the normaliser
+    z_n = sum_{m<=n} phi(k_m).
     """
 
     h: Float[Tensor, "B H d_k columns"]
 
 
 @register_mixer("linear-attention")
-class LinearAttention(nn.Module):
+class LinearAttention(Mixer):
     """y_n = W_o (phi(q_n) sum_m phi(k_m)^T v_m / phi(q_n) sum_m phi(k_m)), m <= n, phi(x) = elu(x) + 1.
 
     It is GateLoop with a_n = 1 (GateLoop section 3.1), and q, k, v = linear projections of x.
 
-    The sums are never forgotten and grow with the stream: the state has a constant size but no bound on its values.
-    With the normaliser the outputs are means and stay bounded; but after some 10^7 steps a new one is too small to
-    change a float32 sum, and the layer no longer hears its input. For streams without end take a layer that forgets.
+    The sums never forget and grow with the stream: the state has a constant size but no bound on its values. With the
+    normaliser the outputs are means and stay bounded, but after about 10^7 steps a new step is too small to change a
+    float32 sum, and the layer no longer hears its input. For streams without end choose a layer that forgets.
 
     Args:
         d_model: channels of x and y.
-        d_qk: channels of queries and keys over all heads; `d_model` when None.
-        d_v: channels of the values over all heads; `d_model` when None.
+        d_qk: channels of queries and keys over all heads; `d_model` if None.
+        d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
         normaliser: divide by phi(q_n) z_n, as published. Without it the outputs are sums that grow with the stream.
 
     Raises:
         ValueError: a size is out of range, or the heads do not divide the channels.
     """
+
+    skips_padding = True
 
     def __init__(
         self,
@@ -56,41 +59,26 @@ class LinearAttention(nn.Module):
         n_heads: int = 4,
         normaliser: bool = True,
     ) -> None:
-        super().__init__()
-        self.d_qk = d_model if d_qk is None else d_qk
-        self.d_v = d_model if d_v is None else d_v
-        self.n_heads = n_heads
-        check_heads(d_model, self.d_qk, self.d_v, n_heads)
-        self.qkv = nn.Linear(d_model, 2 * self.d_qk + self.d_v)
+        d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        n_columns = d_v // n_heads + normaliser
+        super().__init__(d_model, LinearAttentionState, h=Carried((n_heads, d_qk // n_heads, n_columns)))
+        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
+        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
         self.average = Mean() if normaliser else Sum()
-        self.output_projection = nn.Linear(self.d_v, d_model)
+        self.output_projection = nn.Linear(d_v, d_model)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: LinearAttentionState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: LinearAttentionState, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], LinearAttentionState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given.
-        """
-        if cu_seqlens is not None:
-            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
-        check_lengths(x, mask, None)
-        x = blank(x, mask)
+        """Sum along time."""
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
-        h = None if state is None else state.h
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(elu_plus_one(q), blank(elu_plus_one(k), mask), self.average.extend(v), never, state=h)
+            keys = blank(elu_plus_one(k), mask)
+            y, h = gate_loop(elu_plus_one(q), keys, self.average.extend(v), never, state=state.h)
         y = self.average.reduce(y).flatten(-2).to(x.dtype)
-        return blank(self.output_projection(y), mask), LinearAttentionState(h)
+        return self.output_projection(y), LinearAttentionState(h)
 
     def _heads(self, x: Tensor) -> Tensor:
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))
@@ -100,7 +88,7 @@ class Mean(nn.Module):
     """The sums over the normaliser, which is the sum for a value that is always 1."""
 
     def extend(self, v: Float[Tensor, "B L H d_v"]) -> Float[Tensor, "B L H columns"]:
-        """Add the value that is always 1."""
+        """Append the value that is always 1."""
         return functional.pad(v, (0, 1), value=1.0)
 
     def reduce(self, y: Float[Tensor, "B L H columns"]) -> Float[Tensor, "B L H d_v"]:
@@ -109,7 +97,7 @@ class Mean(nn.Module):
 
 
 class Sum(nn.Module):
-    """The sums as they are."""
+    """The sums themselves."""
 
     def extend(self, v: Float[Tensor, "B L H d_v"]) -> Float[Tensor, "B L H d_v"]:
         """Return v."""

@@ -3,19 +3,19 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.options import choose
-from recurra.layers.precision import at_least_float32, entering_state, last_state
-from recurra.layers.sizes import check_sizes
+from recurra.checks import choose, require_at_least
+from recurra.layers.precision import at_least_float32
 from recurra.layers.transition import stable_exponential
-from recurra.lengths.padded import in_pieces
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 from recurra.scan import linear_scan
 from recurra.scan.matrix import matrix_scan
 from recurra.ssm.diagonal import log_spaced_steps
+from recurra.state import last_step
 
 
 class DiagonalRecurrence(nn.Module):
@@ -23,6 +23,8 @@ class DiagonalRecurrence(nn.Module):
 
     At the start -log a is spaced logarithmically from 0.001 to 0.1: memories of 10 to 1,000 steps.
     """
+
+    why_not_exportable = ""
 
     def __init__(self, d_state: int) -> None:
         super().__init__()
@@ -46,6 +48,10 @@ class DenseRecurrence(nn.Module):
     stable for the 250 steps that we tried. Give A a smaller rate (`optimizer.transition_learning_rate`).
     """
 
+    why_not_exportable = (
+        'linear-rnn with transition "dense" multiplies matrices in a tree whose depth depends on the length'
+    )
+
     def __init__(self, d_state: int) -> None:
         super().__init__()
         self.matrix = nn.Parameter(0.99 * nn.init.orthogonal_(torch.empty(d_state, d_state)))
@@ -67,13 +73,13 @@ RECURRENCES: dict[str, type[DiagonalRecurrence] | type[DenseRecurrence]] = {
 
 
 class LinearRNNState(NamedTuple):
-    """The hidden state, float32 whatever the precision of the input (float64 for a float64 layer)."""
+    """The hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
 
     h: Float[Tensor, "B N"]
 
 
 @register_mixer("linear-rnn")
-class LinearRNN(nn.Module):
+class LinearRNN(Mixer):
     """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
 
     The notes leave f and the initial values open. Decided: f is GELU, as in the feed-forward networks; B starts
@@ -82,7 +88,7 @@ class LinearRNN(nn.Module):
 
     Args:
         d_model: channels of x and z.
-        d_state: channels of h; `d_model` when None.
+        d_state: channels of h; `d_model` if None.
         transition: what A is, "diagonal" or "dense".
 
     Raises:
@@ -90,9 +96,9 @@ class LinearRNN(nn.Module):
     """
 
     def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:
-        super().__init__()
         d_state = d_model if d_state is None else d_state
-        check_sizes(d_model=d_model, d_state=d_state)
+        require_at_least(1, d_state=d_state)
+        super().__init__(d_model, LinearRNNState, h=Carried((d_state,)))
         self.recurrence = choose("transition", RECURRENCES, transition)(d_state)
         scale = self.recurrence.stationary_scale()[:, None] * d_model**-0.5
         self.input_weights = nn.Parameter(torch.randn(d_state, d_model) * scale)
@@ -100,29 +106,18 @@ class LinearRNN(nn.Module):
         self.skip = nn.Linear(d_model, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """What makes A. They may want a learning rate of their own and no weight decay."""
+        """The parameters that make A: they may want their own learning rate and no weight decay."""
         return set(self.recurrence.parameters())
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: LinearRNNState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def why_not_exportable(self) -> str:
+        """A dense A goes through a tree."""
+        return self.recurrence.why_not_exportable
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: LinearRNNState, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], LinearRNNState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state has another batch or size.
-        """
-        if mask is not None or cu_seqlens is not None:
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+        """Run the recurrence, then the non-linearity above it."""
         b = at_least_float32(functional.linear(x, self.input_weights))
-        h0 = entering_state(None if state is None else state.h, (x.shape[0], b.shape[-1]), b)
-        h = self.recurrence(b, h0)
+        h = self.recurrence(b, state.h)
         z = self.output_projection(h.to(x.dtype)) + self.skip(x)
-        return functional.gelu(z), LinearRNNState(last_state(h, h0))
+        return functional.gelu(z), LinearRNNState(last_step(h, state.h))

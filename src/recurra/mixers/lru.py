@@ -5,24 +5,24 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
-from recurra.layers.precision import at_least_float32, entering_state
-from recurra.layers.sizes import check_sizes
-from recurra.lengths.padded import blank, check_lengths, in_rows
+from recurra.checks import require, require_at_least
+from recurra.layers.precision import at_least_float32
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 from recurra.ssm.diagonal import fixed_gates, run_dense
 
 
 class LRUState(NamedTuple):
-    """The modes, complex64 whatever the precision of the input (complex128 for a float64 layer)."""
+    """The modes, complex64 whatever the precision of the input (complex128 in a float64 layer)."""
 
     h: Complex[Tensor, "B N"]
 
 
 @register_mixer("lru")
-class LRU(nn.Module):
+class LRU(Mixer):
     """y_t = Re(C h_t) + skip x_t,  h_t = a h_{t-1} + gamma B x_t,  a = exp(-exp(nu) + i exp(theta)).
 
     At the start a is uniform on the ring between the radii `r_min` and `r_max`, up to the phase `max_phase`, and
@@ -35,13 +35,15 @@ class LRU(nn.Module):
 
     Args:
         d_model: channels of x and y.
-        d_state: modes; `d_model` when None.
+        d_state: modes; `d_model` if None.
         r_min, r_max: |a| at the start, 0 <= r_min < r_max <= 1.
         max_phase: the largest phase at the start, in radians.
 
     Raises:
         ValueError: a size or the ring is out of range.
     """
+
+    skips_padding = True
 
     def __init__(
         self,
@@ -52,13 +54,12 @@ class LRU(nn.Module):
         r_max: float = 1.0,
         max_phase: float = 2 * math.pi,
     ) -> None:
-        super().__init__()
         d_state = d_model if d_state is None else d_state
-        check_sizes(d_model=d_model, d_state=d_state)
+        require_at_least(1, d_state=d_state)
+        super().__init__(d_model, LRUState, h=Carried((d_state,), is_complex=True))
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 <= r_min < r_max <= 1")
-        if not max_phase > 0:
-            raise ValueError(f"max_phase is {max_phase}; expected an angle in radians above 0")
+        require(max_phase > 0, "max_phase", max_phase, "an angle in radians above 0")
         # in float64: float32 draws an exact 0 now and then, whose logarithm training never leaves
         area, angle = torch.rand(2, d_state, dtype=torch.float64)
         decay = -0.5 * torch.log(area * (r_max**2 - r_min**2) + r_min**2)  # -log |a|
@@ -71,11 +72,11 @@ class LRU(nn.Module):
         self.skip = nn.Parameter(torch.randn(d_model))
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """What makes a. They may want a learning rate of their own and no weight decay."""
+        """The parameters that make a: they may want their own learning rate and no weight decay."""
         return {self.nu, self.theta}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
-        """Give |a| and its phase in radians for every mode, the same at every step."""
+        """Return |a| and its phase in radians for every mode, the same at every step."""
         return fixed_gates(self.eigenvalues(), x)
 
     def eigenvalues(self) -> Complex[Tensor, " N"]:
@@ -83,30 +84,13 @@ class LRU(nn.Module):
         nu, theta = at_least_float32(self.nu), at_least_float32(self.theta)
         return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: LRUState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: LRUState, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], LRUState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state has another batch or size.
-        """
-        if cu_seqlens is not None:
-            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
-        check_lengths(x, mask, None)
-        x = blank(x, mask)
+        """Run one set of modes over all channels."""
         a = self.eigenvalues()
         gamma = torch.exp(at_least_float32(self.log_gamma))[:, None]
         b = gamma * torch.view_as_complex(at_least_float32(self.input_weights))
         c = torch.view_as_complex(at_least_float32(self.output_weights))
-        h0 = entering_state(None if state is None else state.h, (x.shape[0], *a.shape), a)
-        y, h = run_dense(x, a, b, c, h0, mask)
-        return blank(y, mask) + self.skip * x, LRUState(h)
+        y, h = run_dense(x, a, b, c, state.h, mask)
+        return y + self.skip * x, LRUState(h)

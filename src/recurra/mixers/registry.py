@@ -1,21 +1,20 @@
-"""The registry of time-mixing layers: modules `(x, state) -> (y, state)` over x of shape (B, L, d_model)."""
+"""The registry of mixers."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch import nn
-
+from recurra.mixers.base import Mixer
 from recurra.registry import Registry
 
-_mixers: Registry[type[nn.Module]] = Registry("mixer")
-Mixer = TypeVar("Mixer", bound=type[nn.Module])
+_mixers: Registry[type[Mixer]] = Registry("mixer")
+Class = TypeVar("Class", bound=type[Mixer])
 
 
-def register_mixer(name: str) -> Callable[[Mixer], Mixer]:
-    """Register a mixer class under `name`: it is called as `cls(d_model, **options)`.
+def register_mixer(name: str) -> Callable[[Class], Class]:
+    """Register a mixer class under `name`; it is called as `cls(d_model, **options)`.
 
-    From then on the language model, the recipes and the contract tests know it.
+    From then on the language model, the recipes, the exports and the contract tests know it.
     """
     return _mixers.register(name)  # type: ignore[return-value]
 
@@ -25,7 +24,7 @@ def list_mixers() -> list[str]:
     return list(_mixers)
 
 
-def create_mixer(name: str, d_model: int, **options: Any) -> nn.Module:
+def create_mixer(name: str, d_model: int, **options: Any) -> Mixer:
     """Create a mixer by name.
 
     Args:
@@ -37,8 +36,8 @@ def create_mixer(name: str, d_model: int, **options: Any) -> nn.Module:
         ValueError: the name or an option is unknown; the message lists those that exist.
     """
     mixer = _mixers[name]
-    allowed = [p for p in inspect.signature(mixer).parameters if p != "d_model"]
+    allowed = [parameter for parameter in inspect.signature(mixer).parameters if parameter != "d_model"]
     unknown = [option for option in options if option not in allowed]
     if unknown:
-        raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; it has: {', '.join(allowed)}")
+        raise ValueError(f"mixer {name!r} has no option {', '.join(unknown)}; expected one of {', '.join(allowed)}")
     return mixer(d_model, **options)

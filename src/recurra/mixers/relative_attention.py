@@ -3,15 +3,15 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.attention_window import AttentionWindow
+from recurra.checks import require
+from recurra.layers.attention_window import AttentionWindow, head_size
 from recurra.layers.sinusoids import sinusoids
-from recurra.lengths.padded import in_pieces
+from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
-from recurra.state import Rows
 
 
 class RelativeAttentionState(NamedTuple):
@@ -31,7 +31,7 @@ class RelativeAttentionState(NamedTuple):
 
 
 @register_mixer("relative-attention")
-class RelativeAttention(nn.Module):
+class RelativeAttention(Mixer):
     """y_i = W_o sum_j softmax_j(A_ij / sqrt(d_head)) v_j, A_ij = (q_i + u)^T k_j + (q_i + v)^T W_R R_{i-j}.
 
     j runs over the memory and the open segment up to i (see `AttentionWindow`). u and v are `content_bias` and
@@ -40,7 +40,7 @@ class RelativeAttention(nn.Module):
     Args:
         d_model: channels of x and y, an even number.
         n_heads: heads.
-        d_head: channels of a head; d_model / n_heads when None.
+        d_head: channels of a head; d_model / n_heads if None.
         segment_length: steps of a segment.
         mem_len: steps of the memory; 0 restarts at every segment border.
         same_length: every step sees the same number of steps.
@@ -63,18 +63,13 @@ class RelativeAttention(nn.Module):
         clamp_len: int | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        if d_model < 2 or d_model % 2:
-            raise ValueError(f"d_model is {d_model}; expected an even number, as half of the channels are sines")
-        if n_heads < 1 or (d_head is None and d_model % n_heads):
-            raise ValueError(f"n_heads is {n_heads}; it must divide d_model = {d_model}, or d_head must be given")
-        if d_head is not None and d_head < 1:
-            raise ValueError(f"d_head is {d_head}; expected at least 1")
-        self.d_model, self.n_heads = d_model, n_heads
-        self.d_head = d_model // n_heads if d_head is None else d_head
-        self.window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
-        self.dropout = dropout
-        channels = n_heads * self.d_head
+        even = "an even number from 2: half of the channels are sines"
+        require(d_model >= 2 and d_model % 2 == 0, "d_model", d_model, even)
+        d_head = head_size(d_model, n_heads, d_head)
+        window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
+        channels = n_heads * d_head
+        super().__init__(d_model, RelativeAttentionState, **_carried(d_model, channels, window))
+        self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
         self.position_keys = nn.Linear(d_model, channels, bias=False)
@@ -82,35 +77,23 @@ class RelativeAttention(nn.Module):
         self.position_bias = nn.Parameter(torch.randn(n_heads, self.d_head) * 0.02)
         self.output_projection = nn.Linear(channels, d_model, bias=False)
 
-    def forward(
+    def mix(
         self,
         x: Float[Tensor, "B L d_model"],
-        state: RelativeAttentionState | Rows | None = None,
-        encoding: Float[Tensor, "n d_model"] | None = None,
+        state: RelativeAttentionState,
+        mask: None,
         *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState | Rows]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
+        encoding: Float[Tensor, "n d_model"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], RelativeAttentionState]:
+        """Attend segment by segment.
 
         Args:
             x: any number of steps, within a segment or over several.
             state: what the steps before left.
-            encoding: `self.encode(x, state)`, where several layers of the same window share one; not for rows of
+            mask: None.
+            encoding: `self.encode(x, state)`, where several layers of the same window share one; not for sequences of
                 different lengths, which have no distances in common.
-            mask, cu_seqlens: those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given; the state comes from a
-                longer window.
         """
-        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
-            if encoding is not None:
-                raise ValueError("encoding is given for rows of different lengths, which have no distances in common")
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
-        state = self._start(x) if state is None else self._fitting(state)
-        if not x.shape[1]:
-            return x, state
         if encoding is None:
             encoding = self.encode(x, state)
         outputs = []
@@ -119,27 +102,21 @@ class RelativeAttention(nn.Module):
             outputs.append(y)
         return self.output_projection(torch.cat(outputs, 1)), state
 
-    def encode(
-        self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState | None = None
-    ) -> Float[Tensor, "n d_model"]:
+    def with_window(self, window: AttentionWindow) -> None:
+        """Change the lengths of the window; states of the old one do not fit the new."""
+        self.window = window
+        carried = _carried(self.d_model, self.n_heads * self.d_head, window)
+        self.state_layout = RelativeAttentionState(**carried)  # type: ignore[arg-type]
+
+    def why_not_exportable(self) -> str:
+        """It keeps a segment of steps."""
+        return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
+
+    def encode(self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState) -> Float[Tensor, "n d_model"]:
         """Encode the distances that a call with `x` and `state` meets, and one more, from the largest to 0."""
-        memory, position = (0, 0) if state is None else (state.memory.shape[1], state.segment.shape[1])
+        memory, position = state.memory.shape[1], state.segment.shape[1]
         n_keys = min(self.window.mem_len, memory + x.shape[1]) + min(self.window.segment_length, position + x.shape[1])
         return sinusoids(n_keys + 1, self.d_model, like=x, clamp_len=self.window.clamp_len)
-
-    def _start(self, x: Tensor) -> RelativeAttentionState:
-        empty = x.new_zeros((x.shape[0], 0, 2 * self.n_heads * self.d_head), dtype=_at_least_float32(x.dtype))
-        return RelativeAttentionState(empty.new_zeros((x.shape[0], 0, self.d_model)), empty, empty)
-
-    def _fitting(self, state: RelativeAttentionState) -> RelativeAttentionState:
-        memory, position = max(state.memory.shape[1], state.context.shape[1]), state.segment.shape[1]
-        if memory > self.window.mem_len or position >= self.window.segment_length:
-            raise ValueError(
-                f"state has a memory of {memory} steps and {position} steps of an open segment; with mem_len "
-                f"{self.window.mem_len} and segment_length {self.window.segment_length} there are fewer: start the "
-                "stream anew when the lengths change"
-            )
-        return state
 
     def _attend(
         self, x: Tensor, state: RelativeAttentionState, encoding: Tensor
@@ -202,6 +179,14 @@ class RelativeAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
+
+
+def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
+    return {
+        "memory": Carried((Steps("m", window.mem_len), d_model)),
+        "context": Carried((Steps("c", window.mem_len), 2 * channels)),
+        "segment": Carried((Steps("p", window.segment_length - 1), 2 * channels)),
+    }
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

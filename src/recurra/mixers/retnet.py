@@ -7,11 +7,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra.checks import require, require_heads
 from recurra.gateloop import gate_loop
-from recurra.layers.options import check_heads
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
-from recurra.lengths.padded import blank, check_lengths, in_rows, keep
+from recurra.lengths.padded import blank, keep
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 
 
@@ -19,33 +20,33 @@ class RetentionState(NamedTuple):
     """h_n = sum_{m<=n} gamma^(n-m) rotate(k_m, (m - n) theta)^T v_m: keys are turned as the newest step n sees them.
 
     No position is kept, so nothing grows with the stream. float32 whatever the precision of the layer's inputs
-    (float64 for a float64 layer).
+    (float64 in a float64 layer).
     """
 
     h: Float[Tensor, "B H d_k d_v"]
 
 
 @register_mixer("retnet")
-class Retention(nn.Module):
+class Retention(Mixer):
     """y_n = (swish(W_g x_n) * norm(q_n sum_{m<=n} a^(n-m) k_m^T v_m)) W_o with a = gamma exp(i theta) (GateLoop (11)).
 
     gamma_h = 1 - 2^(-5-h) in head h = 0, 1, ...; theta are the fixed phases of xPos. q, k, v = projections of x, k
     divided by sqrt(d_k). The norm is a group norm of each step, one group a head.
 
-    The modulus of a is one number a head: it alone is the gate of the recurrence, and real. Its phase is put into q and
-    k, which are rotated by their positions relative to the last step of the call; between two calls the state is turned
-    on. So the recurrence is as good as a complex gate on every key channel, and its products of matrices stay real.
+    The modulus of a is one number a head: it alone is the transition of the recurrence, and real. The phase goes into q
+    and k, which are rotated by their positions relative to the last step of the call; between two calls the state is
+    rotated. So the recurrence equals one with a complex transition per key channel, and its matrix products stay real.
 
-    The paper has three normalisations of the scores, which keep numbers small in half precision. We keep the first,
-    1 / sqrt(d_k). The two others divide all that a head gives out at a step by one positive number, the square root of
-    the sum of its decays or the sum of its scores where it is above 1. The group norm takes such a factor out again,
-    but for its epsilon, and sums here are in float32, so they are left out: they would need a running sum of their own
-    in the state. The group norm has no scale and shift, and the projections no biases, as in the published code.
+    The paper normalises the scores three times, to keep numbers small in half precision. We keep the first factor,
+    1 / sqrt(d_k). The other two divide a head's output at a step by one positive number: the square root of the sum of
+    its decays, or the sum of its scores if that is above 1. The group norm cancels such a factor, up to its epsilon,
+    and sums here are in float32, so we omit both: they would need a running sum in the state. The group norm has no
+    scale and shift, and the projections have no biases, as in the published code.
 
     Args:
         d_model: channels of x and y.
-        d_qk: channels of queries and keys over all heads; `d_model` when None.
-        d_v: channels of the values over all heads; twice `d_model`, as published, when None.
+        d_qk: channels of queries and keys over all heads; `d_model` if None.
+        d_v: channels of the values over all heads; twice `d_model`, as published, if None.
         n_heads: heads; published models have d_qk / 256. More than 19 are no use: in float32 their gamma is 1.
 
     Raises:
@@ -53,53 +54,37 @@ class Retention(nn.Module):
             values.
     """
 
+    skips_padding = True
+
     def __init__(self, d_model: int, *, d_qk: int | None = None, d_v: int | None = None, n_heads: int = 4) -> None:
-        super().__init__()
-        self.d_qk = d_model if d_qk is None else d_qk
-        self.d_v = 2 * d_model if d_v is None else d_v
-        self.n_heads = n_heads
-        check_heads(d_model, self.d_qk, self.d_v, n_heads)
-        self.d_k = self.d_qk // n_heads
-        if self.d_k % 2:
-            raise ValueError(f"a head has {self.d_k} key channels; expected an even number, for they turn two by two")
-        if self.d_v == n_heads:
-            raise ValueError(f"d_v is {self.d_v}, one channel a head; the group norm needs at least 2")
-        self.qkvg = nn.Linear(d_model, 2 * self.d_qk + 2 * self.d_v, bias=False)
-        self.output_projection = nn.Linear(self.d_v, d_model, bias=False)
+        d_qk, d_v = d_model if d_qk is None else d_qk, 2 * d_model if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        d_k = d_qk // n_heads
+        require(d_k % 2 == 0, "d_qk / n_heads", d_k, "an even number of key channels a head: they rotate in pairs")
+        require(d_v > n_heads, "d_v", d_v, f"at least 2 channels a head for the group norm, {2 * n_heads} in all")
+        super().__init__(d_model, RetentionState, h=Carried((n_heads, d_k, d_v // n_heads)))
+        self.d_qk, self.d_v, self.n_heads, self.d_k = d_qk, d_v, n_heads, d_k
+        self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
+        self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: RetentionState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: RetentionState, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], RetentionState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given.
-        """
-        if cu_seqlens is not None:
-            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
-        check_lengths(x, mask, None)
-        x = blank(x, mask)
+        """Run the recurrence over queries and keys that are rotated relative to the last step of x."""
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         positions, n_steps = self._positions(x, mask)
         angles = phases(positions, self.d_k)[..., None, :]
         k = blank(rotate(k * self.d_k**-0.5, angles), mask)
-        h = None if state is None else self._turned_on(state.h, n_steps)
+        h = self._turned_on(state.h, n_steps)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
             y, h = gate_loop(rotate(q, angles), k, v, keep(self._decay(v), mask), state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
         y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
-        return blank(self.output_projection(y), mask), RetentionState(h)
+        return self.output_projection(y), RetentionState(h)
 
     def _positions(self, x: Tensor, mask: Tensor | None) -> tuple[Int[Tensor, "#B L"], Int[Tensor, " #B"]]:
-        """Minus the steps of x that come after each, and the steps of every row: those that count."""
+        """Minus the counted steps of x after each step, and the number of counted steps of every sequence."""
         if mask is None:
             n_steps = torch.full((1,), x.shape[1], device=x.device)
             return torch.arange(1 - x.shape[1], 1, device=x.device)[None], n_steps

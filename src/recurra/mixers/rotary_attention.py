@@ -4,23 +4,22 @@ rotary positions: Su et al., arXiv 2104.09864, section 3.2)."""
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.options import check_heads
+from recurra.checks import require, require_heads
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
-from recurra.layers.sliding_window import after, check_window, still_seen
-from recurra.lengths.padded import in_pieces
+from recurra.layers.sliding_window import after, most_kept, still_seen
+from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
-from recurra.state import Rows
 
 
 class RotaryAttentionState(NamedTuple):
-    """Keys, not rotated, and values of the last p steps, p at most window - 1; all steps where there is no window.
+    """Keys, not rotated, and values of the last p steps, p at most window - 1; all steps if there is no window.
 
-    float32 whatever the precision of the layer's inputs (float64 for a float64 layer).
+    float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
     """
 
     keys: Float[Tensor, "B p H d_head"]
@@ -28,7 +27,7 @@ class RotaryAttentionState(NamedTuple):
 
 
 @register_mixer("rotary-attention")
-class RotaryAttention(nn.Module):
+class RotaryAttention(Mixer):
     """y_n = W_o sum_m softmax_m(q_n . R_(n-m) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
 
     m runs over the last `window` steps up to n, n included, however the stream is cut: the attention of today's
@@ -38,8 +37,8 @@ class RotaryAttention(nn.Module):
     Args:
         d_model: channels of x and y.
         n_heads: heads; they divide d_model into even parts.
-        window: how many steps a step attends to, itself included. None keeps the keys and values of the whole stream:
-            the state then grows with every step, and so does the time of a step.
+        window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
+            stream: the state then grows with every step, and so does the time that a step takes.
         dropout: probability of dropping an attention weight.
 
     Raises:
@@ -47,38 +46,27 @@ class RotaryAttention(nn.Module):
     """
 
     def __init__(self, d_model: int, *, n_heads: int = 4, window: int | None = 128, dropout: float = 0.0) -> None:
-        super().__init__()
-        check_heads(d_model, d_model, d_model, n_heads)
-        if d_model // n_heads % 2:
-            raise ValueError(f"a head has {d_model // n_heads} channels; expected an even number: they turn two by two")
-        check_window(window)
+        require_heads(n_heads, d_model=d_model)
+        d_head = d_model // n_heads
+        require(d_head % 2 == 0, "d_model / n_heads", d_head, "an even number of channels a head: they rotate in pairs")
+        past = Carried((Steps("p", most_kept(window)), n_heads, d_head))
+        super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.window, self.dropout = n_heads, window, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.output_projection = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: RotaryAttentionState | Rows | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState | Rows]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state comes from a longer window.
-        """
-        if mask is not None or cu_seqlens is not None or isinstance(state, Rows):
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: RotaryAttentionState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState]:
+        """Attend to the steps of the state and of x."""
         queries, keys, values = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv(x).chunk(3, -1))
-        new = RotaryAttentionState(at_least_float32(keys), at_least_float32(values))
-        known = after(state, new, self.window)
+        known = after(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
         return self.output_projection(y.flatten(2)), still_seen(known, self.window)
+
+    def why_not_exportable(self) -> str:
+        """It keeps a window of steps."""
+        return "rotary-attention keeps the last steps themselves, and their number grows up to its window"
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.options import choose
-from recurra.layers.precision import at_least_float32, entering_state
-from recurra.layers.sizes import check_pairs, check_sizes
-from recurra.lengths.padded import in_pieces
+from recurra.checks import choose
+from recurra.layers.precision import at_least_float32
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 from recurra.ssm.diagonal import (
     DISCRETISATIONS,
@@ -21,6 +20,7 @@ from recurra.ssm.diagonal import (
     decaying_eigenvalues,
     fixed_gates,
     log_spaced_steps,
+    require_pairs,
     run_channels,
 )
 
@@ -50,7 +50,7 @@ class S4DState(NamedTuple):
 
 
 @register_mixer("s4d")
-class S4D(nn.Module):
+class S4D(Mixer):
     """y = GLU(W GELU(SSM(x) + skip x)), with an SSM of `d_state` modes in conjugate pairs for every channel.
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re sum_n C_n h_t,n,  lambda = -exp(log_decay) + i frequency
@@ -71,6 +71,8 @@ class S4D(nn.Module):
         ValueError: an option has a value that does not exist, or a size is out of range.
     """
 
+    starts_from_none = True  # the convolution then has no state to add
+
     def __init__(
         self,
         d_model: int,
@@ -81,9 +83,8 @@ class S4D(nn.Module):
         min_step: float = 0.001,
         max_step: float = 0.1,
     ) -> None:
-        super().__init__()
-        check_sizes(d_model=d_model)
-        check_pairs(d_state)
+        require_pairs(d_state)
+        super().__init__(d_model, S4DState, h=Carried((d_model, d_state // 2), is_complex=True))
         frequency = choose("init", FREQUENCIES, init)(d_state)
         self.discretise = choose("discretisation", DISCRETISATIONS, discretisation)
         self.log_step = nn.Parameter(log_spaced_steps(d_model, min_step, max_step))
@@ -94,11 +95,11 @@ class S4D(nn.Module):
         self.output_projection = nn.Linear(d_model, 2 * d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """What makes a: step sizes and eigenvalues. They may want a learning rate of their own and no weight decay."""
+        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
         return {self.log_step, self.log_decay, self.frequency}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
-        """Give |a| and its phase in radians for every kept mode of every channel, the same at every step."""
+        """Return |a| and its phase in radians for every kept mode of every channel, the same at every step."""
         return fixed_gates(self.ssm().a, x)
 
     def ssm(self) -> ChannelSSM:
@@ -107,26 +108,10 @@ class S4D(nn.Module):
         a, factor = self.discretise(decaying_eigenvalues(self.log_decay, self.frequency), step)
         return ChannelSSM(a, factor, 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: S4DState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: S4DState | None, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], S4DState]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state has another batch or size.
-        """
-        if mask is not None or cu_seqlens is not None:
-            return in_pieces(self, x, state, mask=mask, cu_seqlens=cu_seqlens)
-        ssm = self.ssm()
-        h0 = None if state is None else entering_state(state.h, (x.shape[0], *ssm.a.shape), ssm.a)
-        y, h = run_channels(at_least_float32(x), ssm, h0)
+        """Convolve long sequences, step through short ones."""
+        y, h = run_channels(at_least_float32(x), self.ssm(), None if state is None else state.h)
         y = functional.gelu(y + self.skip * x)
         return functional.glu(self.output_projection(y.to(x.dtype)), -1), S4DState(h)

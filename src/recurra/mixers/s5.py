@@ -5,13 +5,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.precision import at_least_float32, entering_state
-from recurra.layers.sizes import check_sizes
-from recurra.lengths.padded import blank, check_lengths, in_rows
+from recurra.layers.precision import at_least_float32
+from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 from recurra.ssm.diagonal import (
     Discretised,
@@ -25,13 +24,13 @@ from recurra.ssm.hippo import hippo_normal_modes
 
 
 class S5State(NamedTuple):
-    """The kept modes, complex64 whatever the precision of the input (complex128 for a float64 layer)."""
+    """The kept modes, complex64 whatever the precision of the input (complex128 in a float64 layer)."""
 
     h: Complex[Tensor, "B n"]
 
 
 @register_mixer("s5")
-class S5(nn.Module):
+class S5(Mixer):
     """y = u * sigmoid(W u), u = GELU(SSM(x) + skip x), with one SSM that reads and writes all channels.
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
@@ -51,11 +50,12 @@ class S5(nn.Module):
         ValueError: a size is out of range.
     """
 
+    skips_padding = True
+
     def __init__(self, d_model: int, *, d_state: int = 64, min_step: float = 0.001, max_step: float = 0.1) -> None:
-        super().__init__()
-        check_sizes(d_model=d_model)
         modes = hippo_normal_modes(d_state)
         n_kept = d_state // 2
+        super().__init__(d_model, S5State, h=Carried((n_kept,), is_complex=True))
         b = modes.vectors.mH @ (torch.randn(d_state, d_model) * d_model**-0.5).to(modes.vectors.dtype)
         c = (torch.randn(d_model, d_state) * d_state**-0.5).to(modes.vectors.dtype) @ modes.vectors
         self.log_step = nn.Parameter(log_spaced_steps(n_kept, min_step, max_step))
@@ -67,45 +67,28 @@ class S5(nn.Module):
         self.gate = nn.Linear(d_model, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """What makes a: step sizes and eigenvalues. They may want a learning rate of their own and no weight decay."""
+        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
         return {self.log_step, self.log_decay, self.frequency}
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L n"], Float[Tensor, "B L n"]]:
-        """Give |a| and its phase in radians for every kept mode, the same at every step."""
+        """Return |a| and its phase in radians for every kept mode, the same at every step."""
         return fixed_gates(self.discretised().a, x)
 
     def discretised(self) -> Discretised:
-        """Give a and the factor of B."""
+        """Return a and the factor of B."""
         step = torch.exp(at_least_float32(self.log_step))
         return zero_order_hold(decaying_eigenvalues(self.log_decay, self.frequency), step)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: S5State | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: S5State, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], S5State]:
-        """Mix `x` along time, going on from `state`; None is the start of a stream.
-
-        `mask` and `cu_seqlens` are those of `recurra.lengths.padded`.
-
-        Raises:
-            TypeError, ValueError: the mask or the borders do not fit x, or both are given;
-                the state has another batch or size.
-        """
-        if cu_seqlens is not None:
-            return in_rows(self, x, state, cu_seqlens=cu_seqlens, mask=mask)
-        check_lengths(x, mask, None)
-        x = blank(x, mask)
+        """Run one set of modes over all channels, then the gate."""
         a, factor = self.discretised()
         b = factor[:, None] * torch.view_as_complex(at_least_float32(self.input_weights))
         c = 2 * torch.view_as_complex(at_least_float32(self.output_weights))
-        h0 = entering_state(None if state is None else state.h, (x.shape[0], *a.shape), a)
-        y, h = run_dense(x, a, b, c, h0, mask)
+        y, h = run_dense(x, a, b, c, state.h, mask)
         u = functional.gelu(y + self.skip * x)
-        return blank(u * torch.sigmoid(self.gate(u)), mask), S5State(h)
+        return u * torch.sigmoid(self.gate(u)), S5State(h)
 
 
 def _as_real(z: Complex[Tensor, "rows columns"]) -> Float[Tensor, "rows columns 2"]:

@@ -14,8 +14,24 @@ from recurra.models.compact_recurrent_vit import (
     CompactRecurrentViTState,
 )
 from recurra.models.from_timesformer import load_timesformer
-from recurra.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelState
-from recurra.models.likelihood import PlainLikelihood, negative_log_likelihood
+from recurra.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelShape, LanguageModelState
+from recurra.models.likelihood import negative_log_likelihood
+from recurra.models.recurrent_memory_transformer import (
+    RecurrentMemoryTransformer,
+    RecurrentMemoryTransformerConfig,
+    RecurrentMemoryTransformerShape,
+    RecurrentMemoryTransformerState,
+)
+from recurra.models.registry import (
+    DataSizes,
+    ModelEntry,
+    VideoSizes,
+    entry_of,
+    find_model,
+    list_models,
+    register_model,
+)
+from recurra.models.shell import LanguageModelShell
 from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerShape, TimeSformerState
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLShape, TransformerXLState
 
@@ -29,10 +45,17 @@ __all__ = [
     "CompactRecurrentViTConfig",
     "CompactRecurrentViTShape",
     "CompactRecurrentViTState",
+    "DataSizes",
     "LanguageModel",
     "LanguageModelConfig",
+    "LanguageModelShape",
+    "LanguageModelShell",
     "LanguageModelState",
-    "PlainLikelihood",
+    "ModelEntry",
+    "RecurrentMemoryTransformer",
+    "RecurrentMemoryTransformerConfig",
+    "RecurrentMemoryTransformerShape",
+    "RecurrentMemoryTransformerState",
     "TimeSformer",
     "TimeSformerConfig",
     "TimeSformerShape",
@@ -41,6 +64,11 @@ __all__ = [
     "TransformerXLConfig",
     "TransformerXLShape",
     "TransformerXLState",
+    "VideoSizes",
+    "entry_of",
+    "find_model",
+    "list_models",
     "load_timesformer",
     "negative_log_likelihood",
+    "register_model",
 ]

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.layers import FeedForward
-from recurra.lengths.padded import given_lengths
 
 
 class Block(nn.Module):
@@ -28,17 +27,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: Any = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, going on from the mixer's `state`; None is the start of a stream.
+        """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
 
-        `mask` and `cu_seqlens` are the mixer's (`recurra.lengths.padded`); x at padded steps must be finite.
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite.
         """
-        mixed, state = self.mixer(self.norm_mixing(x), state, **given_lengths(mask, cu_seqlens))
+        mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
         x = x + self.dropout(mixed)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state

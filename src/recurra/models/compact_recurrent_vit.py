@@ -11,6 +11,7 @@ from recurra.checks import require_choice
 from recurra.layers.memory_attention import MemoryAttention
 from recurra.layers.precision import at_least_float32
 from recurra.models.patch_memory import PATCH_MEMORIES
+from recurra.models.registry import VideoSizes, register_model
 from recurra.models.segment_memory import CELLS
 from recurra.models.space_time import DividedEncoder
 from recurra.models.space_time_blocks import NORM_EPS, DividedBlock, initialise
@@ -79,6 +80,9 @@ class MemoryEncoder(DividedEncoder):
     block = MemoryBlock
 
 
+@register_model(
+    "crvit", shape=CompactRecurrentViTShape, config=CompactRecurrentViTConfig, label="CRViT", reads=VideoSizes
+)
 class CompactRecurrentViT(VideoModel):
     """TimeSformer's blocks over each segment, with a memory and the class token carried between segments (CRT Fig. 4).
 

@@ -1,65 +1,61 @@
-"""The recurrent language model: tokens in, logits out, any registered mixer in between (GateLoop App. C, Figure 10)."""
+"""The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.layers.transition import Transition
-from recurra.layers.vocabulary import counted_tokens
-from recurra.lengths.packed import on_host
-from recurra.lengths.padded import blank, check_lengths
+from recurra.checks import require, require_at_least, require_probability, sentence
+from recurra.lengths.padded import blank
 from recurra.mixers import create_mixer
 from recurra.models.block import Block
-from recurra.models.likelihood import PlainLikelihood
+from recurra.models.likelihood import negative_log_likelihood
+from recurra.models.registry import BuildsModel, register_model
+from recurra.models.shell import LanguageModelShell, require_layers
 
 
 @dataclass
-class LanguageModelConfig:
-    """The shape of a language model."""
+class _Sizes:
+    """What the data give."""
 
     vocab_size: int
     """Input tokens."""
     output_size: int | None = None
-    """Output tokens; `vocab_size` when None."""
+    """Output tokens; `vocab_size` if None."""
+
+
+@dataclass
+class LanguageModelShape(BuildsModel):
+    """The shape of a recurrent language model; how many tokens it reads and predicts depends on the data."""
+
     n_layer: int = 4
-    """Blocks."""
+    """Blocks, each a time mixing and a channel mixing layer."""
     d_model: int = 64
     """Channels of the residual stream."""
     d_channel_mixing: int = 128
     """Hidden channels of the feed-forward networks."""
     mixer: str | list[str] = "gateloop"
-    """The time mixing layer by its registered name, one for all blocks or one per block."""
+    """The time mixing layer by its registered name, one for all blocks or one per block; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the mixer; where `mixer` is a list, those of each mixer by its name."""
+    """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
+    phase_activation, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output matrix, too."""
+    """Use the token embedding as the output matrix too."""
     dropout: float = 0.0
     """Probability of dropping a channel of the embedding and of what each half of a block adds."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "d_model", "d_channel_mixing"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.output_size is not None and self.output_size < 1:
-            raise ValueError(f"output_size is {self.output_size}; expected at least 1, or nothing for vocab_size")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; expected a probability from 0 up to, not including, 1")
-        if not isinstance(self.mixer, str) and len(self.mixer) != self.n_layer:
-            raise ValueError(f"mixer names {len(self.mixer)} layers and n_layer is {self.n_layer}; name one for each")
-        if not isinstance(self.mixer, str):
-            for name, options in self.mixer_options.items():
-                if name not in self.mixer or not isinstance(options, dict):
-                    raise ValueError(
-                        f"mixer_options has {name}: {options!r}; where mixer is a list, it holds the options of each "
-                        f"by name, and the names are {', '.join(dict.fromkeys(self.mixer))}"
-                    )
-        if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
-            raise ValueError(
-                f"tie_embeddings asks for as many output as input tokens; output_size is {self.output_size} and "
-                f"vocab_size {self.vocab_size}"
-            )
+        require_at_least(1, n_layer=self.n_layer, d_model=self.d_model, d_channel_mixing=self.d_channel_mixing)
+        require_probability(dropout=self.dropout)
+        if isinstance(self.mixer, str):
+            return
+        require(len(self.mixer) == self.n_layer, "mixer", self.mixer, f"one name for each of n_layer = {self.n_layer}")
+        for name, options in self.mixer_options.items():
+            names = ", ".join(dict.fromkeys(self.mixer))
+            if name not in self.mixer or not isinstance(options, dict):
+                expected = f"options by the names of the mixers, {names}"
+                raise ValueError(sentence("mixer_options", f"{{{name!r}: {options!r}}}", expected))
 
     @property
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
@@ -69,20 +65,37 @@ class LanguageModelConfig:
         return [(name, self.mixer_options.get(name, {})) for name in self.mixer]
 
 
+@dataclass
+class LanguageModelConfig(LanguageModelShape, _Sizes):
+    """A recurrent language model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, vocab_size=self.vocab_size)
+        if self.output_size is not None:
+            require_at_least(1, output_size=self.output_size)
+        if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
+            expected = f"vocab_size = {self.vocab_size}, as tie_embeddings is set"
+            raise ValueError(sentence("output_size", self.output_size, expected))
+
+
 class LanguageModelState(NamedTuple):
     """One state per block, in the blocks' order."""
 
     layers: tuple[Any, ...]
 
 
-class LanguageModel(PlainLikelihood):
-    """Embedding without positional encoding, blocks, a final norm and a linear head.
+@register_model("recurrent", shape=LanguageModelShape, config=LanguageModelConfig, label="LanguageModel")
+class LanguageModel(LanguageModelShell):
+    """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
     Weights are drawn from N(0, 1 / fan-in) and biases start at 0 (our choice; the paper does not say).
 
     Args:
         config: the model's shape.
     """
+
+    body_takes_lengths = True
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
@@ -104,49 +117,48 @@ class LanguageModel(PlainLikelihood):
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "B L"],
-        state: LanguageModelState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
-    ) -> tuple[Float[Tensor, "B L output"], LanguageModelState]:
-        """Give the logits after every token, going on from `state`; None is the start of a stream.
+    @property
+    def kind(self) -> str:
+        """What tables of models call it."""
+        return f"language model ({', '.join(dict.fromkeys(name for name, _ in self.config.mixers))})"
 
-        Args:
-            tokens: what the model reads.
-            state: what the steps before left; None is the start of a stream.
-            mask: True where a token counts; the others change nothing, and their logits are zeros. They must be in the
-                vocabulary all the same, or `IGNORED_TARGET`.
-            cu_seqlens: the borders of N sequences, packed end to end in tokens (1, T); the state is of batch N.
+    def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
+        """Look tokens up."""
+        x: Tensor = self.dropout(self.embedding(tokens))
+        return x
 
-        Raises:
-            IndexError: a token is not in the vocabulary (raised by the embedding).
-            TypeError, ValueError: the mask or the borders do not fit the tokens, or both are given.
-        """
-        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
-        return blank(self.head(hidden), mask), state
-
-    def hidden(
-        self,
-        tokens: Int[Tensor, "B L"],
-        state: LanguageModelState | None = None,
-        *,
-        mask: Bool[Tensor, "B L"] | None = None,
-        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    def body(
+        self, x: Float[Tensor, "B L d_model"], state: LanguageModelState | None, **lengths: Any
     ) -> tuple[Float[Tensor, "B L d_model"], LanguageModelState]:
-        """Give the final norm's output after every token, which the head reads; arguments as `forward`."""
-        if cu_seqlens is not None:
-            cu_seqlens = on_host(cu_seqlens)  # once, not in every block
-        check_lengths(tokens, mask, cu_seqlens)
-        layers = [None] * len(self.blocks) if state is None else state.layers
-        x = self.dropout(self.embedding(counted_tokens(tokens, mask, self.config.vocab_size)))
+        """Run the stack of mixers and the final norm."""
+        n_layer = len(self.blocks)
+        layers = (None,) * n_layer if state is None else require_layers(state, LanguageModelState, n_layer)
         next_layers = []
-        for block, layer_state in zip(self.blocks, layers):
-            x, layer_state = block(x, layer_state, mask=mask, cu_seqlens=cu_seqlens)
-            next_layers.append(layer_state)
-        return blank(self.norm(x), mask), LanguageModelState(tuple(next_layers))
+        for block, layer in zip(self.blocks, layers):
+            x, layer = block(x, layer, **lengths)
+            next_layers.append(layer)
+        return blank(self.norm(x), lengths.get("mask")), LanguageModelState(tuple(next_layers))
+
+    def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+        """Return -log softmax(head(hidden))[target]."""
+        return negative_log_likelihood(self.head(hidden), targets)
+
+    def initial_state(self, batch: int) -> LanguageModelState:
+        """Return one initial state per block."""
+        return LanguageModelState(tuple(block.mixer.initial_state(batch) for block in self.blocks))  # type: ignore
+
+    def require_state(self, state: Any, batch: int) -> None:
+        """Check the state of every block."""
+        layers = require_layers(state, LanguageModelState, len(self.blocks))
+        for block, layer in zip(self.blocks, layers):
+            block.mixer.require_state(layer, batch)  # type: ignore[operator, union-attr]
+
+    def why_not_exportable(self) -> str:
+        """Ask the mixers."""
+        for number, block in enumerate(self.blocks):
+            if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
+                return f"the mixer of block {number}: {reason}"
+        return ""
 
 
 def _initialise(module: nn.Module) -> None:
@@ -156,5 +168,5 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-    elif isinstance(module, Transition):
-        module.place_on_ring()  # its projection came first
+    elif (place := getattr(module, "place_on_ring", None)) is not None:
+        place()  # a transition, whose projection was drawn before it

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_choice
+from recurra.models.registry import VideoSizes, register_model
 from recurra.models.space_time import ENCODERS
 from recurra.models.space_time_blocks import NORM_EPS, initialise
 from recurra.models.video_model import VideoModel
@@ -35,6 +36,7 @@ class TimeSformerState(NamedTuple):
     """Empty: each segment is classified by itself."""
 
 
+@register_model("timesformer", shape=TimeSformerShape, config=TimeSformerConfig, reads=VideoSizes)
 class TimeSformer(VideoModel):
     """Patch, position and time embeddings, blocks, a final norm, and a linear classifier on the class token.
 

@@ -1,24 +1,18 @@
-"""What the Transformers that read segments have in common: sizes, vocabulary and dropouts."""
+"""What the Transformers that read segments share: sizes, vocabulary and dropouts."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from recurra.checks import require_at_least, require_choice, require_probability
 from recurra.layers.dropout import DROPOUTS
+from recurra.models.registry import BuildsModel
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 
 
-def require_choices(config: object, choices: dict[str, Collection[str]]) -> None:
-    """Raise a ValueError that names the field and what it may be, unless each has one of its choices."""
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise ValueError(f"{name} is {getattr(config, name)!r}; expected one of {', '.join(allowed)}")
-
-
 @dataclass(kw_only=True)
-class TransformerShape:
+class TransformerShape(BuildsModel):
     """The shape of a Transformer's stack; the defaults are the published 16-layer WikiText-103 model's.
 
-    Raises ValueError, naming the field, for a value that cannot be.
+    Raises ValueError, naming the field, for an impossible value.
     """
 
     n_layer: int = 16
@@ -28,7 +22,7 @@ class TransformerShape:
     n_heads: int = 10
     """Heads of the attention."""
     d_head: int | None = None
-    """Channels of a head; d_model / n_heads when None."""
+    """Channels of a head; d_model / n_heads if None."""
     d_channel_mixing: int = 2100
     """Hidden channels of the feed-forward networks."""
     norm: str = "post"
@@ -40,19 +34,24 @@ class TransformerShape:
     dropout: float = 0.1
     """Probability of dropping an activation: of the embedding, the position encoding, the blocks and the output."""
     dropout_over_time: str = "independent"
-    """How those masks go over the steps of a call: "independent", or "locked", one mask for all (variational)."""
+    """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational)."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight."""
     embedding_dropout: float = 0.0
     """Probability of dropping a word wherever it stands in a call."""
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "d_model", "n_heads", "d_channel_mixing"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        for name in ("dropout", "attention_dropout", "embedding_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; expected a probability from 0 up to, not including, 1"
-                )
-        require_choices(self, {"norm": TRANSFORMER_XL_BLOCKS, "dropout_over_time": DROPOUTS})
+        require_at_least(
+            1,
+            n_layer=self.n_layer,
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            d_channel_mixing=self.d_channel_mixing,
+        )
+        require_probability(
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            embedding_dropout=self.embedding_dropout,
+        )
+        require_choice(TRANSFORMER_XL_BLOCKS, norm=self.norm)
+        require_choice(DROPOUTS, dropout_over_time=self.dropout_over_time)

@@ -1,21 +1,21 @@
 """The shell of a model that reads clips: it checks what comes in, starts streams, and splits clips into segments."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_layout, require_tensor, sentence
-from recurra.models.likelihood import PlainLikelihood
+from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.space_time import SegmentEmbedding
 from recurra.models.video_shape import VideoTransformerConfig, require_clip
 
 _MEND = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
 
 
-class VideoModel(PlainLikelihood, ABC):
+class VideoModel(nn.Module, ABC):
     """A model of clips, which are streams of segments of `n_frames` frames: it gives the logits after each segment.
 
     A model writes `read` and `start`.
@@ -23,6 +23,9 @@ class VideoModel(PlainLikelihood, ABC):
     Args:
         config: the model's shape.
     """
+
+    forms_logits: ClassVar[bool] = True
+    """Whether `loss` forms the logits of all classes, so that predictions and accuracy cost nothing more."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -58,6 +61,22 @@ class VideoModel(PlainLikelihood, ABC):
         else:
             self.require_state(state, clip.shape[0])
         return self.read(clip.unflatten(1, (-1, self.config.n_frames)), state)
+
+    def loss(
+        self, clip: Float[Tensor, "B T C H W"], targets: Int[Tensor, "B S"], state: Any = None
+    ) -> tuple[Float[Tensor, "B S"], Any]:
+        """Return the negative log-likelihood of each segment's class in nats, continuing from `state`.
+
+        Args:
+            clip, state: as `forward`.
+            targets: the class of each segment; `IGNORED_TARGET` gives 0.
+
+        Raises:
+            IndexError: a target is not a class.
+            TypeError, ValueError: as `forward`.
+        """
+        logits, state = self(clip, state)
+        return negative_log_likelihood(logits, targets), state
 
     def initial_state(self, batch: int) -> Any:
         """Give the state of `batch` streams at their start, on the model's device and in float32 or better."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from recurra.checks import kind_of, require, require_at_least, require_heads, require_probability, sentence
+from recurra.models.registry import BuildsModel
 
 
 @dataclass(kw_only=True)
-class VideoTransformerShape:
+class VideoTransformerShape(BuildsModel):
     """The shape of a vision Transformer over clips; the defaults are those of the published ViT-B/16.
 
     Raises ValueError, naming the field, for an impossible value.

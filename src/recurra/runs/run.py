@@ -10,15 +10,14 @@ from torch import nn
 from recurra.checks import sentence
 from recurra.data import DataSet, TextData, TextEncoder
 from recurra.data.video import VideoData
+from recurra.models import DataSizes, VideoSizes
 from recurra.runs.score_files import read_scores
 from recurra.training import (
     CheckpointFolder,
-    DataSizes,
     Experiment,
     RunFolder,
     TextExperiment,
     VideoExperiment,
-    VideoSizes,
     load_recipe,
     load_weights,
     scored_weights,

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import require
-from recurra.layers.precision import at_least_float32, last_state
+from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank, keep
 from recurra.scan import linear_scan
+from recurra.state import last_step
 
 SHORT = 8
 """Shorter pieces run as a recurrence. With 64 channels of 32 modes on one core, the recurrence was faster than the
@@ -122,7 +123,7 @@ def run_channels_by_recurrence(
     """`run_channels` as a linear scan: O(L) work, with memory for the states of all steps."""
     h0 = ssm.a.new_zeros((x.shape[0], *ssm.a.shape)) if h0 is None else h0
     h = linear_scan(ssm.a, x[..., None] * ssm.b, h0)
-    return (h * ssm.c).real.sum(-1), last_state(h, h0)
+    return (h * ssm.c).real.sum(-1), last_step(h, h0)
 
 
 def run_channels_by_convolution(
@@ -173,7 +174,7 @@ def run_dense(
         a = keep(a.expand(*x.shape[:2], -1), mask)
     h = linear_scan(a, blank(torch.view_as_complex(driven), mask), h0)
     y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), out_of.to(x.dtype))
-    return y, last_state(h, h0)
+    return y, last_step(h, h0)
 
 
 class _TwoLevelPowers(NamedTuple):

@@ -4,26 +4,16 @@ from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.training.experiment import (
     EXPERIMENTS,
-    CompactRecurrentTransformerExperiment,
     CompactRecurrentViTExperiment,
     Experiment,
     MemoryHorizonExperiment,
     TextExperiment,
     TimeSformerExperiment,
-    TransformerXLExperiment,
     VideoExperiment,
 )
 from recurra.training.loop import Trainer, TrainingDiverged
 from recurra.training.metrics import read_metrics
-from recurra.training.models import (
-    CompactRecurrentTransformerRecipe,
-    CompactRecurrentViTRecipe,
-    DataSizes,
-    ModelConfig,
-    TimeSformerRecipe,
-    TransformerXLRecipe,
-    VideoSizes,
-)
+from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
 from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_variant
@@ -36,14 +26,11 @@ __all__ = [
     "AveragingConfig",
     "CheckpointError",
     "CheckpointFolder",
-    "CompactRecurrentTransformerExperiment",
-    "CompactRecurrentTransformerRecipe",
     "CompactRecurrentViTExperiment",
     "CompactRecurrentViTRecipe",
-    "DataSizes",
     "Experiment",
     "MemoryHorizonExperiment",
-    "ModelConfig",
+    "ModelRecipe",
     "OptimizerConfig",
     "RecipeError",
     "RecipeFamily",
@@ -55,10 +42,7 @@ __all__ = [
     "Trainer",
     "TrainingConfig",
     "TrainingDiverged",
-    "TransformerXLExperiment",
-    "TransformerXLRecipe",
     "VideoExperiment",
-    "VideoSizes",
     "build_optimizer",
     "learning_rate_factor",
     "load_checkpoint",

@@ -1,30 +1,21 @@
 """Experiments: data, model and training in one object, a class for each kind of data and model.
 
-A recipe's key `experiment` chooses the class from `EXPERIMENTS`. A new kind is one class with a `data` and a `model`
-field and one line in that table; the loop, the recipes and the command line then know it.
+A recipe's key `experiment` chooses the class from `EXPERIMENTS`. Every registered language model has one,
+`text-NAME`; another kind of data is one class with a `data` and a `model` field and one line in that table.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
 from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
 from recurra.data.video import MotionsConfig, VideoConfig
-from recurra.models import CompactRecurrentViT, TimeSformer
+from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.training.metrics import Unit
-from recurra.training.models import (
-    CompactRecurrentTransformerRecipe,
-    CompactRecurrentViTRecipe,
-    DataSizes,
-    ModelConfig,
-    ModelRecipe,
-    TimeSformerRecipe,
-    TransformerXLRecipe,
-    VideoSizes,
-)
+from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, TimeSformerRecipe
 from recurra.training.starting_weights import start_from
 
 
@@ -85,7 +76,7 @@ class MemoryHorizonExperiment(Experiment):
     """The kind of experiment."""
     data: MemoryHorizonConfig = field(default_factory=MemoryHorizonConfig)
     """The data set."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: LanguageModelShape = field(default_factory=LanguageModelShape)
     """The model."""
 
 
@@ -97,7 +88,7 @@ class TextExperiment(Experiment):
     """The kind of experiment."""
     data: TextConfig
     """The corpus."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: LanguageModelShape = field(default_factory=LanguageModelShape)
     """The model."""
 
     def sizes(self, data: DataSet) -> DataSizes:
@@ -105,26 +96,26 @@ class TextExperiment(Experiment):
         return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
 
 
-@dataclass(kw_only=True)
-class TransformerXLExperiment(TextExperiment):
-    """Language modelling with Transformer-XL, or, without a memory, with the Transformer."""
-
-    experiment: Literal["text-transformer-xl"] = "text-transformer-xl"  # type: ignore[assignment]
-    """The kind of experiment."""
-    model: TransformerXLRecipe = field(default_factory=TransformerXLRecipe)  # type: ignore[assignment]
-    """The model."""
+def experiment_name(entry: ModelEntry) -> str:
+    """Return what a recipe calls the experiment of a registered language model over a text corpus."""
+    return "text" if entry.shape is LanguageModelShape else f"text-{entry.name}"
 
 
-@dataclass(kw_only=True)
-class CompactRecurrentTransformerExperiment(TextExperiment):
-    """Language modelling with the Compact Recurrent Transformer."""
-
-    experiment: Literal["text-crt"] = "text-crt"  # type: ignore[assignment]
-    """The kind of experiment."""
-    model: CompactRecurrentTransformerRecipe = field(  # type: ignore[assignment]
-        default_factory=CompactRecurrentTransformerRecipe
+def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
+    """Make the experiment of a registered language model: a corpus, and the model's shape."""
+    name = experiment_name(entry)
+    kind = make_dataclass(
+        f"{entry.label}Experiment",
+        [
+            ("experiment", Literal[name], field(default=name)),
+            ("model", entry.shape, field(default_factory=entry.shape)),
+        ],
+        bases=(TextExperiment,),
+        kw_only=True,
     )
-    """The model."""
+    kind.__doc__ = f"Language modelling over a text corpus with `{entry.model.__name__}`."
+    kind.__module__ = __name__
+    return kind
 
 
 def _vocab_size(data: DataSet) -> int:
@@ -148,13 +139,12 @@ class VideoExperiment(Experiment):
         return self.sizes_of(data.output_size)
 
     def sizes_of(self, n_classes: int) -> VideoSizes:
-        """What the model takes from data of so many classes, which need not be there."""
+        """What the model takes from a data set with this many classes; it does not have to exist on disk."""
         return VideoSizes(n_classes, self.data.n_frames, self.data.image_size)
 
     def load_initial_weights(self, model: nn.Module) -> str:
         """Give a fresh model the weights of `model.init_from`."""
-        assert isinstance(model, (TimeSformer, CompactRecurrentViT))
-        return start_from(model, self.model.init_from) if self.model.init_from else ""
+        return start_from(model, self.model.init_from) if self.model.init_from else ""  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True)
@@ -203,9 +193,7 @@ class MotionsCompactRecurrentViTExperiment(CompactRecurrentViTExperiment):
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "memory-horizon": MemoryHorizonExperiment,
-    "text": TextExperiment,
-    "text-transformer-xl": TransformerXLExperiment,
-    "text-crt": CompactRecurrentTransformerExperiment,
+    **{experiment_name(entry): _text_experiment(entry) for entry in list_models(DataSizes)},
     "video-timesformer": TimeSformerExperiment,
     "video-crvit": CompactRecurrentViTExperiment,
     "motions-timesformer": MotionsTimeSformerExperiment,

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
-from recurra.models import PlainLikelihood
-from recurra.packed_state import pack_state, unpack_state
+from recurra.saved_state import state_from_plain, state_to_plain
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointError, CheckpointFolder, Payload, load_weights, versions
@@ -84,7 +83,7 @@ class Trainer:
         self.data = data = experiment.build_data()
         self.source, self.validation = data.source("train"), data.source("valid")
         self.model = experiment.build_model(data)
-        if self.config.monitor == "accuracy" and not isinstance(self.model, PlainLikelihood):
+        if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
             raise ValueError(
                 f"training.monitor is accuracy, but {type(self.model).__name__} computes its loss without the logits "
                 "that accuracy would need; use loss"
@@ -125,7 +124,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": pack_state(self.state),
+            "state": state_to_plain(self.state),
             "window": self.window.state_dict(),
             "scores": self.scores,
             "resumed_at": list(self.resumed_at),
@@ -157,7 +156,7 @@ class Trainer:
         # Older checkpoints do not know where their runs were resumed. A run that has nothing left to do does not go on.
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
         if saved["state"] is not None:
-            self.state = unpack_state(saved["state"], self.model, self.source.batch(0, 0).inputs)
+            self.state = state_from_plain(saved["state"], self.model)
         self.checkpoints.drop_after(self.position.step)
         set_random_state(saved["random"])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.packed_state import pack_state, unpack_state
+from recurra.saved_state import state_from_plain, state_to_plain
 
 
 class Inner(NamedTuple):
@@ -40,8 +40,8 @@ def state() -> Outer:
 
 def test_a_state_comes_back_with_its_structure_and_values(state):
     model = Model()
-    packed = pack_state(state)
-    restored = unpack_state(packed, model)
+    packed = state_to_plain(state)
+    restored = state_from_plain(packed, model)
     assert type(packed) is list
     assert type(restored) is Outer
     assert type(restored.layers) is tuple
@@ -56,7 +56,7 @@ def test_a_state_comes_back_with_its_structure_and_values(state):
 
 
 def test_no_state_stays_no_state():
-    assert unpack_state(pack_state(None), Model()) is None
+    assert state_from_plain(state_to_plain(None), Model()) is None
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_no_state_stays_no_state():
 )
 def test_another_models_state_is_refused(state, damage):
     with pytest.raises(ValueError, match="does not fit the model's"):
-        unpack_state(damage(pack_state(state)), Model())
+        state_from_plain(damage(state_to_plain(state)), Model())
 
 
 def test_the_error_says_where(state):
-    packed = pack_state(state)
+    packed = state_to_plain(state)
     packed[0][0][0] = packed[0][0][0].real
     with pytest.raises(
         ValueError, match=r"state.layers.0.real is torch.float32 \(3, 2\) against torch.complex64 \(3, 2\)"
     ):
-        unpack_state(packed, Model())
+        state_from_plain(packed, Model())

@@ -1,0 +1,199 @@
+"""The one contract, written once: `y, state = mixer(x, state)`, for any number of steps, padded and packed too."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, require_at_least, require_tensor, sentence
+from recurra.lengths.padded import blank
+from recurra.lengths.run import run_lengths
+from recurra.state import Ragged
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_MEND = "pass the state that this module returned for these streams (recurra.state.select takes streams out)"
+
+
+class Steps(NamedTuple):
+    """A dimension of a state that counts steps: of any size up to `most`, without bound if that is None.
+
+    Dimensions of the same name have the same size.
+    """
+
+    name: str
+    most: int | None
+
+
+class Carried(NamedTuple):
+    """A tensor of a state apart from its batch: real, or complex, and float32 or better in any case."""
+
+    shape: tuple[int | Steps, ...]
+    is_complex: bool = False
+
+
+class Mixer(nn.Module, ABC):
+    """A module over time: it owns what all mixers share, and a mixer writes `mix` and nothing about lengths.
+
+        class Average(Mixer):
+            def __init__(self, d_model: int) -> None:
+                super().__init__(d_model, AverageState, h=Carried((d_model,)))
+
+            def mix(self, x, state, mask):
+                ...
+
+    The base class checks what comes in, starts streams, and runs padded and packed sequences. The state's layout, given
+    once to `__init__`, says what a state must look like: another module's state is refused before any kernel sees it.
+
+    Args:
+        d_model: channels of x and y.
+        state_class: the NamedTuple that is the state.
+        carried: its tensors, by the names of its fields.
+    """
+
+    skips_padding: ClassVar[bool] = False
+    """Whether `mix` takes a mask, and lets the state pass through where it is False (transitions of 1, inputs of 0). If
+    not, it never sees padding: sequences of different lengths run in pieces."""
+    starts_from_none: ClassVar[bool] = False
+    """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
+
+    def __init__(self, d_model: int, state_class: type[Any], **carried: Carried) -> None:
+        super().__init__()
+        require_at_least(1, d_model=d_model)
+        self.d_model = self.d_output = d_model
+        self.state_layout: Any = state_class(**carried)
+
+    @abstractmethod
+    def mix(self, *given: Any, **shared: Any) -> tuple[Tensor, Any]:
+        """Mix at least one step along time: `mix(self, x, state, mask)`.
+
+        Args:
+            x: (B, L, d_model), zeros at padding.
+            state: what the steps before left, as the layout says.
+            mask: (B, L), True where a step counts; always None unless the mixer `skips_padding`.
+            shared: whatever else the mixer takes from its caller.
+
+        Returns:
+            y (B, L, d_output), which may be anything at padding, and the next state, in memory of its own.
+        """
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+        **shared: Any,
+    ) -> tuple[Float[Tensor, "B L d_output"], Any]:
+        """Mix `x` along time, continuing from `state`.
+
+        Args:
+            x: any number of steps: a whole sequence, a chunk, or one token.
+            state: what the steps before left; None is the start of a stream.
+            mask: True where a step counts; padding changes nothing, and its outputs are zeros.
+            cu_seqlens: the borders of N packed sequences in x (1, T, d_model); the state is of batch N.
+            shared: what the mixer takes besides, from callers that share it between layers; not with a mask or borders.
+
+        Raises:
+            TypeError: x, the mask or the borders are of another type; the state is another module's.
+            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
+                dtype or device.
+        """
+        _check_input(x, self.d_model)
+        if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
+            return self._run(x, state, **shared)
+        if shared:
+            raise ValueError(f"{', '.join(shared)} is given beside sequences of different lengths; expected neither")
+        return run_lengths(self._run, x, state, mask=mask, cu_seqlens=cu_seqlens, skips_padding=self.skips_padding)
+
+    def _run(self, x: Tensor, state: Any, mask: Tensor | None = None, **shared: Any) -> tuple[Tensor, Any]:
+        real = torch.promote_types(x.dtype, torch.float32)
+        if state is not None:
+            _check_state(state, self.state_layout, x.shape[0], real, x.device)
+        if state is None and not (self.starts_from_none and x.shape[1]):
+            state = self._start(x.shape[0], real, x.device)
+        if not x.shape[1]:
+            return x[..., :1].expand(*x.shape[:2], self.d_output), state  # no step, but still a node of the graph
+        y, state = self.mix(blank(x, mask), state, mask, **shared)
+        return blank(y, mask), state
+
+    def initial_state(self, batch: int) -> Any:
+        """Return the state of `batch` streams at their start: zeros, on the module's device."""
+        weight = next(self.parameters())
+        return self._start(batch, torch.promote_types(weight.dtype, torch.float32), weight.device)
+
+    def require_state(self, state: Any, batch: int) -> None:
+        """Refuse anything but a state of `batch` streams that this module could have returned.
+
+        Raises:
+            TypeError: it is another module's state, or no state.
+            ValueError: a tensor has another shape, dtype or device.
+        """
+        weight = next(self.parameters())
+        real = torch.promote_types(weight.dtype, torch.float32)
+        _check_state(state, self.state_layout, batch, real, weight.device)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The parameters of the transition a_n, which may want their own learning rate and weight decay; none here."""
+        return set()
+
+    def why_not_exportable(self) -> str:
+        """Say why no graph of this mixer serves any number of steps; empty if one does."""
+        return ""
+
+    def _start(self, batch: int, real: torch.dtype, device: torch.device) -> Any:
+        return type(self.state_layout)(
+            *(
+                torch.zeros(
+                    (batch, *(0 if isinstance(size, Steps) else size for size in carried.shape)),
+                    dtype=_COMPLEX[real] if carried.is_complex else real,
+                    device=device,
+                )
+                for carried in self.state_layout
+            )
+        )
+
+
+def _check_input(x: Tensor, d_model: int) -> None:
+    require_tensor("x", x)
+    if x.dim() != 3 or x.shape[-1] != d_model or not x.is_floating_point():
+        raise ValueError(sentence("x", kind_of(x), f"real numbers of shape (batch, steps, d_model = {d_model})"))
+
+
+def _check_state(state: Any, layout: Any, batch: int, real: torch.dtype, device: torch.device) -> None:
+    """Compare a state with its layout. It runs once a call and layer, so the good case is a few comparisons."""
+    if type(state) is not type(layout):
+        raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
+    sizes: dict[str, int] = {}
+    for name, tensor, carried in zip(layout._fields, state, layout):
+        dtype = _COMPLEX[real] if carried.is_complex else real
+        if not isinstance(tensor, Tensor) or not (
+            _fits(tensor.shape, batch, carried.shape, sizes) and tensor.dtype == dtype and tensor.device == device
+        ):
+            expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, carried.shape, sizes)} on {device}"
+            raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
+
+
+def _fits(shape: torch.Size, batch: int, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> bool:
+    if len(shape) != len(expected) + 1 or shape[0] != batch:
+        return False
+    for size, wanted in zip(shape[1:], expected):
+        if isinstance(wanted, Steps):
+            if size != sizes.setdefault(wanted.name, size) or (wanted.most is not None and size > wanted.most):
+                return False
+        elif size != wanted:
+            return False
+    return True
+
+
+def _describe(batch: int, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> str:
+    """The shape that is expected, with a range for dimensions that count steps."""
+    parts = [str(batch)]
+    for size in expected:
+        if isinstance(size, Steps):
+            parts.append(f"{size.name} >= 0" if size.most is None else f"{size.name} in 0..{size.most}")
+        else:
+            parts.append(str(size))
+    return f"({', '.join(parts)})"

@@ -1,0 +1,44 @@
+"""minGRU: a GRU whose gates do not look at the state, and so a linear recurrence (Feng et al., arXiv 2410.01201)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from recurra.layers.precision import at_least_float32
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.scan import linear_scan
+from recurra.state import last_step
+
+
+class MinGRUState(NamedTuple):
+    """The last hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
+
+    h: Float[Tensor, "B D"]
+
+
+@register_mixer("min-gru")
+class MinGRU(Mixer):
+    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t.
+
+    Args:
+        d_model: channels of x, y and the hidden state.
+    """
+
+    skips_padding = True
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, MinGRUState, h=Carried((d_model,)))
+        self.gate_and_candidate = nn.Linear(d_model, 2 * d_model)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: MinGRUState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], MinGRUState]:
+        """Run the recurrence by a parallel scan."""
+        gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
+        z = blank(torch.sigmoid(gate), mask)
+        h = linear_scan(1 - z, z * candidate, state.h)
+        return h.to(x.dtype), MinGRUState(last_step(h, state.h))

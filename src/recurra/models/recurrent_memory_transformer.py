@@ -1,0 +1,132 @@
+"""The Recurrent Memory Transformer (Bulatov et al., arXiv 2207.06881): a Transformer reads and writes memory tokens."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.checks import require_at_least, require_layout
+from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.vocabulary import Clusters
+from recurra.mixers.relative_attention import RelativeAttention
+from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, require_position
+from recurra.models.registry import register_model
+from recurra.models.transformer_shape import TransformerShape
+
+
+@dataclass(kw_only=True)
+class RecurrentMemoryTransformerShape(TransformerShape):
+    """The shape of a Recurrent Memory Transformer, without its vocabulary and its segments."""
+
+    n_memory: int = 10
+    """Memory tokens that a segment reads, and writes for the next one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, n_memory=self.n_memory)
+
+
+@dataclass(kw_only=True)
+class RecurrentMemoryTransformerConfig(RecurrentMemoryTransformerShape):
+    """A Recurrent Memory Transformer."""
+
+    vocab_size: int
+    """Tokens, read and predicted."""
+    segment_length: int = 150
+    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        AttentionWindow(self.segment_length, mem_len=0)
+        Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
+
+
+class RecurrentMemoryTransformerState(NamedTuple):
+    """What a stream leaves for its next step; never more than one segment and the memory.
+
+    position: tokens of the open segment so far.
+    memory: the memory tokens that the open segment reads.
+    layers: the attention's keys and values of the open segment, one state per block.
+    """
+
+    position: int
+    memory: Float[Tensor, "B n_memory d_model"]
+    layers: tuple[Any, ...]
+
+
+@register_model("rmt", shape=RecurrentMemoryTransformerShape, config=RecurrentMemoryTransformerConfig, label="RMT")
+class RecurrentMemoryTransformer(AdaptiveShell):
+    """Segments of n tokens between memory tokens: [read; x_1..x_n; write] (section 3.2).
+
+    The memory enters in front of a segment and once more behind it; all steps attend causally over the segment with
+    relative positions, so the tokens read the memory, and the tokens behind them gather what to write. Their outputs
+    are the next segment's memory. A stream's first memory is learned. Gradients flow through the memory until the
+    caller detaches the state.
+
+    Args:
+        config: the model's shape; d_model must be even.
+    """
+
+    state_class = RecurrentMemoryTransformerState
+
+    def __init__(self, config: RecurrentMemoryTransformerConfig) -> None:
+        super().__init__(config)
+        self.first_memory = nn.Parameter(torch.randn(config.n_memory, config.d_model) * 0.02)
+        self.blocks = nn.ModuleList(make_block(config, self._make_attention()) for _ in range(config.n_layer))
+        self.head = self._make_head()
+        self.blocks.apply(initialise)
+        if config.tie_embeddings:
+            self.head.tie_tables(self.embedding)
+        self._window = AttentionWindow(config.segment_length, mem_len=0)
+
+    def _make_attention(self) -> RelativeAttention:
+        return RelativeAttention(
+            self.config.d_model,
+            n_heads=self.config.n_heads,
+            d_head=self.config.d_head,
+            segment_length=self.config.segment_length + 2 * self.config.n_memory,
+            mem_len=0,
+            dropout=self.config.attention_dropout,
+        )
+
+    def body(
+        self, x: Float[Tensor, "B L d_model"], state: RecurrentMemoryTransformerState | None, **lengths: Any
+    ) -> tuple[Float[Tensor, "B L d_model"], RecurrentMemoryTransformerState]:
+        """Run segment by segment."""
+        state = self._start(x) if state is None else self._entering(state, x)
+        outputs = []
+        for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
+            y, state = self._within_segment(piece, state)
+            outputs.append(y)
+        return self.dropout(torch.cat(outputs, 1)), state
+
+    def _start(self, x: Tensor) -> RecurrentMemoryTransformerState:
+        memory = self.first_memory.to(torch.promote_types(x.dtype, torch.float32)).repeat(len(x), 1, 1)
+        return RecurrentMemoryTransformerState(0, memory, self._layers(len(x)))
+
+    def _entering(self, state: Any, x: Tensor) -> RecurrentMemoryTransformerState:
+        entering: RecurrentMemoryTransformerState = super()._entering(state, x)
+        require_position(entering.position, self.config.segment_length)
+        shape, real = (len(x), *self.first_memory.shape), torch.promote_types(x.dtype, torch.float32)
+        require_layout("state.memory", entering.memory, shape, real, x.device)
+        return entering
+
+    def _within_segment(
+        self, x: Tensor, state: RecurrentMemoryTransformerState
+    ) -> tuple[Tensor, RecurrentMemoryTransformerState]:
+        """Run tokens of one segment: the memory in front of its first token, and once more behind its last."""
+        memory, position = state.memory.to(x.dtype), state.position + x.shape[1]
+        n_before = 0 if state.position else memory.shape[1]
+        is_whole = position == self.config.segment_length
+        y = torch.cat([*([memory] if n_before else []), x, *([memory] if is_whole else [])], 1)
+        layers = []
+        for block, layer in zip(self.blocks, state.layers):
+            y, layer = block(y, layer)
+            layers.append(layer)
+        tokens = y[:, n_before : n_before + x.shape[1]]
+        if not is_whole:
+            return tokens, RecurrentMemoryTransformerState(position, state.memory, tuple(layers))
+        written = y[:, n_before + x.shape[1] :].to(state.memory.dtype).clone()
+        return tokens, RecurrentMemoryTransformerState(0, written, tuple(layers))

@@ -1,0 +1,180 @@
+"""The shell of a language model: tokens in, logits or losses out, and any body over time in between.
+
+    logits, state = model(tokens, state)
+    losses, state = model.loss(tokens, targets, state)
+
+A language model is this shell around a body `(x, state) -> (y, state)` over channels. It says what its parts are; the
+shell checks what comes in, embeds, runs sequences of different lengths, and reads the head.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, require_tensor, sentence
+from recurra.layers.vocabulary import counted_targets, counted_tokens
+from recurra.lengths.packed import on_host
+from recurra.lengths.padded import blank, check_lengths
+from recurra.lengths.run import run_lengths
+from recurra.state import Ragged
+
+
+class LanguageModelShell(nn.Module, ABC):
+    """What all language models share.
+
+    A model sets `config` (with `vocab_size`), `embedding` and `head`, and writes `embed`, `body`, `losses`,
+    `initial_state` and `require_state`.
+    """
+
+    forms_logits: ClassVar[bool] = True
+    """Whether `loss` forms the logits of all classes on its way, so that predictions and accuracy cost nothing more."""
+    body_takes_lengths: ClassVar[bool] = False
+    """Whether `body` takes `mask` and `cu_seqlens`. If not, sequences of different lengths run in pieces."""
+    config: Any
+    embedding: nn.Module
+    head: nn.Module
+
+    @abstractmethod
+    def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
+        """Look tokens up, dropouts included."""
+
+    @abstractmethod
+    def body(self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any) -> tuple[Tensor, Any]:
+        """Run the stack over at least one step, continuing from a state of its own kind.
+
+        Returns:
+            what the head reads, (B, L, d_model), and the next state.
+        """
+
+    @abstractmethod
+    def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+        """Return -log p(target) in nats for what the head reads; `IGNORED_TARGET` gives 0."""
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> Any:
+        """Return the state of `batch` streams at their start, on the model's device."""
+
+    @abstractmethod
+    def require_state(self, state: Any, batch: int) -> None:
+        """Refuse anything but a state of `batch` streams that this model could have returned.
+
+        Raises:
+            TypeError: it is another module's state, or no state.
+            ValueError: it has another number of layers, or a tensor of another shape, dtype or device.
+        """
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L classes"], Any]:
+        """Return the logits after every token, continuing from `state`.
+
+        With an adaptive softmax (`cutoffs`) they are log-probabilities, in float32 also under autocast.
+
+        Args:
+            tokens: what the model reads: any number of steps.
+            state: what the steps before left; None is the start of a stream.
+            mask: True where a token counts. Padding changes nothing, and its logits are zeros; it must be in the
+                vocabulary all the same, or `IGNORED_TARGET`. If the state's layout depends on the position in a
+                segment, the next state is `recurra.state.Ragged`.
+            cu_seqlens: the borders of N packed sequences in tokens (1, T); the state is of batch N.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+            TypeError: tokens, mask or borders are of another type; the state is another module's.
+            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
+                dtype or device.
+        """
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return blank(self.head(hidden), mask), state
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L"], Any]:
+        """Return the negative log-likelihood of every target in nats, continuing from `state`.
+
+        Args:
+            tokens, state, mask, cu_seqlens: as `forward`; padding has a loss of 0.
+            targets: the token that should come after each; `IGNORED_TARGET` gives 0.
+
+        Raises:
+            IndexError: a token or a target is not in the vocabulary.
+            TypeError, ValueError: as `forward`.
+        """
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return self.losses(hidden, counted_targets(targets, mask)), state
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B L"],
+        state: Any = None,
+        *,
+        mask: Bool[Tensor, "B L"] | None = None,
+        cu_seqlens: Int[Tensor, " borders"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Return what the head reads after every token; arguments and errors as `forward`."""
+        _check_tokens(tokens)
+        if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
+            return self._run(tokens, state)
+        cu_seqlens = None if cu_seqlens is None else on_host(cu_seqlens)  # once, not in every block
+        check_lengths(tokens, mask, cu_seqlens)
+        tokens = counted_tokens(tokens, mask, self.config.vocab_size)
+        if self.body_takes_lengths and not isinstance(state, Ragged):
+            return self._run(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        return run_lengths(self._run, tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+
+    def _run(self, tokens: Tensor, state: Any, **lengths: Any) -> tuple[Tensor, Any]:
+        x = self.embed(tokens)
+        if tokens.shape[1] or lengths:
+            return self.body(x, state, **lengths)
+        return x, self.initial_state(len(tokens)) if state is None else state
+
+    @property
+    def kind(self) -> str:
+        """What tables of models call it."""
+        return type(self).__name__
+
+    @property
+    def published_row(self) -> str | None:
+        """The row of the CRT paper's Table 1 that counts its cost; None if none does."""
+        return None
+
+    def why_not_exportable(self) -> str:
+        """Say why no graph of this model serves any number of tokens; empty if one does."""
+        return "its state grows within a segment, and a call takes another way at the end of one"
+
+
+def require_layers(state: Any, kind: type[Any], n_layer: int) -> tuple[Any, ...]:
+    """Return the layers of a model's state.
+
+    Raises:
+        TypeError: the state is of another kind.
+        ValueError: it has another number of layers, or none for one of them.
+    """
+    mend = "pass the state that this model returned for these streams"
+    if type(state) is not kind:
+        raise TypeError(sentence("state", kind_of(state), f"a {kind.__name__}, or None to start", mend))
+    layers: tuple[Any, ...] = state.layers
+    if len(layers) != n_layer or any(layer is None for layer in layers):
+        came = f"{len(layers)} states" + (", None among them" if None in layers else "")
+        raise ValueError(f"state.layers has {came}; expected one state for each of {n_layer} layers: {mend}")
+    return layers
+
+
+def _check_tokens(tokens: Any) -> None:
+    require_tensor("tokens", tokens)
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(sentence("tokens", kind_of(tokens), "int64 token ids of shape (batch, steps)"))

@@ -1,0 +1,50 @@
+"""A recurrent state as plain data: what a checkpoint holds, and the way back."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from recurra.checks import kind_of
+from recurra.state import tensors
+
+
+def state_to_plain(state: Any) -> Any:
+    """Turn a state into nested lists of tensors, numbers and None: plain data, bound to no class of this package."""
+    if isinstance(state, (tuple, list)):
+        return [state_to_plain(item) for item in state]
+    return state.detach() if isinstance(state, Tensor) else state
+
+
+def state_from_plain(plain: Any, model: nn.Module) -> Any:
+    """Give plain data the structure of the states of `model`, its tensors on the model's device.
+
+    Args:
+        plain: what `state_to_plain` made of a state, None included.
+        model: has `initial_state(batch)`, which shows what its states look like, and `require_state(state, batch)`,
+            which refuses what it could not have returned.
+
+    Raises:
+        TypeError, ValueError: the data do not fit that structure, or `require_state` refuses the state.
+    """
+    if plain is None:
+        return None
+    batch = next((tensor.shape[0] for tensor in tensors(plain) if tensor.dim()), 1)
+    state = _rebuild(plain, model.initial_state(batch), where="state")  # type: ignore[operator]
+    model.require_state(state, batch)  # type: ignore[operator]
+    return state
+
+
+def _rebuild(plain: Any, like: Any, where: str) -> Any:
+    if isinstance(like, (tuple, list)) and isinstance(plain, list) and len(like) == len(plain):
+        names = getattr(like, "_fields", range(len(like)))
+        items = [_rebuild(part, example, f"{where}.{name}") for part, example, name in zip(plain, like, names)]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    if isinstance(like, Tensor) and isinstance(plain, Tensor):
+        return plain.to(like.device)
+    if type(plain) is type(like) and not isinstance(like, (Tensor, tuple, list)):
+        return plain
+    raise ValueError(f"{where} is {_described(plain)} in the saved state; expected {_described(like)}, as in the model")
+
+
+def _described(item: Any) -> str:
+    return f"a list of {len(item)}" if isinstance(item, (tuple, list)) else kind_of(item)
