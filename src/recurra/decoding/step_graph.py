@@ -1,12 +1,12 @@
-"""From a model's step to instructions: what torch is asked for is written down, run once and lowered in turn."""
+"""From a model's step to instructions: the step runs once, and each operation that torch is asked for is lowered."""
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurra.decoding.instructions import Instruction
 from recurra.decoding.lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
@@ -14,7 +14,7 @@ from recurra.decoding.step_memory import StepMemory, StepNotCompiled
 
 
 class LoweredStep(NamedTuple):
-    """What a step came to."""
+    """A step as instructions."""
 
     instructions: list[Instruction]
     kept: list[Tensor]
@@ -25,22 +25,21 @@ class LoweredStep(NamedTuple):
 
 
 def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> LoweredStep:
-    """Record what `step` does with contiguous `inputs`, and write it down as instructions.
+    """Run `step` with copies of `inputs`, and write what it does down as instructions.
 
     Raises:
-        StepNotCompiled: the step cannot be recorded, or has an operation for which there is no instruction.
+        StepNotCompiled: the step fails, or has an operation for which there is no instruction.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to load
-
     inputs = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs]
     memory = StepMemory(inputs)
     try:
-        graph = make_fx(step)(*inputs)
-        outputs = _own_storages(memory, _Lowering(graph, memory).run(*inputs))
+        with _Lowering(memory):
+            outputs = [memory.meet(tensor) for tensor in step(*inputs)]
+        outputs = _own_storages(memory, outputs)
     except StepNotCompiled:
         raise
-    except Exception as error:  # whatever a tracer does not get through, or a rule does not foresee
-        raise StepNotCompiled(f"the step cannot be recorded: {error}") from error
+    except Exception as error:  # whatever a rule does not foresee
+        raise StepNotCompiled(f"the step cannot be compiled: {error}") from error
     return LoweredStep(memory.instructions, memory.workspace(), inputs, outputs)
 
 
@@ -56,32 +55,24 @@ def _own_storages(memory: StepMemory, outputs: Sequence[Tensor]) -> list[Tensor]
     return own
 
 
-class _Lowering(fx.Interpreter):
-    """Runs a recorded step with real tensors, and writes the instructions for each operation behind it."""
+class _Lowering(TorchDispatchMode):
+    """Lets torch run each operation, and writes the instructions for it."""
 
-    def __init__(self, graph: fx.GraphModule, memory: StepMemory) -> None:
-        super().__init__(graph, garbage_collect_values=False)
-        self.extra_traceback = False  # an error is told as it is, without the graph around it
+    def __init__(self, memory: StepMemory) -> None:
+        super().__init__()
         self._memory = memory
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        value = super().get_attr(target, args, kwargs)
-        return self._memory.constant(value) if isinstance(value, Tensor) else value
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        result = super().call_function(target, args, kwargs)
-        if target is operator.getitem:
-            return result
-        if not isinstance(target, torch._ops.OpOverload):
-            raise StepNotCompiled(f"{target} is none of torch's operators")
+    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        sources = [self._memory.meet(tensor) for tensor in _tensors((args, kwargs))]
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise StepNotCompiled(f"{target} draws random numbers")
+        result = target(*args, **kwargs)
         results = list(_tensors(result))
         for tensor in results:
             if tensor.is_conj() or tensor.is_neg():
                 raise StepNotCompiled(f"{target} gives a tensor that is conjugated or negated when it is read")
             self._memory.keep(tensor)
-        sources = list(_tensors((args, kwargs)))
         if target._schema.is_mutable:
             self._lower_in_place(target, result, args, kwargs)
         elif str(target) in SHAPE_ONLY or all(map(self._memory.is_constant, sources)):

@@ -39,13 +39,19 @@ class StepMemory:
         self._constant: set[int] = set()
         self._written = {_storage(tensor) for tensor in inputs}
         self._inputs = set(self._written)
+        self._met = set(self._written)
 
     # --- storages ---
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold on to a tensor's storage, whatever becomes of the tensor (a parameter's data may be exchanged)."""
         self.kept.append(tensor.detach())
+        self._met.add(_storage(tensor))
         return tensor
+
+    def meet(self, tensor: Tensor) -> Tensor:
+        """Take a tensor that the step uses: one that it neither got nor made, such as a weight, is a constant."""
+        return tensor if _storage(tensor) in self._met else self.constant(tensor)
 
     def constant(self, value: Tensor | float | complex) -> Tensor:
         """Let a tensor or number be one that is the same in every call."""
