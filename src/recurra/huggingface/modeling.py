@@ -11,6 +11,7 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from recurra.convert.portable import tied_parameters
+from recurra.decoding import prepare_for_decoding
 from recurra.huggingface.cache import RecurrentCache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
@@ -36,6 +37,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     _is_stateful = True  # tokens cannot be taken back, which assisted generation would need
     model: Any
+    _prepared: Any = None
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -86,9 +88,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("labels ask for the logits of all steps: leave logits_to_keep away")
         cache = _fitting_cache(past_key_values, input_ids)
         mask = _counted(attention_mask, input_ids, 0 if cache is None else cache.n_tokens)
-        hidden, state = self._read(input_ids, None if cache is None else cache.state, mask)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep or None, None)
-        logits = blank(self.model.head(hidden[:, kept]), None if mask is None else mask[:, kept])
+        logits, state = self._read(input_ids, None if cache is None else cache.state, mask, kept)
         loss = None if labels is None else _loss(logits, labels, mask, num_items_in_batch)
         wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if cache is None and wants_cache:
@@ -100,13 +101,45 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return output if as_dict else output.to_tuple()
 
     def _read(
-        self, tokens: Int[Tensor, "B L"], state: Any, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Give the hidden states that the head reads. Padding may have ids of its own, which no embedding knows."""
+        self, tokens: Int[Tensor, "B L"], state: Any, mask: Bool[Tensor, "B L"] | None, kept: slice | Tensor
+    ) -> tuple[Float[Tensor, "B kept V"], Any]:
+        """Give the logits of the kept steps, and the state."""
+        prepared = None if self.training or torch.is_grad_enabled() else self._prepared
+        if prepared is not None and mask is None and tokens.shape[1] == 1:
+            logits, state = prepared(tokens, state)
+            return logits[:, kept], state
+        model = self.model if prepared is None else prepared
         if mask is not None:
-            tokens = tokens.masked_fill(~mask, 0)
-        hidden, state = self.model.hidden(tokens, state, mask=mask)
-        return hidden, state
+            tokens = tokens.masked_fill(~mask, 0)  # padding may have ids of its own, which no embedding knows
+        hidden, state = model.hidden(tokens, state, mask=mask)
+        return blank(model.head(hidden[:, kept]), None if mask is None else mask[:, kept]), state
+
+    def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
+        """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
+
+        Single tokens of up to 8 rows are then compiled steps where `recurra.decoding.prepare_for_decoding` can make
+        them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained. The
+        copy is dropped when the model is put in training mode, or to another type or device.
+
+        Args:
+            numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
+                "bfloat16" or "int8"; None drops the copy.
+
+        Raises:
+            ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
+        """
+        prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
+        object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
+
+    def train(self, mode: bool = True) -> "RecurraForCausalLM":
+        """Set training or evaluation mode; training drops the copy for decoding, whose weights would grow old."""
+        if mode:
+            self.prepare_for_decoding(None)
+        return super().train(mode)
+
+    def _apply(self, *arguments: Any, **options: Any) -> "RecurraForCausalLM":
+        self.prepare_for_decoding(None)  # the weights move to another type or device
+        return super()._apply(*arguments, **options)
 
     def prepare_inputs_for_generation(
         self,
