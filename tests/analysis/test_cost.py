@@ -255,12 +255,12 @@ def test_a_model_that_depends_on_its_values_cannot_be_counted():
 
 
 def test_lengths_that_are_not_the_models_are_refused():
-    with pytest.raises(ValueError, match="segment_length is 4; expected 5, the tokens of the model's segments"):
+    with pytest.raises(ValueError, match="segment_length is 4; expected 5, the length of the model's segments"):
         measured_cost(crt(), 4)
     with pytest.raises(ValueError, match="segment_length is 0; expected at least 1"):
         measured_cost(gateloop(), 0)
 
 
 def test_a_model_of_other_parts_is_refused():
-    with pytest.raises(TypeError, match="Linear has no embedding and no head; the model must have"):
+    with pytest.raises(TypeError, match="model is a Linear without embedding and head; expected a language model"):
         measured_cost(nn.Linear(2, 2), 3)

@@ -226,22 +226,28 @@ def test_nothing_falls_back_to_a_loop(tokens):
 
 def test_models_without_a_memory_vector_are_refused(tokens):
     model = TransformerXL(TransformerXLConfig(**SHAPE, d_channel_mixing=9, mem_len=3))
-    with pytest.raises(ValueError, match=r"TransformerXL has no memory vector .* `experiment: text-crt`"):
+    with pytest.raises(
+        ValueError, match=r"model is a TransformerXL; expected one with a memory vector .* `experiment: text-crt`"
+    ):
         measure_gradient_flow(model, tokens)
-    with pytest.raises(ValueError, match=r"memory 'none' has no memory vector .* `model.memory: gru` or `ncgru`"):
+    with pytest.raises(
+        ValueError, match=r"with memory 'none'; expected one with a memory .* `model.memory: gru` or `ncgru`"
+    ):
         measure_gradient_flow(make("none"), tokens)
 
 
 @pytest.mark.parametrize("shape", [(1, N), (1, 2 * N + 1), (1, 0), (2, 2 * N)])
 def test_anything_but_whole_segments_of_one_stream_is_refused(shape):
-    with pytest.raises(ValueError, match=f"{shape[0]} streams of {shape[1]} tokens; expected 1 stream of two or more"):
+    with pytest.raises(
+        ValueError, match=rf"tokens is int64 \({shape[0]}, {shape[1]}\) on cpu; expected one stream of two or more"
+    ):
         measure_gradient_flow(make(), torch.zeros(shape, dtype=torch.int64))
 
 
 def test_a_state_inside_a_segment_is_refused(tokens):
     model = make().eval()
     state = model.hidden(tokens[:, : N - 1])[1]
-    with pytest.raises(ValueError, match=f"{N - 1} tokens inside a segment"):
+    with pytest.raises(ValueError, match=f"state is {N - 1} tokens into a segment; expected one at the end"):
         measure_gradient_flow(model, tokens, state)
 
 

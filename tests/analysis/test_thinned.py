@@ -18,5 +18,5 @@ def test_it_is_every_nth_item_with_the_least_n_that_fits(n, limit):
 
 
 def test_a_limit_below_two_is_refused():
-    with pytest.raises(ValueError, match="limit must be 2 or more, got 1"):
+    with pytest.raises(ValueError, match="limit is 1; expected at least 2"):
         Thinned(1)

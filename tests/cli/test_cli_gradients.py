@@ -116,7 +116,7 @@ def test_the_split_the_checkpoint_and_the_folder_are_those_asked_for(runs, tmp_p
 def test_a_run_without_a_memory_vector_is_refused(capsys, runs, name):
     message = failure(capsys, "gradients", runs["gru"], runs[name])
     assert f"run {name}: " in message
-    assert "has no memory vector between segments" in message
+    assert "expected one with a memory vector between segments" in message
     assert "`experiment: text-crt` and `model.memory: gru` or `ncgru`" in message
     assert not (Path(runs[name]) / "gradients.json").exists()
 

@@ -1,6 +1,6 @@
-"""Looking into models: what they cost, and what their gates do once they are trained.
+"""Analysis of models: what they cost, and what their gates and gradients do.
 
-The figures are in `recurra.analysis.plots`, which alone needs matplotlib.
+Figures are in `recurra.analysis.plots`; only this package needs matplotlib.
 """
 
 from recurra.analysis.cost import MeasuredCost, measured_cost

@@ -1,17 +1,17 @@
-"""What a segment costs, counted by running it on tensors without values: nothing is computed, no weight allocated.
+"""The cost of a segment, measured by running it on tensors without values: no arithmetic, no memory for weights.
 
-Counted are FLOPs, 2 for a multiply-add, of whatever `torch.utils.flop_counter` has a formula for: products of matrices,
-attention (each query with all keys of its window, those masked as the future too), and this library's own operators,
-for every step and channel: `recurra::linear_scan` with 2, be they complex or real, and `recurra::gate_loop_fused` with
-9 for complex gates and 4 for real ones.
+FLOPs are counted, 2 for a multiply-add, wherever `torch.utils.flop_counter` has a formula: matrix products, attention
+(each query with all keys of its window, including masked future ones), and this library's own operators, for each step
+and channel: 2 for `recurra::linear_scan`, real or complex, and for `recurra::gate_loop_fused` 9 with complex
+transitions and 4 with real ones.
 
-Not counted:
+Not counted are:
 
-- whatever works element by element: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with
-  d_h > 1, k^T v and q h around its scan;
-- the products that turn NCGRU's skew-symmetric A into U_c: they depend on the weights alone, not on the segment. The
-  module makes them once a call, or once in all inside of `torch.nn.utils.parametrize.cached()`;
-- the scans, where Numba is missing and plain torch takes the operators' place, step by step.
+- elementwise operations: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with d_h > 1,
+  k^T v and q h around its scan;
+- the products that turn NCGRU's skew-symmetric A into U_c: they depend only on the weights. The module computes them
+  once per call, or only once inside `torch.nn.utils.parametrize.cached()`;
+- scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
 from collections.abc import Iterator
@@ -27,21 +27,22 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from recurra.checks import kind_of, require, require_at_least, sentence
 from recurra.evaluation.evaluate import evaluation_mode
 from recurra.state import n_bytes
 
 VOCABULARY_PARTS = ("embedding", "head")
-"""The children of a language model whose cost depends on the vocabulary; the rest are its blocks."""
+"""The children of a language model whose cost depends on the vocabulary; the others are its blocks."""
 
 
 class MeasuredCost(NamedTuple):
-    """One forward of one segment, batch 1, in evaluation mode, without gradients, going on from a full state.
+    """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients.
 
-    block_flops: of everything but embedding and head; comparable with `recurra.analysis.formulas`.
-    vocabulary_flops: of embedding (its projections, where it has some) and head (the softmax's logits).
-    block_parameters: in everything but embedding and head.
-    parameters: in all; a tensor that several modules share counts once.
-    state_bytes: what is carried from one segment to the next, once it grows no more.
+    block_flops: of everything except embedding and head; comparable with `recurra.analysis.formulas`.
+    vocabulary_flops: of embedding (its projections, if any) and head (the softmax's logits).
+    block_parameters: of everything except embedding and head.
+    parameters: of the whole model; a tensor shared by several modules counts once.
+    state_bytes: the size of the state that is carried between segments, once it no longer grows.
     """
 
     block_flops: int
@@ -52,26 +53,25 @@ class MeasuredCost(NamedTuple):
 
 
 def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
-    """Count what a model does for a segment of `segment_length` tokens, after as many as it takes to fill its state.
+    """Count what a model does for a segment of `segment_length` tokens, once enough segments have filled its state.
 
     Args:
         model: a language model `(tokens, state) -> (logits, state)` with an `embedding` and a `head`, on any device: a
-            model made under `torch.device("meta")` costs no memory. Afterwards it is as before.
-        segment_length: tokens; for a model that reads segments, the length of its own.
+            model made under `torch.device("meta")` costs no memory. It is left unchanged.
+        segment_length: in tokens; if the model reads segments, the length of those.
 
     Raises:
         ValueError: `segment_length` is below 1, or the model reads segments of another length.
         TypeError: the model has no embedding or no head.
     """
     own_length = getattr(getattr(model, "config", None), "segment_length", segment_length)
-    if segment_length < 1 or segment_length != own_length:
-        expected = "at least 1" if segment_length < 1 else f"{own_length}, the tokens of the model's segments"
-        raise ValueError(f"segment_length is {segment_length}; expected {expected}")
+    require_at_least(1, segment_length=segment_length)
+    fits = segment_length == own_length
+    require(fits, "segment_length", segment_length, f"{own_length}, the length of the model's segments")
     children = dict(model.named_children())
     if missing := [name for name in VOCABULARY_PARTS if name not in children]:
-        raise TypeError(
-            f"{type(model).__name__} has no {' and no '.join(missing)}; the model must have an embedding and a head"
-        )
+        came = f"{kind_of(model)} without {' and '.join(missing)}"
+        raise TypeError(sentence("model", came, "a language model with an embedding and a head"))
     of_vocabulary = {id(tensor) for name in VOCABULARY_PARTS for tensor in children[name].parameters()}
     flops, state_bytes = _count(model, segment_length)
     root = type(model).__name__
@@ -87,14 +87,14 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
 
 
 def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, int]], int]:
-    """FLOPs by module and operator of a segment in the middle of a stream, and the bytes of the state it leaves."""
+    """FLOPs of a segment in the middle of a stream by module and operator, and the bytes of the state after it."""
     counter = FlopCounterMode(display=False)
     with (
         evaluation_mode(model),
         torch.no_grad(),
         FakeTensorMode(),
         _AnyToken(),
-        # As products of matrices: torch has no formula for its CPU's fused attention, which would count as nothing.
+        # As matrix products: torch has no formula for its fused CPU attention, which would count as 0.
         sdpa_kernel(SDPBackend.MATH),
         parametrize.cached(),
     ):
@@ -115,10 +115,10 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
 
 
 def _without_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors for every place of a module that holds one, each place once: `functional_call` forgets what stood in a
-    place that it fills by two names, as those of a shared list of tables.
+    """Yield an empty tensor for each parameter and buffer of each module, once per place that holds one.
 
-    They are on the CPU, wherever the model is: there the scans run as operators, and only of these there are formulas.
+    `functional_call` loses the original of a place that it fills under two names, such as those of a shared list of
+    tables. The tensors are on the CPU, wherever the model is, because only there do scans run as operators.
     """
     for prefix, module in model.named_modules():
         own = chain(
@@ -130,10 +130,10 @@ def _without_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class _AnyToken(TorchDispatchMode):
-    """Answers 0 where a whole number is read out of a tensor without values.
+    """Returns 0 when an integer is read from a tensor without values.
 
-    The models look at the tokens' range, to refuse what is not in their vocabulary; any token stands for all here.
-    Other values stay without an answer, and asking for one is an error: what a model does must not depend on them.
+    Models read the range of their tokens to refuse those outside the vocabulary; here any token will do. Reading any
+    other value is still an error: what a model does must not depend on it.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

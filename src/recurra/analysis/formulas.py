@@ -1,17 +1,17 @@
-"""What the Compact Recurrent Transformer's paper says that a segment costs: its Table 1.
+"""The cost of a segment according to Table 1 of the Compact Recurrent Transformer's paper.
 
-The table counts one forward of a segment of n tokens by a model of L layers and d channels, without embedding and
-softmax, and leaves terms of order n d out. It says neither how wide the feed-forward networks are nor how it counts,
-and its rows do not count alike. As we read them:
+The table counts one forward over a segment of n tokens for a model of L layers and d channels, without embedding and
+softmax, and omits terms of order n d. The paper gives neither the width of the feed-forward networks nor its way of
+counting, and the rows count differently. We read them as follows:
 
 - Transformer, 20 n d^2 per layer: four projections, two products for the relative positions and a feed-forward
   network 2 d wide are 10 d^2 weights, with 2 FLOPs for a multiply-add. 6 n^2 d: scores of content, scores of
   position, values.
 - Transformer-XL, 28 n d^2: keys, values and positions (four of the ten) for 2 n tokens instead of n; 12 n^2 d and
   6 n^2 likewise.
-- CRT, 12 n d^2 per layer for 8 d^2 weights, and 12 n d^2 for the 12 d^2 weights of its two RNNs. With 2 FLOPs for
-  every multiply-add they would be 16 and 24. So the row cannot be compared with the other two; `recurra.analysis.cost`
-  counts all models alike.
+- CRT, 12 n d^2 per layer for 8 d^2 weights, and 12 n d^2 for the 12 d^2 weights of its two RNNs. At 2 FLOPs for each
+  multiply-add these would be 16 and 24, so this row cannot be compared with the other two. `recurra.analysis.cost`
+  counts all models the same way.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from torch import nn
 
 
 class PublishedCost(NamedTuple):
-    """A row of Table 1 with numbers in it.
+    """A row of Table 1, evaluated.
 
-    flops: of one forward of a segment, as the paper counts them (see above).
+    flops: of one forward over a segment, as the paper counts them (see above).
     parameters: without embedding and softmax.
     """
 
@@ -38,7 +38,7 @@ def transformer(n_layer: int, segment_length: int, d_model: int) -> PublishedCos
 
 
 def transformer_xl(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
-    """Transformer-XL, its memory as long as a segment: FLOPs L (28 n d^2 + 12 n^2 d + 6 n^2); parameters as above."""
+    """Transformer-XL with a memory as long as a segment: FLOPs L (28 n d^2 + 12 n^2 d + 6 n^2); parameters as above."""
     n, d = segment_length, d_model
     flops = n_layer * (28 * n * d**2 + 12 * n**2 * d + 6 * n**2)
     return PublishedCost(flops, transformer(n_layer, n, d).parameters)
@@ -57,7 +57,7 @@ FORMULAS: dict[str, Callable[[int, int, int], PublishedCost]] = {
     "Transformer": transformer,
     "Transformer-XL": transformer_xl,
     "CRT-GRU": crt_gru,
-    # The table has no row of its own for it. A step takes the same products; U_c has half as many free parameters.
+    # The table has no row for it. A step takes the same products; U_c has half as many free parameters.
     "CRT-NCGRU": crt_gru,
 }
 """The formula for every kind of model that has one: of (layers, tokens of a segment, channels)."""

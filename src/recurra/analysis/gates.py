@@ -1,4 +1,4 @@
-"""What a trained model's gates do: |a| and phase by layer, step and channel (GateLoop, Figures 5 and 8)."""
+"""The transitions of a trained model: |a| and phase by layer, step and channel (GateLoop, Figures 5 and 8)."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,32 +9,34 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from recurra.checks import kind_of, sentence
+
 
 @dataclass(frozen=True, eq=False)
 class GateRecord:
     """The state transitions a = |a| exp(i phase) that a model applied to a batch; float32, on the CPU."""
 
     layers: tuple[int, ...]
-    """Which blocks of the model were recorded, counted from 0: those whose mixer has a transition."""
+    """The blocks that were recorded, counted from 0: those whose mixer has a transition."""
     magnitudes: tuple[Float[Tensor, "B L _"], ...]
-    """|a| for each of these layers."""
+    """|a| in each of these layers."""
     phases: tuple[Float[Tensor, "B L _"], ...]
-    """The phase in radians for each of these layers, as the layer computed it: not wrapped."""
+    """The phase in radians in each of these layers, as computed: not wrapped."""
     tokens: Int[Tensor, "B L"]
     """The input tokens."""
 
     def at_token(self, token: int) -> Bool[Tensor, "B L"]:
-        """Where the input was this token."""
+        """Mark the steps whose input is this token."""
         return self.tokens == token
 
 
 class ResetContrast(NamedTuple):
-    """Mean |a| at the resets against elsewhere, one value per recorded layer.
+    """Mean |a| at resets and elsewhere, one value per recorded layer.
 
     at_resets: (n_layers,) float64, mean over channels and over the steps whose input is the reset token.
     elsewhere: (n_layers,) float64, mean over channels and over all other steps.
-    n_resets: how many steps the first mean is over.
-    n_elsewhere: how many steps the second mean is over.
+    n_resets: number of steps in the first mean.
+    n_elsewhere: number of steps in the second mean.
     """
 
     at_resets: Float[Tensor, " layers"]
@@ -44,17 +46,15 @@ class ResetContrast(NamedTuple):
 
 
 def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> GateRecord:
-    """Run a language model over tokens and keep the state transition of every layer that has one.
+    """Run a language model over tokens and record the transition of each layer that has one.
 
-    The model runs without gradients and in evaluation mode; its modes, and everything else about it, are
-    afterwards as before.
+    The model runs without gradients and in evaluation mode, and is left unchanged.
 
     Args:
-        model: a `recurra.models.LanguageModel`, or any module called as `model(tokens, state)` that has
-            `blocks`, each with a `mixer`. A mixer with a method `transition(x) -> (magnitude, phase)` is
-            recorded.
+        model: a `recurra.models.LanguageModel`, or any module called as `model(tokens, state)` that has `blocks`, each
+            with a `mixer`. Mixers with a method `transition(x) -> (magnitude, phase)` are recorded.
         tokens: the input, on the model's device.
-        state: what the model carries into the first step; None for the start of a stream.
+        state: the state before the first step; None starts a stream.
 
     Raises:
         ValueError: no mixer of the model has a transition.
@@ -80,23 +80,22 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
 
 
 def transition_magnitudes(model: nn.Module, tokens: Int[Tensor, "B L"]) -> list[Float[Tensor, "B L _"]]:
-    """|a| for every layer that has a transition: `record_gates` for who needs nothing else."""
+    """Give |a| for each layer that has a transition: a shorthand for `record_gates(...).magnitudes`."""
     return list(record_gates(model, tokens).magnitudes)
 
 
 def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
-    """Figure 5's claim in numbers: a model that forgets on purpose has |a| near 0 at resets and only there.
+    """Put Figure 5's claim in numbers: a model that forgets on purpose has |a| near 0 at resets and only there.
 
     Raises:
-        ValueError: no step, or every step, of the record is a reset.
+        ValueError: none of the record's steps is a reset, or all are.
     """
     resets = record.at_token(reset_token)
     n_resets, n_steps = int(resets.sum()), resets.numel()
     if not 0 < n_resets < n_steps:
-        raise ValueError(
-            f"reset_token {reset_token} stands at {n_resets} of {n_steps} steps: there must be some with it "
-            "and some without; record a longer sequence, or look up the data set's reset token"
-        )
+        came = f"{reset_token}, the input of {n_resets} of {n_steps} steps"
+        mend = "record a longer sequence, or look up the dataset's reset token"
+        raise ValueError(sentence("reset_token", came, "the input of some steps but not all", mend))
     return ResetContrast(
         at_resets=torch.stack([magnitude[resets].double().mean() for magnitude in record.magnitudes]),
         elsewhere=torch.stack([magnitude[~resets].double().mean() for magnitude in record.magnitudes]),
@@ -109,14 +108,13 @@ def _mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
     try:
         mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
     except AttributeError as error:
-        name = type(model).__name__
-        raise TypeError(f"model must have blocks, each with a mixer; {name}: {error}") from error
+        raise TypeError(
+            sentence("model", f"{kind_of(model)} ({error})", "one with blocks, each with a mixer")
+        ) from error
     chosen = {layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))}
     if not chosen:
-        names = sorted({type(mixer).__name__ for mixer in mixers})
-        raise ValueError(
-            f"model must have a mixer with a transition(x) method, else it has no gates; its mixers: {names}"
-        )
+        names = ", ".join(sorted({type(mixer).__name__ for mixer in mixers}))
+        raise ValueError(sentence("model", f"one with the mixers {names}", "a mixer with a method transition(x)"))
     return chosen
 
 
@@ -128,5 +126,5 @@ def _keep_transition(
 
 
 def _copied(values: Tensor) -> Tensor:
-    """The values in memory of their own: a fixed transition hands out views of its parameters."""
+    """Copy the values: a fixed transition returns views of its parameters."""
     return values.detach().to("cpu", copy=True).contiguous()

@@ -1,4 +1,4 @@
-"""How far a gradient may grow or shrink along a GRU: the bound of CRT appendix B, eqs. (5) to (10)."""
+"""Bounds on how much a gradient can grow along a GRU (CRT appendix B, eqs. (5) to (10))."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ from recurra.cells import GRUCell
 
 
 class StepBound(NamedTuple):
-    """What bounds ||dh_t/dh_{t-1}||_2 at every step (CRT Lemma 1).
+    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1).
 
     alpha: eq. (6).
     beta: eq. (7).
-    candidate_norm: ||U_c||_2, the same at every step.
+    candidate_norm: ||U_c||_2, the same at each step.
     """
 
     alpha: Float[Tensor, " steps"]
@@ -29,7 +29,7 @@ class StepBound(NamedTuple):
 
 @torch.no_grad()
 def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "steps H"]) -> StepBound:
-    """Bound ||dh_t/dh_{t-1}||_2 at each step from its gates, by CRT eqs. (6) to (9).
+    """Bound ||dh_t/dh_{t-1}||_2 at each step, given its gates, by CRT eqs. (6) to (9).
 
         alpha = delta_u (max |h_{t-1}| + max |c_t|) ||U_u|| + max(1 - u_t)      delta_u = max(u_t (1 - u_t))
         beta  = max(u_t) (delta_r ||U_r|| max |h_{t-1}| + max(r_t))             delta_r = max(r_t (1 - r_t))
@@ -39,13 +39,13 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
         diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
 
     and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. The paper writes max h and max c without absolute
-    values; states and candidates take both signs, so that without them the inequality does not hold (h = -0.9 in every
-    channel would make its share negative).
+    values. States and candidates can be negative, and without absolute values the inequality would not hold (h = -0.9
+    in all channels would make its term negative).
 
     Args:
-        cell: the cell; in float64 for a bound that rounding cannot break.
+        cell: the cell; use float64 if rounding must not break the bound.
         x: the input of each step.
-        h: the state that enters each step.
+        h: the state before each step.
     """
     reset, update, candidate = cell.gates(cell.project(x), h, cell.recurrent_weights(x.dtype))
     largest_state, largest_candidate = h.abs().amax(-1), candidate.abs().amax(-1)
@@ -57,10 +57,9 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
 
 @torch.no_grad()
 def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
-    """Bound alpha + beta ||U_c||_2 for every input by the weights alone (CRT Lemma 2, eq. (10)).
+    """Bound alpha + beta ||U_c||_2 for all inputs, given only the weights (CRT Lemma 2, eq. (10)).
 
-    (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within +-1, which those of a chain that starts within
-    them are.
+    (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within [-1, 1]; a chain that starts there stays there.
     """
     norms = RecurrentNorms.of(cell)
     return norms.update / 2 + 1 + (norms.reset / 4 + 1) * norms.candidate
@@ -75,28 +74,28 @@ class RecurrentNorms(NamedTuple):
 
     @classmethod
     def of(cls, cell: GRUCell) -> "RecurrentNorms":
-        """Measure them."""
+        """Compute the norms of a cell's matrices."""
         rows = (cell.reset, cell.update, cell.candidate)
         return cls(*(torch.linalg.matrix_norm(row.recurrent, ord=2) for row in rows))
 
 
 def log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, log10 of the product of all later steps' factors; 0 for the last step, after which none comes.
+    """For each step, give log10 of the product of all later steps' factors; 0 for the last step.
 
-    Logarithms, for the product of a few hundred factors may lie outside of float64.
+    Logarithms are needed because the product of a few hundred factors can exceed float64.
     """
     return _of_later_steps(factors.log10().flip(0).cumsum(0).flip(0), nothing=0.0)
 
 
 def log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, log10 of the largest later factor to the power of how many there are: what eq. (2) writes."""
+    """For each step, give log10 of the largest later factor to the power of their number, as eq. (2) writes it."""
     largest = _of_later_steps(factors.flip(0).cummax(0).values.flip(0), nothing=1.0)
     n_later = torch.arange(len(factors) - 1, -1, -1, dtype=factors.dtype, device=factors.device)
     return n_later * largest.log10()
 
 
 def _slope(gate: Tensor) -> Tensor:
-    """The largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
+    """Give the largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
     return (gate * (1 - gate)).amax(-1)
 
 

@@ -1,17 +1,17 @@
-"""How gradients pass between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT eq. (2).
+"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT eq. (2).
 
-y are the last block's outputs, numbered along the stream, and h the memory RNN's states. Between segments there is one
-path, the memory vector. For y_k in segment t and y_i in an earlier segment p, with m the memory that segment t begins
-with, which is the h of the last output before it:
+y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between segments
+is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the start of segment
+t, which is the h of the last output before it:
 
     dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
     dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: Theorem 3, eq. (12)
 
-Where segments lie between the two, Theorem 3 is not the whole derivative: the memory that enters such a segment also
-changes that segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So there are two
-measurements: the `total` derivative by all paths, and the `direct` chain, the product of Theorem 3 along the RNN
-alone. Eq. (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are one.
-(Its last factor, dh_j/dy_i in the paper, is dh_i/dy_i, as the proof has it.)
+If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
+changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two things:
+the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the RNN alone.
+Eq. (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are equal. (The
+paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ from recurra.analysis.gradient_bound import a_priori_step_bound, log10_powers, l
 from recurra.analysis.jacobians import Track, jacobians, spectral_norms, step_jacobians, untracked
 from recurra.analysis.memory_trace import MemoryTrace, memory_rnn, trace_memory
 from recurra.cells import NCGRUCell
+from recurra.checks import require
 from recurra.mixers.rnn import RNNState
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 
 
 @dataclass(frozen=True, eq=False)
 class StepGradients:
-    """The memory RNN's T steps over the outputs of all segments but the last; float64, on the CPU."""
+    """The memory RNN's T steps over the outputs of all segments except the last; float64, on the CPU."""
 
     norms: Float[Tensor, " T"]
     """||dh_t/dh_{t-1}||_2, measured."""
@@ -44,11 +45,11 @@ class StepGradients:
     candidate_norm: float
     """||U_c||_2."""
     bound_a_priori: float
-    """What the weights alone say of `bounds`, CRT eq. (10)."""
+    """The bound on `bounds` given only the weights, CRT eq. (10)."""
 
     @property
     def bounds(self) -> Float[Tensor, " T"]:
-        """alpha_t + beta_t ||U_c||_2, which bounds `norms`: CRT eq. (5)."""
+        """alpha_t + beta_t ||U_c||_2, the bound on `norms`, CRT eq. (5)."""
         return self.alpha + self.beta * self.candidate_norm
 
 
@@ -56,9 +57,8 @@ class StepGradients:
 class GradientFlow:
     """Spectral norms between outputs of different segments, and their bounds; float64, on the CPU.
 
-    The T sources are all outputs of the segments before the last, the K targets are chosen outputs of the last one.
-    Positions count from 0 at the first token measured. Bounds are logarithms to base 10, for they may lie outside of
-    float64.
+    The T sources are all outputs of the segments before the last, and the K targets are chosen outputs of the last one.
+    Positions count from 0 at the first token measured. Bounds are base-10 logarithms, because they can exceed float64.
     """
 
     segment_length: int
@@ -68,23 +68,23 @@ class GradientFlow:
     targets: Int[Tensor, " K"]
     """The position k of each y_k."""
     total: Float[Tensor, "K T"]
-    """||dy_k/dy_i||_2 by all paths."""
+    """||dy_k/dy_i||_2 along all paths."""
     direct: Float[Tensor, "K T"]
-    """||dy_k/dy_i||_2 along the memory RNN alone, the outputs between held fixed: the product of CRT eq. (12)."""
+    """||dy_k/dy_i||_2 along the memory RNN alone, with the outputs in between fixed: the product of CRT eq. (12)."""
     log10_bound: Float[Tensor, "K T"]
-    """Bound of `direct`: ||dy_k/dm|| ||dh_i/dy_i|| times every later step's alpha_t + beta_t ||U_c||."""
+    """Bound on `direct`: ||dy_k/dm|| ||dh_i/dy_i|| times alpha_t + beta_t ||U_c|| of every later step."""
     log10_bound_of_largest: Float[Tensor, "K T"]
-    """The same with the largest of these factors in place of each, a power as CRT eq. (2) writes it."""
+    """The same with the largest of these factors in place of each: a power, as in CRT eq. (2)."""
     log10_bound_a_priori: Float[Tensor, "K T"]
-    """The same with what the weights alone say of a factor, CRT eq. (10)."""
+    """The same with the bound on a factor given only the weights, CRT eq. (10)."""
     log10_bound_measured: Float[Tensor, "K T"]
-    """The same with each step's measured norm: the least that any bound of the steps, one by one, can give."""
+    """The same with each step's measured norm: the smallest bound that step-by-step bounds can give."""
     memory_norms: Float[Tensor, " K"]
     """||dy_k/dm||_2."""
     steps: StepGradients
-    """The memory RNN's steps; step t makes h_t."""
+    """The memory RNN's steps; step t computes h_t."""
     orthogonality_error: float | None
-    """||U_c^T U_c - I|| (Frobenius) in the model's own precision; None for a cell that does not keep U_c orthogonal."""
+    """||U_c^T U_c - I|| (Frobenius) in the model's own precision; None if the cell does not keep U_c orthogonal."""
 
     @property
     def distances(self) -> Int[Tensor, "K T"]:
@@ -101,21 +101,21 @@ def measure_gradient_flow(
     at: Sequence[int] = (0, -1),
     track: Track = untracked,
 ) -> GradientFlow:
-    """Measure how outputs of the last segment depend on those of the segments before it.
+    """Measure how the outputs of the last segment depend on those of earlier segments.
 
-    A copy of the model runs on the CPU in float64 and in evaluation mode. The Jacobians are exact, d_model by d_model,
-    by reverse-mode differentiation with many vectors at once, and a norm is the largest of all singular values.
+    A copy of the model runs on the CPU in float64 and in evaluation mode. The Jacobians, d_model by d_model, are exact:
+    they come from reverse-mode differentiation with many vectors at once. Norms are the largest of all singular values.
 
     Args:
-        model: a `CompactRecurrentTransformer` with a memory; it stays as it was.
+        model: a `CompactRecurrentTransformer` with a memory; it is left unchanged.
         tokens: one stream of at least two whole segments.
-        state: what the stream left before them, at a border of segments; None for its start.
-        at: the targets, by their position in the last segment; negative ones count from its end.
-        track: shows how far it is.
+        state: the state of the stream before them, at the end of a segment; None starts a stream.
+        at: the targets, by position in the last segment; negative positions count from its end.
+        track: reports progress.
 
     Raises:
         ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, the
-            state is inside a segment, or a target is outside of a segment.
+            state is inside a segment, or a target is outside the segment.
     """
     cell = memory_rnn(model).cell
     assert isinstance(model, CompactRecurrentTransformer)
@@ -147,15 +147,13 @@ def measure_gradient_flow(
 
 def _positions(at: Sequence[int], n: int) -> list[int]:
     outside = [position for position in at if not -n <= position < n]
-    if outside or not at:
-        raise ValueError(
-            f"at is {list(at)}; expected one or more positions in a segment of {n} tokens, {-n} to {n - 1}"
-        )
+    expected = f"one or more positions in a segment of {n} tokens, {-n} to {n - 1}"
+    require(bool(at) and not outside, "at", list(at), expected)
     return [position % n for position in at]
 
 
 def _along_rnn(trace: MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
-    """dm/dy_i of every source, the other outputs held fixed: the RNN over all of them as if they were its data."""
+    """dm/dy_i of each source with the other outputs fixed: the RNN reads all of them as if they were data."""
     y = torch.cat(trace.outputs[:-1], 1).detach().requires_grad_()
     _, last = trace.rnn(y, RNNState(trace.memories[0].detach()))
     return jacobians(last.h[0], [y], "dm/dy along the RNN", track)[0][:, 0]

@@ -1,4 +1,4 @@
-"""A stream through a Compact Recurrent Transformer, with what passes between its segments left open to derivatives."""
+"""Run a stream through a Compact Recurrent Transformer and keep the graph between its segments, for derivatives."""
 
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from recurra.checks import kind_of, sentence
 from recurra.mixers.rnn import RNN
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.segment_memory import RNNMemory
@@ -15,11 +16,11 @@ from recurra.state import map_tensors
 
 
 class MemoryTrace(NamedTuple):
-    """What the memory RNN read and made, float64, on the CPU; the graph behind it is kept.
+    """The inputs and outputs of the memory RNN with their graph; float64, on the CPU.
 
-    rnn: the memory RNN that ran, its weights without gradients.
+    rnn: the memory RNN, its weights without gradients.
     outputs: the last block's outputs y, one tensor per segment.
-    memories: the memory that each segment began with. The second depends on the first segment's outputs, and so on.
+    memories: the memory at the start of each segment. The second depends on the first segment's outputs, and so on.
     states: the memory RNN's states h after each of a segment's outputs.
     """
 
@@ -30,7 +31,7 @@ class MemoryTrace(NamedTuple):
 
 
 def memory_rnn(model: nn.Module) -> RNN:
-    """Give the RNN that keeps a model's memory vector.
+    """Give the RNN that computes a model's memory vector.
 
     Raises:
         ValueError: the model has none.
@@ -38,10 +39,8 @@ def memory_rnn(model: nn.Module) -> RNN:
     if isinstance(model, CompactRecurrentTransformer) and isinstance(model.memory, RNNMemory):
         return model.memory.rnn
     memory = f" with memory {model.config.memory!r}" if isinstance(model, CompactRecurrentTransformer) else ""
-    raise ValueError(
-        f"{type(model).__name__}{memory} has no memory vector between segments; recipes with `experiment: text-crt` "
-        "and `model.memory: gru` or `ncgru` have one"
-    )
+    mend = "use a recipe with `experiment: text-crt` and `model.memory: gru` or `ncgru`"
+    raise ValueError(sentence("model", f"{kind_of(model)}{memory}", "one with a memory vector between segments", mend))
 
 
 def trace_memory(
@@ -49,12 +48,12 @@ def trace_memory(
     tokens: Int[Tensor, "streams L"],
     state: CompactRecurrentTransformerState | None = None,
 ) -> MemoryTrace:
-    """Run a copy of the model in float64 and in evaluation mode, and keep what its memory RNN read and made.
+    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN.
 
     Args:
-        model: a model with a memory; it stays as it was.
+        model: a model with a memory; it is left unchanged.
         tokens: one stream of at least two whole segments.
-        state: what the stream left before them, at a border of segments; None for its start.
+        state: the state of the stream before them, at the end of a segment; None starts a stream.
 
     Raises:
         ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, or the
@@ -72,23 +71,20 @@ def trace_memory(
         trace.states.append(result[0])
 
     rnn.register_forward_hook(keep)
-    # The embedded tokens are what the graph begins with.
+    # The graph begins at the embedded tokens.
     copy.embedding.register_forward_hook(lambda module, arguments, x: x.detach().requires_grad_())
     state = map_tensors(lambda tensor: tensor.detach().to("cpu", torch.float64), state)
-    # The fused attention kernels have no rule for many vectors at once: torch would warn, and loop over them.
+    # The fused attention kernels have no rule for many vectors at once: torch would warn and loop over them.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         copy.hidden(tokens.cpu(), state)
     return trace
 
 
 def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTransformerState | None) -> None:
-    rows, length = tokens.shape
-    if rows != 1 or length < 2 * n or length % n:
-        raise ValueError(
-            f"tokens are {rows} streams of {length} tokens; expected 1 stream of two or more whole segments of {n} "
-            "tokens each"
-        )
+    n_streams, length = tokens.shape
+    if n_streams != 1 or length < 2 * n or length % n:
+        expected = f"one stream of two or more whole segments of {n} tokens, (1, {2 * n}) for two"
+        raise ValueError(sentence("tokens", kind_of(tokens), expected))
     if state is not None and state.position:
-        raise ValueError(
-            f"state is {state.position} tokens inside a segment; expected one from the end of a segment of {n} tokens"
-        )
+        came = f"{state.position} tokens into a segment"
+        raise ValueError(sentence("state", came, f"one at the end of a segment of {n} tokens"))

@@ -38,10 +38,10 @@ def test_classes_are_chosen_by_their_highest_moment():
 @pytest.mark.parametrize(
     ("frames", "times", "ends", "names", "message"),
     [
-        (FRAMES[:0], [], [1.0, 2.0], "abc", "one time for each of one or more frames"),
-        (FRAMES, TIMES[:-1], [1.0, 2.0], "abc", "frame_times must hold one time for each"),
-        (FRAMES, TIMES, [1.0], "abc", "as many as ends and names: 1 and 3"),
-        (FRAMES, TIMES, [1.0, 2.0], "ab", "as many as ends and names: 2 and 2"),
+        (FRAMES[:0], [], [1.0, 2.0], "abc", r"frames is \(0, .*expected at least one frame"),
+        (FRAMES, TIMES[:-1], [1.0, 2.0], "abc", f"frame_times is .*expected a time for each of {len(FRAMES)} frames"),
+        (FRAMES, TIMES, [1.0], "abc", "there are 1 ends of segments and 3 names"),
+        (FRAMES, TIMES, [1.0, 2.0], "ab", "there are 2 ends of segments and 2 names"),
     ],
 )
 def test_what_does_not_fit_is_refused(frames, times, ends, names, message):

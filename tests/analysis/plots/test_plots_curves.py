@@ -121,18 +121,28 @@ def test_one_point_nothing_finite_and_many_runs_can_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("runs", "panels", "options", "words"),
     [
-        ({}, {"L": ["loss"]}, {}, "got 0 runs, 1 panels"),
-        ({"a": rows()}, {}, {}, "got 1 runs, 0 panels"),
+        ({}, {"L": ["loss"]}, {}, "runs is {}; expected at least one run"),
+        ({"a": rows()}, {}, {}, "panels is {}; expected at least one panel"),
         (
             {"a": rows()},
             {"L": ["loss"]},
             {},
-            "column 'loss' is in none of the runs.*'train_loss'",
+            "a column is 'loss'; expected one that some run has.* train_loss",
         ),
-        ({"a": rows()}, {"L": ["valid_loss"]}, {"x": "epoch"}, "column 'epoch' is in none of the runs"),
-        ({"a": rows()}, {"L": ["valid_loss"]}, {"smoothing": -1}, "smoothing must be 0 or more, got -1"),
-        ({"a": rows()}, {"L": ["valid_loss"]}, {"logarithmic": ["M"]}, r"panels out of \['L'\], got \['M'\]"),
-        ({"a": rows("step,loss\n1,x\n")}, {"L": ["loss"]}, {}, "run 'a', column 'loss': 'x' is not a number"),
+        ({"a": rows()}, {"L": ["valid_loss"]}, {"x": "epoch"}, "a column is 'epoch'; expected one"),
+        ({"a": rows()}, {"L": ["valid_loss"]}, {"smoothing": -1}, "smoothing is -1; expected at least 0"),
+        (
+            {"a": rows()},
+            {"L": ["valid_loss"]},
+            {"logarithmic": ["M"]},
+            r"logarithmic is \['M'\]; expected titles of panels among \['L'\]",
+        ),
+        (
+            {"a": rows("step,loss\n1,x\n")},
+            {"L": ["loss"]},
+            {},
+            "a cell of column 'loss' in run 'a' is 'x'; expected a number",
+        ),
     ],
 )
 def test_bad_curves_are_named(runs, panels, options, words):

@@ -36,7 +36,7 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a/"])
 def test_a_name_is_not_a_path(tmp_path, name):
-    with pytest.raises(ValueError, match="name must be a file's name"):
+    with pytest.raises(ValueError, match=f"name is {name!r}; expected a file name without folders"):
         save(new_figure(1.0, 1.0), tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ RESET = 5
 
 def test_heat_maps_show_the_magnitudes_and_the_means(make_record):
     record = make_record()
-    figure = gate_magnitudes(record, row=1, reset_token=RESET)
+    figure = gate_magnitudes(record, sequence=1, reset_token=RESET)
     first, second, means = (axes.images[0].get_array() for axes in figure.axes[:3])
     for drawn, magnitude in zip((first, second), record.magnitudes, strict=True):
         assert drawn.shape == (4, 16)
@@ -35,21 +35,21 @@ def test_rows_are_named_by_layer(make_record):
 
 
 def test_resets_of_the_row_are_marked(make_record):
-    figure = gate_magnitudes(make_record(), row=0, reset_token=RESET)
+    figure = gate_magnitudes(make_record(), sequence=0, reset_token=RESET)
     for axes in figure.axes[:3]:
         assert list(axes.lines[0].get_xdata()) == [3, 14]
     assert [line.get_xdata()[0] for line in figure.axes[3].lines[:-1]] == [3, 14]
 
 
-@pytest.mark.parametrize(("row", "reset_token"), [(1, RESET), (0, None)])
-def test_where_there_is_no_reset_nothing_is_marked(make_record, row, reset_token):
-    figure = gate_magnitudes(make_record(), row=row, reset_token=reset_token)
+@pytest.mark.parametrize(("sequence", "reset_token"), [(1, RESET), (0, None)])
+def test_where_there_is_no_reset_nothing_is_marked(make_record, sequence, reset_token):
+    figure = gate_magnitudes(make_record(), sequence=sequence, reset_token=reset_token)
     assert [len(axes.lines) for axes in figure.axes[:4]] == [0, 0, 0, 1]
 
 
-def test_an_unknown_row_is_an_error(make_record):
+def test_an_unknown_sequence_is_an_error(make_record):
     with pytest.raises(IndexError):
-        gate_magnitudes(make_record(), row=2)
+        gate_magnitudes(make_record(), sequence=2)
 
 
 @pytest.mark.filterwarnings("error")

@@ -32,5 +32,5 @@ def test_any_size_is_laid_out_without_a_warning(assert_stacked, tmp_path, n_step
 
 
 def test_layers_without_a_number_are_refused():
-    with pytest.raises(ValueError, match=r"a number for each of the 2 layers of means, got \[4\]"):
+    with pytest.raises(ValueError, match=r"layers is \[4\]; expected a number for each of the 2 layers"):
         mean_gate_magnitudes(torch.rand(3, 2), layers=[4])

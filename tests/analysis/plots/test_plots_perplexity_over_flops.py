@@ -57,11 +57,11 @@ def test_it_can_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("curves", "message"),
     [
-        ({}, "at least one curve, got none"),
-        ({"a": []}, "curve 'a' must have at least one point"),
-        ({"a": [CostPoint(5, 0, 3.0)]}, r"curve 'a': numbers must be positive and finite, got \(5, 0, 3.0\)"),
-        ({"a": [CostPoint(5, 1, float("nan"))]}, "positive and finite"),
-        ({"a": [CostPoint(5, 1, float("inf"))]}, "positive and finite"),
+        ({}, "curves is {}; expected at least one curve"),
+        ({"a": []}, r"curves\['a'\] is \[\]; expected at least one point"),
+        ({"a": [CostPoint(5, 0, 3.0)]}, r"a point of curves\['a'\] is \(5, 0, 3.0\); expected finite numbers above 0"),
+        ({"a": [CostPoint(5, 1, float("nan"))]}, "finite numbers above 0"),
+        ({"a": [CostPoint(5, 1, float("inf"))]}, "finite numbers above 0"),
     ],
 )
 def test_bad_points_are_named(curves, message):

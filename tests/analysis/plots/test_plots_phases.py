@@ -10,7 +10,7 @@ from recurra.analysis.plots.phases import wrapped
 
 def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
     record = make_record()
-    figure = gate_phases(record, row=1)
+    figure = gate_phases(record, sequence=1)
     for index in range(2):
         order = record.magnitudes[index][1].mean(0).argsort(descending=True)
         left, right = figure.axes[2 * index : 2 * index + 2]
@@ -30,7 +30,7 @@ def test_only_the_layers_asked_for(make_record):
 
 @pytest.mark.parametrize("layers", [[1], [0, 8], []])
 def test_layers_that_were_not_recorded_are_refused(make_record, layers):
-    with pytest.raises(ValueError, match=r"layers must be some of \(0, 2\)"):
+    with pytest.raises(ValueError, match=r"layers is .*; expected one or more of the record's layers \(0, 2\)"):
         gate_phases(make_record(), layers=layers)
 
 

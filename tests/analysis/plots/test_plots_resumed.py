@@ -33,7 +33,7 @@ def test_without_marks_nothing_changes(marks):
 
 
 def test_marks_of_an_unknown_run_are_refused():
-    with pytest.raises(ValueError, match=r"marks must name runs out of \['a'\], got \['c'\]"):
+    with pytest.raises(ValueError, match=r"marks is {'c': \[1\]}; expected names of runs among \['a'\]"):
         metric_curves({"a": ROWS}, PANELS, marks={"c": [1]})
 
 

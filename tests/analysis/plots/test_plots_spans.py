@@ -69,10 +69,10 @@ def test_any_number_of_runs(tmp_path, n_runs):
 
 @pytest.mark.parametrize("smoothing", [0, 2, -1])
 def test_an_even_window_is_refused(smoothing):
-    with pytest.raises(ValueError, match=f"odd number of bins, 1 or more, got {smoothing}"):
+    with pytest.raises(ValueError, match=f"smoothing is {smoothing}; expected an odd number of bins"):
         accuracy_over_span({"run": counted([1], [2])}, smoothing=smoothing)
 
 
 def test_no_run_is_refused():
-    with pytest.raises(ValueError, match="at least one run"):
+    with pytest.raises(ValueError, match=r"runs is \{\}; expected at least one run"):
         accuracy_over_span({})

@@ -1,4 +1,4 @@
-"""Figures, one a file: data in, `matplotlib.figure.Figure` out, `save` writes it as PNG and SVG."""
+"""Figures, one per module: each takes data and returns a `matplotlib.figure.Figure`; `save` writes PNG and SVG."""
 
 from recurra.analysis.plots.activations import magnitude_activations
 from recurra.analysis.plots.confusion import confusion_matrix

@@ -1,11 +1,10 @@
-"""Figure 4 of GateLoop: the two functions that make the magnitude of a gate.
+"""Figure 4 of GateLoop: the two activations of a transition's magnitude.
 
-"Centred" means moved along the horizontal axis until the value at 0 is 1/2, as it is for the sigmoid:
-exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The move does not change how fast the gate moves at a given
-magnitude, and that is where the bias towards magnitudes near 1, of which the paper speaks, can be seen:
-close to 1 both functions slow down alike, |d|a|/dalpha| ~ 1 - |a|, but close to 0 the sigmoid slows down
-as |a| does and the stable exponential only as |a| ln(1/|a|). A gate near 0 leaves it sooner. Its speed is
-greatest at 1/e, not at 1/2.
+"Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
+exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope
+shows the bias towards magnitudes near 1 that the paper mentions. Close to 1 both functions flatten in the same way,
+|d|a|/dalpha| ~ 1 - |a|, but close to 0 the sigmoid flattens like |a| and the stable exponential only like
+|a| ln(1/|a|): a magnitude near 0 grows again sooner. The stable exponential is steepest at 1/e, not at 1/2.
 """
 
 import math
@@ -14,23 +13,23 @@ import torch
 from matplotlib.figure import Figure
 
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
+from recurra.checks import require_positive
 
 CENTRE = math.log(math.log(2.0))
-"""Where exp(-exp(alpha)) is 1/2."""
+"""The alpha at which exp(-exp(alpha)) is 1/2."""
 
 
 @house_style()
 def magnitude_activations(largest: float = 6.0) -> Figure:
-    """Draw the sigmoid against the centred stable exponential of LRU over [-largest, largest].
+    """Draw the sigmoid and LRU's stable exponential, centred, over [-largest, largest].
 
-    Left: the functions. LRU's falls as alpha grows; its mirror image beside it can be compared with the
-    sigmoid. Right: how fast each moves, |d|a|/dalpha|, against the magnitude that it has there.
+    Left: the functions. LRU's falls as alpha grows; its mirror image can be compared with the sigmoid. Right: the
+    slope |d|a|/dalpha| of each against its magnitude.
 
     Raises:
-        ValueError: largest is not a positive number.
+        ValueError: `largest` is not a finite number above 0.
     """
-    if not 0 < largest < math.inf:
-        raise ValueError(f"largest must be a positive number, got {largest}")
+    require_positive(largest=largest)
     figure = new_figure(7.2, 2.9)
     functions, speeds = figure.subplots(1, 2, width_ratios=[1.3, 1])
 

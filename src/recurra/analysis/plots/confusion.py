@@ -1,4 +1,4 @@
-"""Which class is taken for which."""
+"""The confusion matrix of a classifier."""
 
 from collections.abc import Sequence
 
@@ -9,33 +9,33 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from recurra.analysis.plots.figure import GREY, house_style, new_figure
+from recurra.checks import require
 
 FEW_CLASSES = 12
-"""With no more classes than this each cell says its share in per cent."""
+"""Up to this many classes, each cell shows its share in per cent."""
 COLOURS = "Blues"
 EMPTY = "#EEEEEE"
 DARK = 0.55
-"""The share from which numbers in a cell are white."""
+"""Cells with a larger share have white numbers."""
 
 
 @house_style()
 def confusion_matrix(confusion: Int[Tensor, "C C"], names: Sequence[str]) -> Figure:
-    """Draw how the examples of each class (row) were spread over the predictions (columns), as shares of the row.
+    """Draw the predictions (columns) for the examples of each class (row), as shares of the row.
 
-    The number of examples of a class stands to the right of its row. A class without examples has a grey row.
+    The number of examples of each class is to the right of its row. A class without examples has a grey row.
 
     Args:
-        confusion: how many examples of class i were predicted as class j.
-        names: of the classes.
+        confusion: the number of examples of class i that were predicted as class j.
+        names: the names of the classes.
 
     Raises:
-        ValueError: there is not one name for each class, or a count is negative.
+        ValueError: there is not one name per class, or a count is negative.
     """
     n_classes = len(confusion)
-    if len(names) != n_classes:
-        raise ValueError(f"names must hold one name for each of {n_classes} classes, got {len(names)}")
-    if int(confusion.min()) < 0:
-        raise ValueError(f"confusion must hold counts, got {int(confusion.min())}")
+    require(len(names) == n_classes, "names", list(names), f"one name for each of {n_classes} classes")
+    smallest = int(confusion.min())
+    require(smallest >= 0, "confusion.min()", smallest, "at least 0", "the matrix holds counts")
     counts = confusion.sum(1).numpy()
     shares = np.ma.masked_array(confusion.numpy() / counts.clip(1)[:, None])
     shares[counts == 0] = np.ma.masked

@@ -1,4 +1,4 @@
-"""What a stream of frames showed, and what a model made of it, in one picture."""
+"""Frames of a stream and a model's predictions for it, in one picture."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
+from recurra.checks import require
 
 COLUMNS = 8
-"""Frames in a row."""
+"""Frames per row."""
 CLASSES = 6
-"""Classes that get a line, as far as there are so many."""
+"""Maximum number of classes with a line."""
 WIDTH = 9.0
-"""Inches."""
+"""Width of the figure in inches."""
 FEW_SEGMENTS = 60
-"""With no more segments than this each has a mark at its end."""
+"""Up to this many segments, each has a marker at its end."""
 
 
 @house_style()
@@ -29,27 +30,26 @@ def contact_sheet(
     probabilities: Float[Tensor, "S C"],
     names: Sequence[str],
 ) -> Figure:
-    """Draw frames in rows, each with its time, and below them the probabilities of the likeliest classes over time.
+    """Draw frames with their times in rows, and below them the probabilities of the likeliest classes over time.
 
-    The lines are those of the classes that were most probable at any one time.
+    The lines show the classes with the highest probability at any time.
 
     Args:
-        frames: what the model saw, or some of it; RGB.
-        frame_times: when each frame was, in seconds.
-        ends: where each segment ended, in seconds: the probabilities are what the model said then.
+        frames: some or all of the frames that the model read; RGB.
+        frame_times: the time of each frame, in seconds.
+        ends: the end of each segment, in seconds, when the model gave its probabilities.
         probabilities: of each class after each segment.
-        names: of the classes.
+        names: the names of the classes.
 
     Raises:
-        ValueError: there is no frame or no segment, or the numbers of times, ends or names are others.
+        ValueError: there is no frame or no segment, or the lengths of the arguments do not agree.
     """
-    if not len(frames) or len(frame_times) != len(frames):
-        raise ValueError(f"frame_times must hold one time for each of one or more frames, got {len(frame_times)}")
-    if not len(probabilities) or (len(ends), len(names)) != tuple(probabilities.shape):
-        raise ValueError(
-            f"probabilities are of {tuple(probabilities.shape)} segments and classes; expected one or more segments, "
-            f"as many as ends and names: {len(ends)} and {len(names)}"
-        )
+    require(len(frames) > 0, "frames", tuple(frames.shape), "at least one frame, (N, H, W, 3)")
+    n_frames = len(frames)
+    require(len(frame_times) == n_frames, "frame_times", list(frame_times), f"a time for each of {n_frames} frames")
+    fits = len(ends) > 0 and tuple(probabilities.shape) == (len(ends), len(names))
+    mend = f"there are {len(ends)} ends of segments and {len(names)} names of classes"
+    require(fits, "probabilities.shape", tuple(probabilities.shape), "(segments, classes), at least one each", mend)
     n_rows = math.ceil(len(frames) / COLUMNS)
     row_height = WIDTH / COLUMNS * frames.shape[1] / frames.shape[2] + 0.22
     figure = new_figure(WIDTH, n_rows * row_height + 2.6)
@@ -73,7 +73,7 @@ def contact_sheet(
 
 
 def shown_classes(probabilities: Float[Tensor, "S C"], n: int) -> list[int]:
-    """The classes that were most probable at any one time, the first of them first; at most n."""
+    """Give the n classes with the highest probability at any time, in falling order."""
     highest = probabilities.amax(0)
     return torch.argsort(highest, descending=True, stable=True)[:n].tolist()
 

@@ -1,4 +1,4 @@
-"""Curves of losses and metrics over a run, for any number of runs side by side."""
+"""Curves of losses and metrics of one or more runs."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -13,24 +13,25 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
+from recurra.checks import require, sentence
 
 PANELS: Mapping[str, Sequence[str]] = {
     "loss (nats per target)": ["train_loss", "valid_loss"],
     "validation perplexity": ["valid_perplexity"],
     "validation accuracy": ["valid_accuracy"],
 }
-"""What curves are usually drawn of; `measured_panels` leaves out what no run has."""
+"""The usual panels and their columns; `measured_panels` omits those that no run has measured."""
 
-Rows: TypeAlias = Sequence[Mapping[str, Any]]
-"""The rows of a metrics.csv, as `csv.DictReader` gives them: where nothing was measured a cell is empty."""
+Records: TypeAlias = Sequence[Mapping[str, Any]]
+"""The records of a metrics.csv, as `csv.DictReader` gives them; cells without a measurement are empty."""
 
 FEW_POINTS = 40
-"""A curve of no more points than this shows each as a dot; a single point would be invisible otherwise."""
+"""Curves with at most this many points show each as a dot; otherwise a single point would be invisible."""
 
 
 @house_style()
 def metric_curves(
-    runs: Mapping[str, Rows],
+    runs: Mapping[str, Records],
     panels: Mapping[str, Sequence[str]],
     *,
     x: str = "step",
@@ -40,34 +41,31 @@ def metric_curves(
 ) -> Figure:
     """Draw one panel per entry of `panels`, with a colour per run and a line style per column.
 
-    A run that did not measure a column, or not yet, is left out there. Where a value of `x` comes twice the
-    later row counts. What is not finite is not drawn.
+    A run without measurements of a column is omitted there. If a value of `x` occurs twice, the later record counts.
+    Values that are not finite are not drawn.
 
     Args:
-        runs: the rows of each run, by the name that the legend shows.
-        panels: the columns of each panel, by the panel's title, for example
+        runs: the records of each run, by its name in the legend.
+        panels: the columns of each panel, by its title, for example
             {"Loss": ["train_loss", "valid_loss"], "Speed": ["tokens_per_second"]}.
         x: the column of the horizontal axis.
-        smoothing: each point becomes the mean of the points at most half of this away, in units of x; what
-            was measured stays visible behind. 0 smooths nothing. A curve whose points lie further apart,
-            such as a validation loss, comes out as it is.
-        logarithmic: the titles of the panels whose vertical axis is logarithmic.
-        marks: for some of the runs the values of x at which they went on after an interruption: small ticks on the
-            horizontal axis, in the run's colour.
+        smoothing: draw each point as the mean of the points at most half of this away, in units of x, and keep the
+            measured curve visible behind. 0 does not smooth. Curves whose points are further apart, such as a
+            validation loss, do not change.
+        logarithmic: the titles of panels with a logarithmic vertical axis.
+        marks: for some of the runs, the values of x at which they resumed after an interruption, drawn as small ticks
+            on the horizontal axis in the run's colour.
 
     Raises:
-        ValueError: no run, no panel, smoothing below 0, a column that no run has, a logarithmic panel or a marked run
-            that is not there, or a cell that is no number.
+        ValueError: there is no run or no panel, `smoothing` is negative, no run has a column, `logarithmic` or `marks`
+            names an unknown panel or run, or a cell is not a number.
     """
-    if not runs or not panels:
-        raise ValueError(f"runs and panels must not be empty, got {len(runs)} runs, {len(panels)} panels")
-    if not smoothing >= 0:
-        raise ValueError(f"smoothing must be 0 or more, got {smoothing}")
-    if not set(logarithmic) <= set(panels):
-        raise ValueError(f"logarithmic must name panels out of {list(panels)}, got {list(logarithmic)}")
     marked = {name: places for name, places in (marks or {}).items() if places}
-    if not set(marked) <= set(runs):
-        raise ValueError(f"marks must name runs out of {list(runs)}, got {list(marked)}")
+    require(len(runs) > 0, "runs", dict(runs), "at least one run")
+    require(len(panels) > 0, "panels", dict(panels), "at least one panel")
+    require(smoothing >= 0, "smoothing", smoothing, "at least 0")
+    require(set(logarithmic) <= set(panels), "logarithmic", list(logarithmic), f"titles of panels among {list(panels)}")
+    require(set(marked) <= set(runs), "marks", marked, f"names of runs among {list(runs)}")
     colours = dict(zip(runs, cycle(COLOURS)))
     figure = new_figure(3.6 * len(panels), 3.1)
     for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
@@ -76,12 +74,8 @@ def metric_curves(
                 _draw(axes, points, float(smoothing), colours[name], line_style)
         for name, places in marked.items():
             _mark(axes, places, colours[name])
-        axes.set(xlabel=_words(x), yscale="log" if title in logarithmic else "linear")
-        axes.set_title(title)
-        axes.grid(axis="y")
-        if len(columns) > 1:
-            styles = zip(columns, cycle(LINE_STYLES))
-            axes.legend(handles=[_sample(_words(column), linestyle=style) for column, style in styles])
+        axes.set_yscale("log" if title in logarithmic else "linear")
+        _label_panel(axes, title, x, columns)
     names = [_sample(name, colour=colour) for name, colour in colours.items()]
     if marked:
         names.append(Line2D([], [], color=GREY, linestyle="none", marker="|", label="resumed"))
@@ -89,27 +83,26 @@ def metric_curves(
     return figure
 
 
-def measured_panels(runs: Mapping[str, Rows]) -> dict[str, Sequence[str]]:
-    """Those of `PANELS` of which some run has measured a column."""
-    measured = {
-        column for rows in runs.values() for row in rows for column, cell in row.items() if cell not in (None, "")
-    }
+def measured_panels(runs: Mapping[str, Records]) -> dict[str, Sequence[str]]:
+    """Give those of `PANELS` with a column that some run has measured."""
+    cells = (cell for records in runs.values() for record in records for cell in record.items())
+    measured = {column for column, value in cells if value not in (None, "")}
     return {title: columns for title, columns in PANELS.items() if measured.intersection(columns)}
 
 
 def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 points"]:
-    """The mean over the points at most width / 2 away, for each point; at the ends over those there are.
+    """Replace each point by the mean over the points at most width / 2 away.
 
     Args:
-        points: float64; row 0 the positions, increasing; row 1 the values, finite.
-        width: of the window, in units of the positions.
+        points: float64; increasing positions in row 0, finite values in row 1.
+        width: of the range that is averaged, in units of the positions.
     """
     positions, values = points
     first = torch.searchsorted(positions, positions - width / 2, side="left")
     last = torch.searchsorted(positions, positions + width / 2, side="right")
     sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
     means = (sums[last] - sums[first]) / (last - first)
-    # A point alone in its window keeps its value to the last bit; the difference of two sums may not.
+    # A point without neighbours keeps its value to the last bit, which the difference of two sums may not.
     return torch.stack([positions, torch.where(last - first == 1, values, means)])
 
 
@@ -122,7 +115,7 @@ def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: s
 
 
 def _mark(axes: Axes, places: Sequence[int | float], colour: str) -> None:
-    """Ticks that stand on the horizontal axis."""
+    """Draw ticks on the horizontal axis."""
     axes.plot(
         places,
         [0.03] * len(places),
@@ -134,32 +127,42 @@ def _mark(axes: Axes, places: Sequence[int | float], colour: str) -> None:
     )
 
 
+def _label_panel(axes: Axes, title: str, x: str, columns: Sequence[str]) -> None:
+    """Name the panel and its horizontal axis, and its columns if there are several."""
+    axes.set_xlabel(_words(x))
+    axes.set_title(title)
+    axes.grid(axis="y")
+    if len(columns) > 1:
+        styles = zip(columns, cycle(LINE_STYLES))
+        axes.legend(handles=[_sample(_words(column), linestyle=style) for column, style in styles])
+
+
 def _sample(label: str, colour: str = GREY, linestyle: str = "-") -> Line2D:
-    """A line that stands in a legend only."""
+    """Make a line that appears only in a legend."""
     return Line2D([], [], color=colour, linestyle=linestyle, label=label)
 
 
-def _points(runs: Mapping[str, Rows], x: str, column: str) -> dict[str, Float[Tensor, "2 points"]]:
-    """The finite points of every run that measured the column, in the order of x."""
-    known = {key for rows in runs.values() for row in rows for key in row}
+def _points(runs: Mapping[str, Records], x: str, column: str) -> dict[str, Float[Tensor, "2 points"]]:
+    """Give the finite points of each run that measured the column, in the order of x."""
+    known = sorted({key for records in runs.values() for record in records for key in record})
     for wanted in (x, column):
-        if wanted not in known:
-            raise ValueError(f"column {wanted!r} is in none of the runs; their columns: {sorted(known)}")
+        require(wanted in known, "a column", wanted, f"one that some run has: {', '.join(known)}")
     points = {}
-    for name, rows in runs.items():
-        measured = [row for row in rows if all(row.get(key) not in (None, "") for key in (x, column))]
-        values = {_number(name, row, x): _number(name, row, column) for row in measured}
+    for name, records in runs.items():
+        measured = [record for record in records if all(record.get(key) not in (None, "") for key in (x, column))]
+        values = {_number(name, record, x): _number(name, record, column) for record in measured}
         finite = sorted(pair for pair in values.items() if all(map(math.isfinite, pair)))
         if measured:
             points[name] = torch.tensor(finite, dtype=torch.float64).reshape(-1, 2).T.contiguous()
     return points
 
 
-def _number(name: str, row: Mapping[str, Any], column: str) -> float:
+def _number(name: str, record: Mapping[str, Any], column: str) -> float:
     try:
-        return float(row[column])
+        return float(record[column])
     except (TypeError, ValueError):
-        raise ValueError(f"run {name!r}, column {column!r}: {row[column]!r} is not a number") from None
+        cell = f"a cell of column {column!r} in run {name!r}"
+        raise ValueError(sentence(cell, repr(record[column]), "a number")) from None
 
 
 def _words(column: str) -> str:

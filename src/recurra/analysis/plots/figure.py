@@ -1,7 +1,7 @@
-"""What all figures share: one style, a canvas of their own, and files that come out the same every time.
+"""Shared parts of all figures: one style, a canvas of their own, and reproducible files.
 
-The figures are made of matplotlib's objects alone, without pyplot: no backend is chosen and no window
-system is asked for, so that they can be drawn on a server, and beside whatever else a program draws.
+Figures use matplotlib's objects directly, without pyplot: they choose no backend and need no window system, so they
+work on a server and do not interfere with a program's other plots.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,18 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from recurra.checks import require
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart with every kind of colour blindness: the set of Okabe and Ito (Color Universal Design, 2008)
-without its yellow, which is too light for a line on white."""
+"""Colours that people with any kind of colour blindness can tell apart: the set of Okabe and Ito (Color Universal
+Design, 2008) without its yellow, which is too light for lines on white."""
 LINE_STYLES = ("-", "--", ":")
 GREY = "#5A5A5A"
-"""For what is not data: guide lines, marks, notes."""
+"""The colour of everything but data: guide lines, marks, notes."""
 DOTS_PER_INCH = 300
 
 STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same figure on every machine
+    "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same on every machine
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -40,25 +42,25 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#E3E3E3",
     "grid.linewidth": 0.6,
-    # Colours go round first and line styles after them, so that 21 lines differ.
+    # Colours change before line styles, so that 21 lines differ.
     "axes.prop_cycle": cycler(linestyle=LINE_STYLES) * cycler(color=COLOURS),
-    "svg.hashsalt": "recurra",  # else the names inside an SVG are random
+    "svg.hashsalt": "recurra",  # otherwise the names inside an SVG are random
     "savefig.dpi": DOTS_PER_INCH,
 }
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Matplotlib's defaults with `STYLE` on top, whatever was set before; what was set comes back after.
+    """Use matplotlib's defaults with `STYLE` on top, and restore the previous settings afterwards.
 
-    Also a decorator. Matplotlib keeps its settings once per process: do not draw in two threads at a time.
+    Works as a context manager and as a decorator. Matplotlib's settings are global: do not draw in two threads at once.
     """
     with style.context(["default", STYLE]):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, its size in inches, that lays out its parts by itself."""
+    """Make an empty figure of a size in inches, with automatic layout."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -66,15 +68,15 @@ def new_figure(width: float, height: float) -> Figure:
 
 @house_style()
 def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Write folder/name.png and folder/name.svg, and make the folder where it is missing.
+    """Write folder/name.png and folder/name.svg, and create the folder if it does not exist.
 
-    The same figure gives the same bytes: neither file holds a date, a version or a random name.
+    The same figure gives the same bytes: the files contain no date, version or random name.
 
     Returns:
         The paths of the PNG and the SVG.
 
     Raises:
-        ValueError: name is empty or has folders in it.
+        ValueError: `name` is empty or contains folders.
     """
     png = save_png(figure, folder, name)
     svg = png.with_name(f"{name}.svg")
@@ -84,9 +86,9 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
 
 @house_style()
 def save_png(figure: Figure, folder: str | Path, name: str) -> Path:
-    """Write folder/name.png alone, as `save` does: for photographs, of which an SVG has nothing to add."""
-    if not name or Path(name).name != name:
-        raise ValueError(f"name must be a file's name without folders, got {name!r}; put folders into folder")
+    """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing."""
+    is_plain = bool(name) and Path(name).name == name
+    require(is_plain, "name", name, "a file name without folders", "put folders into `folder`")
     path = Path(folder) / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""Figure 5 of GateLoop: the magnitude of every gate over time, with its means."""
+"""Figure 5 of GateLoop: the magnitude of all transitions over time, and its means."""
 
 from collections.abc import Sequence
 
@@ -12,28 +12,29 @@ from torch import Tensor
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
 from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row, mark_steps
+from recurra.checks import require
 
 
 @house_style()
-def gate_magnitudes(record: GateRecord, *, row: int = 0, reset_token: int | None = None) -> Figure:
+def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int | None = None) -> Figure:
     """Draw |a| of one sequence of a record.
 
-    From the top: a heat map per layer (channels by time), the mean over channels (layers by time), and
-    the mean over channels and layers as a line. The channels of a layer stand in the order of their mean,
-    the largest on top: their own order means nothing, and sorted they show which share of them forgets.
-    Triangles and dashed lines mark the steps whose input is the reset token.
+    From top to bottom: a heat map per layer (channels by time), the mean over channels (layers by time), and the mean
+    over channels and layers as a line. The channels of a layer are sorted by their mean, the largest on top: their own
+    order means nothing, and sorting shows what share of them forgets. Triangles and dashed lines mark the steps whose
+    input is the reset token.
 
     Args:
-        record: what `recurra.analysis.record_gates` collected.
-        row: which sequence of the record's batch.
+        record: the result of `recurra.analysis.record_gates`.
+        sequence: the index of a sequence in the record's batch.
         reset_token: the token to mark; None marks nothing.
 
     Raises:
-        IndexError: the record has no such row.
+        IndexError: the record has no such sequence.
     """
-    magnitudes = [magnitude[row] for magnitude in record.magnitudes]
+    magnitudes = [magnitude[sequence] for magnitude in record.magnitudes]
     means = torch.stack([magnitude.mean(dim=1) for magnitude in magnitudes], dim=1)
-    resets = [] if reset_token is None else record.at_token(reset_token)[row].nonzero().flatten().tolist()
+    resets = [] if reset_token is None else record.at_token(reset_token)[sequence].nonzero().flatten().tolist()
     n_layers = len(magnitudes)
     heights = [max(0.35, min(0.9, 4.0 / n_layers))] * n_layers + [max(0.3, 0.13 * n_layers), 0.8]
     figure = new_figure(7.2, sum(heights) + 0.12 * len(heights) + 0.5)
@@ -54,7 +55,7 @@ def gate_magnitudes(record: GateRecord, *, row: int = 0, reset_token: int | None
 def sorted_by_mean(
     values: Float[Tensor, "L channels"], key: Float[Tensor, "L channels"] | None = None
 ) -> Float[Tensor, "L channels"]:
-    """The channels by falling mean over time: of `key` where it is given, else of `values`."""
+    """Sort the channels by falling mean over time, of `key` if given, otherwise of `values`."""
     means = (values if key is None else key).mean(dim=0)
     return values[:, means.argsort(descending=True, stable=True)]
 
@@ -63,20 +64,19 @@ def sorted_by_mean(
 def mean_gate_magnitudes(
     means: Float[Tensor, "L layers"], *, layers: Sequence[int] | None = None, resets: Sequence[int] = ()
 ) -> Figure:
-    """Draw the lower half of `gate_magnitudes`, which needs no channels: the mean |a| by layer, and over all layers.
+    """Draw the lower half of `gate_magnitudes`, which needs no channels: the mean |a| by layer and over all layers.
 
     Args:
-        means: over the channels of a layer.
+        means: over the channels of each layer.
         layers: their numbers; None counts from 0.
         resets: the steps to mark.
 
     Raises:
-        ValueError: there are other than one number a layer.
+        ValueError: there is not one number per layer.
     """
     n_layers = means.shape[1]
     numbers = range(n_layers) if layers is None else layers
-    if len(numbers) != n_layers:
-        raise ValueError(f"layers must hold a number for each of the {n_layers} layers of means, got {list(numbers)}")
+    require(len(numbers) == n_layers, "layers", list(numbers), f"a number for each of the {n_layers} layers of means")
     figure = new_figure(7.2, 0.3 * n_layers + 2.0)
     by_layer, total = figure.subplots(2, 1, sharex=True, height_ratios=[max(0.4, 0.3 * n_layers), 0.9])
     image = _draw_means(by_layer, total, means, numbers, list(resets))
@@ -90,7 +90,7 @@ def mean_gate_magnitudes(
 def _draw_means(
     by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
 ) -> ScalarMappable:
-    """The two means below the channels; returns what a colour bar is made for."""
+    """Draw the two means below the channels, and return the image for the colour bar."""
     image = heat_map(by_layer, means, MAGNITUDE_COLOURS, (0.0, 1.0))
     by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
     label_row(by_layer, "mean\nby layer")

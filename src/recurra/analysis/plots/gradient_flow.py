@@ -1,4 +1,4 @@
-"""Gradients between the segments of a Compact Recurrent Transformer over their distance, beside CRT eq. (2)."""
+"""Gradients between the segments of a Compact Recurrent Transformer by distance, with the bounds of CRT eq. (2)."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
+from recurra.checks import sentence
 
 TOTAL, DIRECT, BOUND = LINE_STYLES
 LOOKS: Mapping[str, Mapping[str, Any]] = {
@@ -23,21 +24,22 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
 
 @house_style()
 def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
-    """Draw ||dy_k/dy_i|| of any number of runs over k - i, with a colour per run and a column per target k.
+    """Draw ||dy_k/dy_i|| of one or more runs over k - i, with a colour per run and a column per target k.
 
-    Above: what was measured, by all paths and along the memory RNN alone. Below: the same beside its bounds, on a
-    scale that holds them; "eq. (2)" is the one with every step's own alpha and beta. Vertical lines are the borders of
-    segments, in grey where the runs have the same.
+    Above: the measured norms, along all paths and along the memory RNN alone. Below: the same norms with their bounds,
+    on a wider scale; "eq. (2)" is the bound with each step's own alpha and beta. Vertical lines are the borders of
+    segments, in grey if all runs share them.
 
     Args:
-        runs: by the name that the legend shows, what `recurra.analysis.measure_gradient_flow` measured.
+        runs: the results of `recurra.analysis.measure_gradient_flow`, by their names in the legend.
 
     Raises:
-        ValueError: there is no run, or the runs differ in how many targets they have.
+        ValueError: there is no run, or the runs have different numbers of targets.
     """
     n_targets = {len(run.targets) for run in runs.values()}
     if len(n_targets) != 1:
-        raise ValueError(f"runs must be one or more with the same number of targets, got numbers {sorted(n_targets)}")
+        came = f"{len(runs)} runs with {sorted(n_targets)} targets"
+        raise ValueError(sentence("runs", came, "at least one run, all with the same number of targets"))
     (columns,) = n_targets
     figure = new_figure(max(5.4, 3.6 * columns), 5.6)
     grid = figure.subplots(2, columns, sharex="col", sharey="row", squeeze=False)
@@ -73,7 +75,7 @@ def _draw(upper: Axes, lower: Axes, run: GradientFlow, column: int, colour: str)
 
 
 def _borders(run: GradientFlow, column: int) -> list[float]:
-    """The distances at which a source's segment begins, half a token beyond its first."""
+    """Give the distances at which the sources' segments begin, half a token beyond the first token."""
     n = run.segment_length
     return [int(run.targets[column]) - first + 0.5 for first in range(n, len(run.sources) + 1, n)]
 

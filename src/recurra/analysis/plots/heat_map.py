@@ -1,4 +1,4 @@
-"""One channel-by-time picture, as Figures 5 and 8 of GateLoop stack them."""
+"""One channel-by-time heat map, the building block of Figures 5 and 8 of GateLoop."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from recurra.analysis.plots.figure import GREY
 
 MAGNITUDE_COLOURS = "viridis"
 SHARP_STEPS, SHARP_CHANNELS = 1500, 80
-"""As many as get a pixel each in the smallest heat map of a saved PNG."""
+"""The numbers that get a pixel each in the smallest heat map of a saved PNG."""
 
 
 def heat_map(
@@ -19,17 +19,17 @@ def heat_map(
 ) -> ScalarMappable:
     """Fill the axes with values: time to the right, the first channel on top.
 
-    Where every value gets a pixel they are drawn sharp, and an SVG holds each value once. Where there are
-    too many neighbours are averaged: leaving some out could lose a gate that closes for one step.
+    If each value gets a pixel, values are drawn sharply, and an SVG holds each of them once. Otherwise neighbours are
+    averaged, because omitting some could hide a gate that closes for one step.
 
     Args:
-        axes: to draw in.
+        axes: where to draw.
         values: one per step and channel.
         colours: the name of a matplotlib colour map.
-        limits: the values that get the first and the last colour.
+        limits: the values of the first and the last colour.
 
     Returns:
-        What a colour bar is made for.
+        The image, for a colour bar.
     """
     n_steps, n_channels = values.shape
     sharp = n_steps <= SHARP_STEPS and n_channels <= SHARP_CHANNELS
@@ -48,20 +48,20 @@ def heat_map(
 
 
 def label_row(axes: Axes, text: str) -> None:
-    """Write what a row shows to its left, upright, so that it fits however low the row is."""
+    """Write the label of a row horizontally to its left, so that it fits even a low row."""
     axes.set_ylabel(text, rotation=0, horizontalalignment="right", verticalalignment="center")
 
 
 def mark_steps(axes: Axes, steps: Sequence[int]) -> None:
     """Put a triangle over each of the steps, just above the axes, where it hides no data."""
-    if not steps:  # a line without points, drawn outside of the axes, would break the layout
+    if not steps:  # a line without points, drawn outside the axes, would break the layout
         return
     axes.plot(
         steps,
         [1.0] * len(steps),
         transform=axes.get_xaxis_transform(),
         linestyle="none",
-        marker=7,  # a triangle that stands on its tip, the tip at the position
+        marker=7,  # a triangle pointing down, with its tip at the position
         color=GREY,
         clip_on=False,
     )

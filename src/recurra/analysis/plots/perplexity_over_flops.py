@@ -1,4 +1,4 @@
-"""Figures 5 and 6 of the Compact Recurrent Transformer: what a perplexity costs, for segments of several lengths."""
+"""Figures 5 and 6 of the Compact Recurrent Transformer: perplexity against cost, for several segment lengths."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recurra.analysis.plots.figure import COLOURS, LINE_STYLES, house_style, new_figure
+from recurra.checks import require
 
 CORNERS = (("left", "bottom"), ("right", "top"), ("right", "bottom"), ("left", "top"))
-"""Where a mark stands beside its point, by curve, as the mark's own sides: points of two curves often coincide."""
+"""The corner of a label that touches its point. It differs by curve, because points of two curves often coincide."""
 
 
 class CostPoint(NamedTuple):
-    """A model at work.
+    """The cost and the perplexity of a model.
 
-    segment_length: tokens of a segment.
-    flops: of one forward of a segment.
+    segment_length: tokens per segment.
+    flops: of one forward over a segment.
     perplexity: on the test split.
     """
 
@@ -29,17 +30,17 @@ class CostPoint(NamedTuple):
 
 @house_style()
 def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
-    """Draw test perplexity over FLOPs, a curve for each kind of model.
+    """Draw test perplexity over FLOPs, with one curve per kind of model.
 
-    The paper's text speaks of the FLOPs of one forward of a segment: that is panel a, its points marked with their
-    segment length n. There a model gets cheaper by reading less. In panel b the FLOPs are divided by n: what it costs
-    to read a text. A point has the same height in both.
+    The paper's text gives the FLOPs of one forward over a segment. Panel a shows these, with points labelled by their
+    segment length n; there a model gets cheaper by reading less. Panel b divides the FLOPs by n, which is the cost of
+    reading a text. A point has the same height in both panels.
 
     Args:
-        curves: the points of each kind of model, in any order, by the name that the legend shows.
+        curves: the points of each kind of model, in any order, by its name in the legend.
 
     Raises:
-        ValueError: there is no curve, a curve has no point, or a number is not positive and finite.
+        ValueError: there is no curve, a curve has no points, or a number is not finite and above 0.
     """
     _check(curves)
     figure = new_figure(7.2, 3.5)
@@ -62,7 +63,7 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
     for axes in (by_segment, by_token):
         axes.grid()
         axes.margins(y=0.1)
-        # From 0: what a model saves is a share of the whole.
+        # From 0, so that savings show as shares of the whole.
         axes.set_xlim(0, 1.08 * max(cost for line in axes.lines for cost in line.get_xdata()))
     handles, names = by_segment.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4))
@@ -70,14 +71,12 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
 
 
 def _check(curves: Mapping[str, Sequence[CostPoint]]) -> None:
-    if not curves:
-        raise ValueError("curves must hold at least one curve, got none")
+    require(len(curves) > 0, "curves", dict(curves), "at least one curve")
     for name, points in curves.items():
-        if not points:
-            raise ValueError(f"curve {name!r} must have at least one point, got none")
+        require(len(points) > 0, f"curves[{name!r}]", list(points), "at least one point")
         for point in points:
-            if not all(0 < number < math.inf for number in point):
-                raise ValueError(f"curve {name!r}: numbers must be positive and finite, got {tuple(point)}")
+            fits = all(0 < number < math.inf for number in point)
+            require(fits, f"a point of curves[{name!r}]", tuple(point), "finite numbers above 0")
 
 
 def _mark(axes: Axes, text: str, point: tuple[float, float], corner: tuple[str, str], colour: str) -> None:

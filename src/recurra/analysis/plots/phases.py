@@ -1,4 +1,4 @@
-"""Figure 8 of GateLoop: magnitude and phase of the gates side by side, layer by layer."""
+"""Figure 8 of GateLoop: magnitude and phase of the transitions side by side, layer by layer."""
 
 import math
 from collections.abc import Sequence
@@ -13,36 +13,37 @@ from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import house_style, new_figure
 from recurra.analysis.plots.gates import sorted_by_mean
 from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row
+from recurra.checks import require
 
 PHASE_COLOURS = "twilight_shifted"
-"""Cyclic: its ends meet, as -pi and pi do."""
+"""A cyclic map: its ends meet, like -pi and pi."""
 
 
 @house_style()
-def gate_phases(record: GateRecord, *, row: int = 0, layers: Sequence[int] | None = None) -> Figure:
+def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] | None = None) -> Figure:
     """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
 
-    The channels of a layer stand in the order of their mean magnitude, the largest on top, in both. The
-    phase is wrapped to [-pi, pi): no more than the angle acts on the state.
+    In both, the channels of a layer are sorted by their mean magnitude, the largest on top. Phases are wrapped to
+    [-pi, pi), because only the angle acts on the state.
 
     Args:
-        record: what `recurra.analysis.record_gates` collected.
-        row: which sequence of the record's batch.
-        layers: which of the record's layers to draw (the paper draws 0 and 8); None draws all of them.
+        record: the result of `recurra.analysis.record_gates`.
+        sequence: the index of a sequence in the record's batch.
+        layers: the layers of the record to draw (the paper draws 0 and 8); None draws all of them.
 
     Raises:
-        ValueError: the record has no such layer, or layers is empty.
-        IndexError: the record has no such row.
+        ValueError: the record has no such layer, or `layers` is empty.
+        IndexError: the record has no such sequence.
     """
     chosen = record.layers if layers is None else tuple(layers)
-    if not chosen or not set(chosen) <= set(record.layers):
-        raise ValueError(f"layers must be some of {record.layers}, got {chosen}")
+    known = bool(chosen) and set(chosen) <= set(record.layers)
+    require(known, "layers", chosen, f"one or more of the record's layers {record.layers}")
     height = max(0.5, min(1.5, 6.0 / len(chosen)))
     figure = new_figure(7.2, height * len(chosen) + 1.0)
     rows = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
     for (left, right), layer in zip(rows, chosen):
         index = record.layers.index(layer)
-        magnitude, phase = record.magnitudes[index][row], record.phases[index][row]
+        magnitude, phase = record.magnitudes[index][sequence], record.phases[index][sequence]
         magnitudes = heat_map(left, sorted_by_mean(magnitude), MAGNITUDE_COLOURS, (0.0, 1.0))
         angles = sorted_by_mean(wrapped(phase), key=magnitude)
         phases = heat_map(right, angles, PHASE_COLOURS, (-math.pi, math.pi))
@@ -63,5 +64,5 @@ def gate_phases(record: GateRecord, *, row: int = 0, layers: Sequence[int] | Non
 
 
 def wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
-    """The same angle in [-pi, pi)."""
+    """Wrap angles to [-pi, pi)."""
     return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi

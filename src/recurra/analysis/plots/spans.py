@@ -1,4 +1,4 @@
-"""Figure 7 of GateLoop: accuracy over the memory span that a prediction needs."""
+"""Figure 7 of GateLoop: accuracy by the memory span that a prediction needs."""
 
 from collections.abc import Mapping
 
@@ -9,23 +9,23 @@ from torch import Tensor
 from torch.nn.functional import conv1d
 
 from recurra.analysis.plots.figure import GREY, house_style, new_figure
+from recurra.checks import require
 from recurra.evaluation.accuracy import SpanAccuracy
 
 
 @house_style()
 def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, chance: float | None = None) -> Figure:
-    """Draw the accuracy of any number of runs over the memory span, and how many positions it rests on.
+    """Draw the accuracy of one or more runs over the memory span, and the number of positions behind it.
 
     Args:
-        runs: by the name that the legend shows, what `recurra.evaluation.accuracy.accuracy_by_span` counted.
+        runs: the counts of `recurra.evaluation.accuracy.accuracy_by_span`, by their names in the legend.
         smoothing: an odd number of neighbouring bins whose positions are pooled for each point; 1 pools none.
-        chance: an accuracy to mark, such as 1 / modulus for a guess; None marks nothing.
+        chance: an accuracy to mark, such as 1 / modulus for guessing; None marks nothing.
 
     Raises:
-        ValueError: there is no run, or smoothing is not odd and positive.
+        ValueError: there is no run, or `smoothing` is not an odd number above 0.
     """
-    if not runs:
-        raise ValueError("runs must hold at least one run, got none")
+    require(len(runs) > 0, "runs", dict(runs), "at least one run")
     figure = new_figure(5.4, 3.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     for name, run in runs.items():
@@ -43,18 +43,18 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
     return figure
 
 
-def pooled_accuracies(run: SpanAccuracy, window: int) -> Float[Tensor, " bins"]:
-    """The accuracy over each bin and its neighbours: right positions in the window by all positions in it.
+def pooled_accuracies(run: SpanAccuracy, smoothing: int) -> Float[Tensor, " bins"]:
+    """Give the accuracy over each bin and its neighbours, `smoothing` bins in all and fewer at both ends.
 
-    Positions are pooled rather than accuracies averaged, so that a bin with few of them weighs little. The
-    window is cut at both ends. NaN where it holds no position.
+    Positions are pooled instead of averaging accuracies, so that bins with few positions have little weight. The result
+    is NaN where there are no positions.
 
     Raises:
-        ValueError: window is not odd and positive.
+        ValueError: `smoothing` is not an odd number above 0.
     """
-    if window < 1 or window % 2 == 0:
-        raise ValueError(f"smoothing must be an odd number of bins, 1 or more, got {window}")
-    kernel = torch.ones(1, 1, window, dtype=torch.float64)
+    is_odd = smoothing >= 1 and smoothing % 2 == 1
+    require(is_odd, "smoothing", smoothing, "an odd number of bins, at least 1")
+    kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)
     numbers = torch.stack([run.n_correct, run.counts]).double().unsqueeze(1)
-    n_correct, counts = conv1d(numbers, kernel, padding=window // 2).squeeze(1)
+    n_correct, counts = conv1d(numbers, kernel, padding=smoothing // 2).squeeze(1)
     return n_correct / counts
