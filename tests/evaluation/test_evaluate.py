@@ -143,6 +143,15 @@ def test_the_losses_of_a_batch_are_summed_in_float64():
     assert evaluate(FixedLosses([2.0**24, 1.0]), Batches(batch)).loss == (2**24 + 1) / 2
 
 
+def test_a_model_that_forms_no_logits_has_no_accuracy_and_cannot_be_observed():
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), continues=False)
+    model, source = FixedLosses([1.0, 3.0]), Batches(batch)
+    result = evaluate(model, source)
+    assert (result.loss, result.accuracy) == (2.0, None)
+    with pytest.raises(ValueError, match="observe is a function, with a FixedLosses; expected None"):
+        evaluate(model, source, observe=lambda batch, predictions: None)
+
+
 def test_observers_see_each_batch_with_its_predictions(model, stream):
     seen = []
     source = cut(stream, 5, 7)

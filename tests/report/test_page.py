@@ -121,7 +121,7 @@ def test_what_was_published_of_a_row_and_of_a_run(make_page, make_summary, tmp_p
     sections = {f"{number:02}-a": word.replace("ROW", row) for number, row in enumerate(rows)}
     page = make_page(sections, (make_summary("mine", TEXT), make_summary()))
     assert page.render().splitlines()[1:] == ["60.0", "", "nothing", "", "58.3", "", "nothing"]
-    with pytest.raises(ReportError, match="is 'crtt'; expected one of .*: did you mean crt?"):
+    with pytest.raises(ReportError, match=r"is 'crtt'; expected one of .*: did you mean crt\?"):
         make_page({"01-a": word.replace("ROW", '"crtt"')}).render()
 
 

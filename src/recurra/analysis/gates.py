@@ -80,7 +80,7 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
 
 
 def transition_magnitudes(model: nn.Module, tokens: Int[Tensor, "B L"]) -> list[Float[Tensor, "B L _"]]:
-    """Give |a| for each layer that has a transition: a shorthand for `record_gates(...).magnitudes`."""
+    """Return |a| for each layer that has a transition: a shorthand for `record_gates(...).magnitudes`."""
     return list(record_gates(model, tokens).magnitudes)
 
 

@@ -80,7 +80,7 @@ class RecurrentNorms(NamedTuple):
 
 
 def log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, give log10 of the product of all later steps' factors; 0 for the last step.
+    """For each step, return log10 of the product of all later steps' factors; 0 for the last step.
 
     Logarithms are needed because the product of a few hundred factors can exceed float64.
     """
@@ -88,14 +88,14 @@ def log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
 
 
 def log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, give log10 of the largest later factor to the power of their number, as eq. (2) writes it."""
+    """For each step, return log10 of the largest later factor to the power of their number, as eq. (2) writes it."""
     largest = _of_later_steps(factors.flip(0).cummax(0).values.flip(0), nothing=1.0)
     n_later = torch.arange(len(factors) - 1, -1, -1, dtype=factors.dtype, device=factors.device)
     return n_later * largest.log10()
 
 
 def _slope(gate: Tensor) -> Tensor:
-    """Give the largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
+    """Return the largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
     return (gate * (1 - gate)).amax(-1)
 
 

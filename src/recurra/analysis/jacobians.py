@@ -60,7 +60,7 @@ def step_jacobians(
 def spectral_norms(
     matrices: Float[Tensor, "steps d e"], name: str, track: Track = untracked
 ) -> Float[Tensor, " steps"]:
-    """Give the largest singular value of each matrix, from a full decomposition: no iteration that may stop early."""
+    """Return the largest singular value of each matrix, from a full decomposition: no iteration that may stop early."""
     pieces = track(matrices.split(1), name)
     return torch.cat([torch.linalg.matrix_norm(piece, ord=2) for piece in pieces])
 

@@ -31,7 +31,7 @@ class MemoryTrace(NamedTuple):
 
 
 def memory_rnn(model: nn.Module) -> RNN:
-    """Give the RNN that computes a model's memory vector.
+    """Return the RNN that computes a model's memory vector.
 
     Raises:
         ValueError: the model has none.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from recurra.checks import kind_of, sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
@@ -48,9 +49,8 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
     own mode afterwards.
 
     Args:
-        model: called as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats; one whose loss
-            goes by way of the logits (`forms_logits`, or a module without a `loss`) as
-            `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
+        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes), if it `forms_logits` or has
+            no `loss`; otherwise as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats.
         source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
         observe: called with every batch and its predictions.
 
@@ -59,7 +59,8 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
     """
     by_logits = getattr(model, "forms_logits", not hasattr(model, "loss"))
     if observe is not None and not by_logits:
-        raise ValueError(f"{type(model).__name__} gives losses without logits: there are no predictions to observe")
+        came = f"{kind_of(observe)}, with a {type(model).__name__}"
+        raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
     device = next(model.parameters()).device
     # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
     total = torch.zeros((), dtype=torch.float64, device=device)

@@ -11,7 +11,7 @@ from recurra.checks import require
 
 
 def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
-    """Give exp(total / n_tokens): the number of equally likely tokens that would be as hard to predict.
+    """Return exp(total / n_tokens): the number of equally likely tokens that would be as hard to predict.
 
     Args:
         total_negative_log_likelihood: the sum over all tokens, in nats.
@@ -32,7 +32,7 @@ def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
 
 
 def bits_per_token(total_negative_log_likelihood: float, n_tokens: int) -> float:
-    """Give total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
+    """Return total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
 
     It is finite whenever the total is, even if the perplexity overflows.
     """

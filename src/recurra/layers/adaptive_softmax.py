@@ -66,18 +66,18 @@ class AdaptiveSoftmax(nn.Module):
                 self.projections[cluster] = embedding.projections[cluster if len(self.tables) > 1 else 0]
 
     def forward(self, hidden: Float[Tensor, "*N d_model"]) -> Float[Tensor, "*N vocabulary"]:
-        """Give the logits of every token; with cutoffs these are log-probabilities."""
+        """Return the logits of every token; with cutoffs these are log-probabilities."""
         return self._head(hidden) if self.cluster_weight is None else self.log_probabilities(hidden)
 
     def log_probabilities(self, hidden: Float[Tensor, "*N d_model"]) -> Float[Tensor, "*N vocabulary"]:
-        """Give the log-probability of every token, in float32 or better."""
+        """Return the log-probability of every token, in float32 or better."""
         columns = [self.clusters.sizes[0], *[1] * len(self.clusters.cutoffs)]
         shortlist, *clusters = _log_softmax(self._head(hidden)).split(columns, -1)
         tails = (_log_softmax(self._logits(i, hidden, weight, bias)) for i, weight, bias in self._tails())
         return torch.cat([shortlist, *(cluster + tail for cluster, tail in zip(clusters, tails))], -1)
 
     def loss(self, hidden: Float[Tensor, "N d_model"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Give the negative log-likelihood of every target in nats, in float32 or better, without the full softmax.
+        """Return the negative log-likelihood of every target in nats, in float32 or better, without the full softmax.
 
         A cluster's softmax is computed only at the positions whose target lies in that cluster.
 

@@ -111,14 +111,14 @@ class CompactRecurrentViT(VideoModel):
         self.apply(initialise)
 
     def start(self, batch: int, like: Tensor) -> CompactRecurrentViTState:
-        """Give zeros: no memory, and no segment read."""
+        """Return zeros: no memory, and no segment read."""
         memory = self.memory.start(batch, like)
         return CompactRecurrentViTState(memory, like.new_zeros(batch, self.config.d_model), like.new_zeros(batch))
 
     def read(
         self, segments: Float[Tensor, "B S T C H W"], state: CompactRecurrentViTState
     ) -> tuple[Float[Tensor, "B S n_classes"], CompactRecurrentViTState]:
-        """Give the logits after each segment, and the next state."""
+        """Return the logits after each segment, and the next state."""
         outputs = []
         for segment in segments.unbind(1):
             logits, state = self._segment(segment, state)
@@ -126,7 +126,7 @@ class CompactRecurrentViT(VideoModel):
         return torch.stack(outputs, 1), state
 
     def _segment(self, segment: Tensor, state: CompactRecurrentViTState) -> tuple[Tensor, CompactRecurrentViTState]:
-        """Give the logits (B, n_classes) of one segment."""
+        """Return the logits (B, n_classes) of one segment."""
         has_past = state.started > 0
         class_token, patches = self.embedding(segment)
         tokens = self.encoder(

@@ -29,15 +29,15 @@ class PatchMemory(nn.Module):
         return self.n_patches
 
     def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
-        """Give the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
+        """Return the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
         return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Give the token that joins time attention at each patch position."""
+        """Return the token that joins time attention at each patch position."""
         return memory
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Give the memory after the outputs y of a segment, starting from the memory before it."""
+        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
 
 
@@ -50,11 +50,11 @@ class PooledMemory(PatchMemory):
         return 1
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Give the vector to each patch position."""
+        """Return the vector to each patch position."""
         return memory.expand(-1, self.n_patches, -1)
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Give the memory after the outputs y of a segment, starting from the memory before it."""
+        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return super().read(y.mean(1, keepdim=True), memory)
 
 

@@ -30,7 +30,7 @@ class SegmentEmbedding(nn.Module):
     def forward(
         self, frames: Float[Tensor, "N T C H W"]
     ) -> tuple[Float[Tensor, "N d_model"], Float[Tensor, "N P T d_model"]]:
-        """Give the class token and the patches of each segment."""
+        """Return the class token and the patches of each segment."""
         patches = self.patches(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).transpose(1, 2)
         class_token = (self.class_token + self.positions[0]).expand(frames.shape[0], -1)
         return self.dropout(class_token), self.dropout(patches + self.positions[1:, None])
@@ -54,7 +54,7 @@ class SpaceTimeEncoder(nn.Module):
     def forward(
         self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"], *shared: Tensor
     ) -> Float[Tensor, "N tokens d_model"]:
-        """Give the tokens after the last block, the class token first; each block also gets `shared`."""
+        """Return the tokens after the last block, the class token first; each block also gets `shared`."""
         x = torch.cat([class_token[:, None], self.dropout(patches + self.times).flatten(1, 2)], 1)
         for block in self.blocks:
             x = block(x, *shared)
@@ -87,7 +87,7 @@ class SpaceEncoder(nn.Module):
     def forward(
         self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"]
     ) -> Float[Tensor, "N tokens d_model"]:
-        """Give the mean of the tokens over frames, the class token first."""
+        """Return the mean of the tokens over frames, the class token first."""
         n_frames = patches.shape[2]
         repeated = class_token[:, None, None].expand(-1, n_frames, -1, -1)
         x = torch.cat([repeated, patches.transpose(1, 2)], 2).flatten(0, 1)

@@ -74,7 +74,7 @@ class DividedBlock(TransformerBlock):
         return self._after_time(x, self.time_attention(normed.flatten(0, 1)))
 
     def _by_patch(self, x: Tensor) -> Tensor:
-        """Give all tokens except the class token as (N, P, T, d_model)."""
+        """Return all tokens except the class token as (N, P, T, d_model)."""
         return x[:, 1:].unflatten(1, (-1, self.n_frames))
 
     def _after_time(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class DividedBlock(TransformerBlock):
         return self.mix_channels(torch.cat([class_token + update, (patches + updates).flatten(1, 2)], 1))
 
     def _mix_space(self, class_token: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the updates from space attention: of the class token (N, 1, d_model), of patches (N, P, T, d_model)."""
+        """Return the updates from space attention: class token (N, 1, d_model) and patches (N, P, T, d_model)."""
         n_sequences = patches.shape[0]
         repeated = self.norm_attention(class_token)[:, None].expand(-1, self.n_frames, -1, -1)
         frames = torch.cat([repeated, self.norm_attention(patches).transpose(1, 2)], 2).flatten(0, 1)

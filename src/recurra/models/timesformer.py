@@ -57,13 +57,13 @@ class TimeSformer(VideoModel):
         self.apply(initialise)
 
     def start(self, batch: int, like: Tensor) -> TimeSformerState:
-        """Give the empty state."""
+        """Return the empty state."""
         return TimeSformerState()
 
     def read(
         self, segments: Float[Tensor, "B S T C H W"], state: TimeSformerState
     ) -> tuple[Float[Tensor, "B S n_classes"], TimeSformerState]:
-        """Give the logits of each segment."""
+        """Return the logits of each segment."""
         tokens = self.encoder(*self.embedding(segments.flatten(0, 1)))
         logits = self.head(self.head_dropout(self.norm(tokens[:, 0])))
         return logits.unflatten(0, segments.shape[:2]), state

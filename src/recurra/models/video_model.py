@@ -34,16 +34,16 @@ class VideoModel(nn.Module, ABC):
 
     @abstractmethod
     def read(self, segments: Float[Tensor, "B S T C H W"], state: Any) -> tuple[Float[Tensor, "B S n_classes"], Any]:
-        """Give the logits after each of S >= 1 segments, and the next state."""
+        """Return the logits after each of S >= 1 segments, and the next state."""
 
     @abstractmethod
     def start(self, batch: int, like: Tensor) -> Any:
-        """Give the state of `batch` streams at their start, with the dtype and the device of `like`."""
+        """Return the state of `batch` streams at their start, with the dtype and the device of `like`."""
 
     def forward(
         self, clip: Float[Tensor, "B T C H W"], state: Any = None
     ) -> tuple[Float[Tensor, "B S n_classes"], Any]:
-        """Give the logits after each segment, continuing from `state`.
+        """Return the logits after each segment, continuing from `state`.
 
         Args:
             clip: normalised frames, a whole number S >= 1 of segments.
@@ -79,7 +79,7 @@ class VideoModel(nn.Module, ABC):
         return negative_log_likelihood(logits, targets), state
 
     def initial_state(self, batch: int) -> Any:
-        """Give the state of `batch` streams at their start, on the model's device and in float32 or better."""
+        """Return the state of `batch` streams at their start, on the model's device and in float32 or better."""
         weight = self.embedding.class_token
         return self.start(batch, weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32)))
 

@@ -80,7 +80,7 @@ def decaying_eigenvalues(
 
 
 def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
-    """Give the logarithms of logarithmically spaced step sizes, in random order.
+    """Return the logarithms of logarithmically spaced step sizes, in random order.
 
     The order is random so that step sizes do not depend on frequencies; the published code of S4D and S5 draws the
     logarithms uniformly instead.
@@ -94,7 +94,7 @@ def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Ten
 
 
 def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
-    """Give |a| and the phase of a in radians as (B, L, modes) for plotting gates: the same at every step of x."""
+    """Return |a| and the phase of a in radians as (B, L, modes) for plotting gates: the same at every step of x."""
     shape = (*x.shape[:2], -1)
     return a.abs().flatten().expand(shape), a.angle().flatten().expand(shape)
 
@@ -102,7 +102,7 @@ def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tupl
 def run_channels(
     x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
-    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n, and give the last state.
+    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n, and return the last state.
 
     Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
     the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
@@ -160,7 +160,7 @@ def run_dense(
     h0: Complex[Tensor, "B N"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B N"]]:
-    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), and give the last state.
+    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), and return the last state.
 
     Where `mask` is False the state passes through unchanged and y is meaningless.
 

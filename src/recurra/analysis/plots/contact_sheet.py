@@ -73,7 +73,7 @@ def contact_sheet(
 
 
 def shown_classes(probabilities: Float[Tensor, "S C"], n: int) -> list[int]:
-    """Give the n classes with the highest probability at any time, in falling order."""
+    """Return the n classes with the highest probability at any time, in falling order."""
     highest = probabilities.amax(0)
     return torch.argsort(highest, descending=True, stable=True)[:n].tolist()
 

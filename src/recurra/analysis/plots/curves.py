@@ -84,7 +84,7 @@ def metric_curves(
 
 
 def measured_panels(runs: Mapping[str, Records]) -> dict[str, Sequence[str]]:
-    """Give those of `PANELS` with a column that some run has measured."""
+    """Return those of `PANELS` with a column that some run has measured."""
     cells = (cell for records in runs.values() for record in records for cell in record.items())
     measured = {column for column, value in cells if value not in (None, "")}
     return {title: columns for title, columns in PANELS.items() if measured.intersection(columns)}
@@ -143,7 +143,7 @@ def _sample(label: str, colour: str = GREY, linestyle: str = "-") -> Line2D:
 
 
 def _points(runs: Mapping[str, Records], x: str, column: str) -> dict[str, Float[Tensor, "2 points"]]:
-    """Give the finite points of each run that measured the column, in the order of x."""
+    """Return the finite points of each run that measured the column, in the order of x."""
     known = sorted({key for records in runs.values() for record in records for key in record})
     for wanted in (x, column):
         require(wanted in known, "a column", wanted, f"one that some run has: {', '.join(known)}")

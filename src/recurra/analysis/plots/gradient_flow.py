@@ -75,7 +75,7 @@ def _draw(upper: Axes, lower: Axes, run: GradientFlow, column: int, colour: str)
 
 
 def _borders(run: GradientFlow, column: int) -> list[float]:
-    """Give the distances at which the sources' segments begin, half a token beyond the first token."""
+    """Return the distances at which the sources' segments begin, half a token beyond the first token."""
     n = run.segment_length
     return [int(run.targets[column]) - first + 0.5 for first in range(n, len(run.sources) + 1, n)]
 

@@ -44,7 +44,7 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
 
 
 def pooled_accuracies(run: SpanAccuracy, smoothing: int) -> Float[Tensor, " bins"]:
-    """Give the accuracy over each bin and its neighbours, `smoothing` bins in all and fewer at both ends.
+    """Return the accuracy over each bin and its neighbours, `smoothing` bins in all and fewer at both ends.
 
     Positions are pooled instead of averaging accuracies, so that bins with few positions have little weight. The result
     is NaN where there are no positions.
