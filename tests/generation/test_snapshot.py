@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from recurra.generation import SamplingConfig, Stream
-from recurra.state import n_bytes, tensors
+from recurra.state import map_tensors, n_bytes, tensors
 
 from .conftest import SEGMENT, VOCABULARY, build
 
@@ -141,6 +141,14 @@ class Counting(nn.Module):
         logits = torch.zeros(*tokens.shape, 4, dtype=torch.bfloat16) + self.weight[0].bfloat16()
         return logits, Counting.State(parts, steps, steps / 8, True, None)
 
+    def initial_state(self, batch: int) -> "Counting.State":
+        return self(torch.zeros(batch, 0, dtype=torch.int64))[1]
+
+    def require_state(self, state: "Counting.State", batch: int) -> None:
+        shapes = [tuple(tensor.shape) for tensor in tensors(state)]
+        if shapes != [(batch, 2)] * 4:
+            raise ValueError(f"the shapes are {shapes}; expected {batch} rows of 2")
+
 
 def test_states_of_all_kinds(tmp_path):
     model = Counting().eval()
@@ -171,25 +179,41 @@ def test_other_models_files_are_refused(tmp_path):
         assert same(other, before)
 
 
-def test_a_state_of_another_structure_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": ()}, "state.parts is a list of 3 in the saved state; expected a list of 0, as in the model"),
+        ({"steps": 0.5}, "state.steps is an int in the saved state; expected a float, as in the model"),
+        ({"nothing": torch.ones(1)}, r"state.nothing is None in the saved state; expected float32 \(1,\) on cpu"),
+    ],
+)
+def test_a_state_of_another_structure_is_refused(change, message, tmp_path):
     """As after a change of a model's code, which its configuration does not show."""
 
     class Model(Counting):
         pass
 
-    model = Model().eval()
-    Stream(model).feed([1])
-    stream = Stream(model)
+    stream = Stream(Model().eval())
     stream.feed([1])
     stream.save(tmp_path / "stream")
-    forward = model.forward
-    model.forward = lambda tokens, state=None: (  # type: ignore[method-assign]
-        forward(tokens, state)[0],
-        forward(tokens, state)[1]._replace(parts=([torch.zeros(len(tokens), 2, 3)] * 2, *[torch.zeros(1)] * 2)),
-    )
-    message = r"state.parts.0.0 is torch.complex128 \(1, 2\) against torch.float32 \(1, 2, 3\)"
+    Model.initial_state = lambda self, batch: Counting.initial_state(self, batch)._replace(**change)  # type: ignore
     with pytest.raises(ValueError, match=message):
-        Stream(model).load(tmp_path / "stream")
+        Stream(stream.model).load(tmp_path / "stream")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:, :-1], lambda x: x.unsqueeze(1), lambda x: x.to(torch.complex128), lambda x: x.real]
+)
+def test_a_saved_state_that_the_model_could_not_have_returned_is_refused(change, tmp_path):
+    stream = fed(build("gateloop").float())
+    stream.save(tmp_path / "right")
+    stream._now = stream._now._replace(model_state=map_tensors(change, stream.state))
+    stream.save(tmp_path / "wrong")
+    other = Stream(stream.model)
+    with pytest.raises(ValueError, match=r"state\..*; expected complex64"):
+        other.load(tmp_path / "wrong")
+    assert other.position == 0
+    other.load(tmp_path / "right")
 
 
 def test_damaged_and_foreign_files(gateloop, tmp_path):

@@ -36,7 +36,8 @@ class Stream:
     (the NCGRU) computes them once inside `torch.nn.utils.parametrize.cached()`: run a loop over steps in it.
 
     Args:
-        model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first).
+        model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
+            load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
         weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16" or
             "int8" (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results up to the order of

@@ -1,6 +1,7 @@
 """The one contract, written once: `y, state = mixer(x, state)`, for any number of steps, padded and packed too."""
 
 from abc import ABC, abstractmethod
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -121,7 +122,7 @@ class Mixer(nn.Module, ABC):
 
     def initial_state(self, batch: int) -> Any:
         """Return the state of `batch` streams at their start: zeros, on the module's device."""
-        weight = next(self.parameters())
+        weight = self._weight()
         return self._start(batch, torch.promote_types(weight.dtype, torch.float32), weight.device)
 
     def require_state(self, state: Any, batch: int) -> None:
@@ -131,9 +132,12 @@ class Mixer(nn.Module, ABC):
             TypeError: it is another module's state, or no state.
             ValueError: a tensor has another shape, dtype or device.
         """
-        weight = next(self.parameters())
+        weight = self._weight()
         real = torch.promote_types(weight.dtype, torch.float32)
         _check_state(state, self.state_layout, batch, real, weight.device)
+
+    def _weight(self) -> Tensor:
+        return next(chain(self.parameters(), self.buffers()))  # a copy made for decoding may have only buffers
 
     def transition_parameters(self) -> set[nn.Parameter]:
         """The parameters of the transition a_n, which may want their own learning rate and weight decay; none here."""
