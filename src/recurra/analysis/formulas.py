@@ -1,4 +1,4 @@
-"""The cost of a segment according to Table 1 of the Compact Recurrent Transformer's paper.
+"""The cost of a segment according to the Compact Recurrent Transformer's paper (CRT Table 1).
 
 The table counts one forward over a segment of n tokens for a model of L layers and d channels, without embedding and
 softmax, and omits terms of order n d. The paper gives neither the width of the feed-forward networks nor its way of

@@ -85,7 +85,7 @@ def transition_magnitudes(model: nn.Module, tokens: Int[Tensor, "B L"]) -> list[
 
 
 def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
-    """Put Figure 5's claim in numbers: a model that forgets on purpose has |a| near 0 at resets and only there.
+    """Measure GateLoop Figure 5's claim: a model that forgets on purpose has |a| near 0 at resets and only there.
 
     Raises:
         ValueError: none of the record's steps is a reset, or all are.

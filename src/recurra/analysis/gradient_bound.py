@@ -1,4 +1,4 @@
-"""Bounds on how much a gradient can grow along a GRU (CRT appendix B, eqs. (5) to (10))."""
+"""Bounds on how much a gradient can grow along a GRU (CRT (5)-(10))."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from recurra.cells import GRUCell
 class StepBound(NamedTuple):
     """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1).
 
-    alpha: eq. (6).
-    beta: eq. (7).
+    alpha: CRT (6).
+    beta: CRT (7).
     candidate_norm: ||U_c||_2, the same at each step.
     """
 
@@ -23,18 +23,18 @@ class StepBound(NamedTuple):
 
     @property
     def norm(self) -> Float[Tensor, " steps"]:
-        """alpha_t + beta_t ||U_c||_2, the right side of eq. (5)."""
+        """alpha_t + beta_t ||U_c||_2, the right side of CRT (5)."""
         return self.alpha + self.beta * self.candidate_norm
 
 
 @torch.no_grad()
 def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "steps H"]) -> StepBound:
-    """Bound ||dh_t/dh_{t-1}||_2 at each step, given its gates, by CRT eqs. (6) to (9).
+    """Bound ||dh_t/dh_{t-1}||_2 at each step, given its gates, by CRT (6)-(9).
 
         alpha = delta_u (max |h_{t-1}| + max |c_t|) ||U_u|| + max(1 - u_t)      delta_u = max(u_t (1 - u_t))
         beta  = max(u_t) (delta_r ||U_r|| max |h_{t-1}| + max(r_t))             delta_r = max(r_t (1 - r_t))
 
-    each maximum over the channels. The derivative of eq. (4) is
+    each maximum over the channels. The derivative of CRT (4) is
 
         diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
 
@@ -57,7 +57,7 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
 
 @torch.no_grad()
 def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
-    """Bound alpha + beta ||U_c||_2 for all inputs, given only the weights (CRT Lemma 2, eq. (10)).
+    """Bound alpha + beta ||U_c||_2 for all inputs, given only the weights (CRT Lemma 2, CRT (10)).
 
     (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within [-1, 1]; a chain that starts there stays there.
     """
@@ -88,14 +88,14 @@ def log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
 
 
 def log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, return log10 of the largest later factor to the power of their number, as eq. (2) writes it."""
+    """For each step, return log10 of the largest later factor to the power of their number, as CRT (2) writes it."""
     largest = _of_later_steps(factors.flip(0).cummax(0).values.flip(0), nothing=1.0)
     n_later = torch.arange(len(factors) - 1, -1, -1, dtype=factors.dtype, device=factors.device)
     return n_later * largest.log10()
 
 
 def _slope(gate: Tensor) -> Tensor:
-    """Return the largest slope of the gate's sigmoid over the channels, eqs. (8) and (9)."""
+    """Return the largest slope of the gate's sigmoid over the channels, CRT (8)-(9)."""
     return (gate * (1 - gate)).amax(-1)
 
 

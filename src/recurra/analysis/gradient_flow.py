@@ -1,16 +1,16 @@
-"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT eq. (2).
+"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
 
 y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between segments
 is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the start of segment
 t, which is the h of the last output before it:
 
     dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
-    dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: Theorem 3, eq. (12)
+    dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
 
 If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
 changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two things:
 the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the RNN alone.
-Eq. (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are equal. (The
+CRT (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are equal. (The
 paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
 """
 
@@ -39,17 +39,17 @@ class StepGradients:
     input_norms: Float[Tensor, " T"]
     """||dh_t/dy_t||_2, measured."""
     alpha: Float[Tensor, " T"]
-    """alpha_t, CRT eq. (6)."""
+    """alpha_t, CRT (6)."""
     beta: Float[Tensor, " T"]
-    """beta_t, CRT eq. (7)."""
+    """beta_t, CRT (7)."""
     candidate_norm: float
     """||U_c||_2."""
     bound_a_priori: float
-    """The bound on `bounds` given only the weights, CRT eq. (10)."""
+    """The bound on `bounds` given only the weights, CRT (10)."""
 
     @property
     def bounds(self) -> Float[Tensor, " T"]:
-        """alpha_t + beta_t ||U_c||_2, the bound on `norms`, CRT eq. (5)."""
+        """alpha_t + beta_t ||U_c||_2, the bound on `norms`, CRT (5)."""
         return self.alpha + self.beta * self.candidate_norm
 
 
@@ -70,13 +70,13 @@ class GradientFlow:
     total: Float[Tensor, "K T"]
     """||dy_k/dy_i||_2 along all paths."""
     direct: Float[Tensor, "K T"]
-    """||dy_k/dy_i||_2 along the memory RNN alone, with the outputs in between fixed: the product of CRT eq. (12)."""
+    """||dy_k/dy_i||_2 along the memory RNN alone, with the outputs in between fixed: the product of CRT (12)."""
     log10_bound: Float[Tensor, "K T"]
     """Bound on `direct`: ||dy_k/dm|| ||dh_i/dy_i|| times alpha_t + beta_t ||U_c|| of every later step."""
     log10_bound_of_largest: Float[Tensor, "K T"]
-    """The same with the largest of these factors in place of each: a power, as in CRT eq. (2)."""
+    """The same with the largest of these factors in place of each: a power, as in CRT (2)."""
     log10_bound_a_priori: Float[Tensor, "K T"]
-    """The same with the bound on a factor given only the weights, CRT eq. (10)."""
+    """The same with the bound on a factor given only the weights, CRT (10)."""
     log10_bound_measured: Float[Tensor, "K T"]
     """The same with each step's measured norm: the smallest bound that step-by-step bounds can give."""
     memory_norms: Float[Tensor, " K"]
@@ -101,7 +101,7 @@ def measure_gradient_flow(
     at: Sequence[int] = (0, -1),
     track: Track = untracked,
 ) -> GradientFlow:
-    """Measure how the outputs of the last segment depend on those of earlier segments.
+    """Measure how the outputs of the last segment depend on those of earlier segments (CRT (2)-(3), CRT (12)-(14)).
 
     A copy of the model runs on the CPU in float64 and in evaluation mode. The Jacobians, d_model by d_model, are exact:
     they come from reverse-mode differentiation with many vectors at once. Norms are the largest of all singular values.

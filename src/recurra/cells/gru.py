@@ -1,4 +1,4 @@
-"""The gated recurrent unit whose reset gate acts before the recurrent product (CRT eq. (4))."""
+"""The gated recurrent unit whose reset gate acts before the recurrent product (CRT (4))."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class GateWeights(NamedTuple):
-    """One row of eq. (4): its W, U and b."""
+    """One row of CRT (4): its W, U and b."""
 
     input: Float[Tensor, "H D"]
     recurrent: Float[Tensor, "H H"]
@@ -24,7 +24,7 @@ class RecurrentWeights(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """What eq. (4) computes on the way to the next state: r_t, u_t and c_t."""
+    """What CRT (4) computes on the way to the next state: r_t, u_t and c_t."""
 
     reset: Float[Tensor, "B H"]
     update: Float[Tensor, "B H"]
@@ -32,7 +32,7 @@ class Gates(NamedTuple):
 
 
 class GRUCell(nn.Module):
-    """One step of the GRU of CRT eq. (4), which the paper also calls Phi = tanh (Lemma 2).
+    """One step of the GRU of CRT (4), which the paper also calls Phi = tanh (CRT Lemma 2).
 
         r = sigmoid(W_r x + U_r h + b_r)
         u = sigmoid(W_u x + U_u h + b_u)

@@ -22,7 +22,7 @@ States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 def gru_sequence(
     cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
 ) -> States:
-    """Take the steps of `cell` (CRT eq. (4)) along `projected`, from the state `h`.
+    """Take the steps of `cell` (CRT (4)) along `projected`, from the state `h`.
 
     Where no gradient will be asked for, for a cell with steps of its own, and under torch.compile, torch.func and
     forward derivatives, it is the reference itself.

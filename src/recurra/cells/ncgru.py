@@ -15,11 +15,11 @@ from recurra.cells.neumann import Neumann, NeumannCayley
 class NCGRUCell(GRUCell):
     """GRUCell with U_c = (I + A)^-1 (I - A) D orthogonal (CRT section 3; Mucllari et al., arXiv:2208.06496).
 
-    With ||U_c|| = 1 and gates near 0 or 1 the bound on ||dh_t / dh_{t-1}||, alpha + beta ||U_c||, is about 1 (CRT
-    eq. (5) and (11)).
+    With ||U_c|| = 1 and gates near 0 or 1 the bound on ||dh_t / dh_{t-1}||, alpha + beta ||U_c||, is about 1
+    (CRT (5), CRT (11)).
 
-    The candidate's Phi is tanh. CRT's eq. (4) leaves Phi open for both cells and names tanh alone (Lemma 2): its states
-    stay within +-1, which (10) and (11) need. NC-GRU's own code (github.com/emucllari1/NC-GRU) takes modReLU,
+    The candidate's Phi is tanh. CRT (4) leaves Phi open for both cells and names tanh alone (CRT Lemma 2): its states
+    stay within +-1, which CRT (10)-(11) need. NC-GRU's own code (github.com/emucllari1/NC-GRU) takes modReLU,
     with which they may grow.
 
     The learned parameter is the strict lower triangle of A, H (H - 1) / 2 numbers, named

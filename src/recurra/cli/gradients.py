@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> Any:
     parser = command_parser(
         "gradients",
-        "Measure ||dy_k/dy_i|| between segments of trained Compact Recurrent Transformers, and its bound, eq. (2).",
+        "Measure ||dy_k/dy_i|| between segments of trained Compact Recurrent Transformers, and its bound, CRT (2).",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the runs' folders")
     parser.add_argument("--split", choices=SPLITS, default="test", help="where the text is from (default: test)")
@@ -136,7 +136,7 @@ def distance_table(name: str, flow: GradientFlow) -> Table:
         "all paths": flow.total.log10(),
         "along RNN": flow.direct.log10(),
         "measured steps": flow.log10_bound_measured,
-        "eq. (2)": flow.log10_bound,
+        "CRT (2)": flow.log10_bound,
         "a priori": flow.log10_bound_a_priori,
     }
     for heading in ("k", "i", "k - i", *columns):

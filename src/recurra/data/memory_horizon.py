@@ -1,4 +1,4 @@
-"""The Memory Horizon task of the GateLoop paper (section 5.1, appendix A): sequences, targets, memory spans.
+"""The Memory Horizon task (GateLoop section 5.1, GateLoop App. A): sequences, targets, memory spans.
 
 A sequence has number tokens 0..largest and, at random places, a reset token. At each step the model must output a
 compressed value of all numbers since the last reset, so it has to remember everything until a reset, and then forget.
@@ -20,7 +20,7 @@ _SEGMENTS_AT_ONCE = 128
 def memory_horizon_targets(
     tokens: Integer[Tensor, "N L"], *, reset_token: int = 5, modulus: int = 51
 ) -> Int[Tensor, "N L"]:
-    """Compute the target of every step (GateLoop appendix A).
+    """Compute the target of every step (GateLoop App. A).
 
     Let x_0 .. x_{s-1} be the number tokens after the last reset (or from the start, if there was none), up to and
     including the step:

@@ -56,7 +56,7 @@ def complex_scan(a_re: FLOAT, a_im: FLOAT, b_re: FLOAT, b_im: FLOAT, h0_re: FLOA
 def fused(
     q: FLOAT, k: FLOAT, v: FLOAT, a_re: FLOAT, a_im: FLOAT, x0_re: FLOAT, x0_im: FLOAT
 ) -> tuple[FLOAT, FLOAT, FLOAT]:
-    """GateLoop eq. (7)-(8) for one channel a head: Re y, and the last state with a dimension of one step."""
+    """GateLoop (7)-(8) for one channel a head: Re y, and the last state with a dimension of one step."""
 
     @graph()
     def step(re_before, im_before, a_re_t, a_im_t, kv_t):  # type: ignore[no-untyped-def]

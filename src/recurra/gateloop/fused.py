@@ -53,7 +53,7 @@ class FusedResult(NamedTuple):
 
 
 def fused_reference(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -> FusedResult:
-    """Compute GateLoop eq. (7)-(8) for d_h = 1 in plain torch: h_t = a_t h_{t-1} + k_t v_t, y_t = q_t Re h_t."""
+    """Compute GateLoop (7)-(8) for d_h = 1 in plain torch: h_t = a_t h_{t-1} + k_t v_t, y_t = q_t Re h_t."""
     drive = k.to(a.re.dtype) * v.to(a.re.dtype)
     if a.im is None or state.im is None:
         h = linear_scan_reference(a.re, drive, state.re, reverse=False)

@@ -33,10 +33,10 @@ def gate_loop(
     backend: str = "auto",
     cu_seqlens: Int[Tensor, " borders"] | None = None,
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "N H d_qk d_v"]]:
-    """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop eq. (7)-(9)).
+    """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop (7)-(9)).
 
-    For d_h > 1 the paper's (7) lets a_n act on the value side and its (15)-(21) on the key side; they agree when a_n is
-    one scalar per head. Here a_n is that scalar, or a vector on the key side.
+    For d_h > 1 GateLoop (7) lets a_n act on the value side and GateLoop (15)-(21) on the key side; they agree when a_n
+    is one scalar per head. Here a_n is that scalar, or a vector on the key side.
 
     Args:
         q, k: queries and keys, real or complex.
@@ -50,7 +50,7 @@ def gate_loop(
                 O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for all of it, for
                 float32, float16 and bfloat16 and heads of up to 128 channels (64 where a, state or an input is
                 complex); for others "auto" takes plain torch on a GPU too, and "triton" raises.
-            "attention": the O(L^2) surrogate attention (14)-(21).
+            "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
             "auto": "fused" where it applies and all is real, else "recurrent" for a single step, "chunk" for large
                 states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan"; that, too, where
@@ -117,7 +117,7 @@ def gate_loop_real_part(
     state: Shaped[Tensor, "B H d_qk d_v"],
     backend: str = "auto",
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
-    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a gate in planes: what the layer keeps (App. C).
+    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a gate in planes, as the layer does (GateLoop App. C).
 
     The imaginary half of y is never formed, and for d_h = 1 the kernels take q, k, v as they come, bfloat16 too.
 

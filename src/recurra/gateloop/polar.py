@@ -1,4 +1,4 @@
-"""From magnitude and phase to the two planes of a complex gate (GateLoop eq. (25))."""
+"""From magnitude and phase to the two planes of a complex gate (GateLoop (25))."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class _PolarPlanes(torch.autograd.Function):
 
 
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:
-    """Give the planes of a = magnitude * exp(i phase); the phase is in radians."""
+    """Give the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
     if not torch.is_grad_enabled():
         return Planes(magnitude * phase.cos(), magnitude * phase.sin())
     re, im, _, _ = _PolarPlanes.apply(magnitude, phase)

@@ -22,11 +22,11 @@ def softmax_attention(
     *,
     window: int | None = None,
 ) -> Shaped[Tensor, "B L H d_v"]:
-    """Compute Y = softmax(M_-inf(Re(Qbar Kbar^T) / sqrt(d_qk))) V, Qbar = Q * Pi, Kbar = K * Pi^-1 (eq. (22)-(23)).
+    """Compute Y = softmax(M_-inf(Re(Qbar Kbar^T) / sqrt(d_qk))) V with Qbar = Q * Pi and Kbar = K * Pi^-1.
 
-    The score of steps n >= m is thus Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld): the gates say how much of a key is left,
-    and at which phase. A gate of 0 makes the scores of all older steps 0; it does not take away their weight. The
-    paper is silent on scaling; 1 / sqrt(d_qk) is attention's.
+    This is GateLoop (22)-(23). The score of steps n >= m is thus Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld): the gates
+    say how much of a key is left, and at which phase. A gate of 0 makes the scores of all older steps 0; it does not
+    take away their weight. The paper is silent on scaling; 1 / sqrt(d_qk) is attention's.
 
     Neither Pi nor Pi^-1 is formed: every factor is a product of gates between two steps, exact for gates of 0, so
     that nothing underflows but a result. Queries are taken in blocks of C = 64. Within a block the decays are those of

@@ -1,4 +1,4 @@
-"""Images as sequences of patches (Dosovitskiy et al., arXiv 2010.11929, eq. (1))."""
+"""Images as sequences of patches (Dosovitskiy et al. (1), arXiv 2010.11929)."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

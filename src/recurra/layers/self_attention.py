@@ -8,7 +8,7 @@ from recurra.checks import require_heads
 
 
 class SelfAttention(nn.Module):
-    """y_i = W_o sum_j softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v + b_o, per head, with biases throughout.
+    """y_i = W_o sum_j softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v + b_o, per head, with biases (CRT (1)).
 
     Args:
         d_model: channels of x and y.

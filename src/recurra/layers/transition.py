@@ -1,4 +1,4 @@
-"""GateLoop's state transition a_n = f(gamma) exp(i g(theta)) (GateLoop eq. (25))."""
+"""GateLoop's state transition a_n = f(gamma) exp(i g(theta)) (GateLoop (25))."""
 
 import math
 from abc import ABC, abstractmethod
@@ -109,7 +109,7 @@ class Transition(nn.Module, ABC):
 
 
 class DataTransition(Transition):
-    """The data-controlled transition: gamma and theta are linear projections of x_n.
+    """The data-controlled transition: gamma and theta are linear projections of x_n (GateLoop (25)).
 
     The activations run in float32 even under autocast: magnitudes near 1 decide how long a memory lasts, and bfloat16
     has no number between 0.996 and 1.

@@ -24,7 +24,9 @@ class GateLoopState(NamedTuple):
 
 @register_mixer("gateloop")
 class GateLoop(Mixer):
-    """y_n = W_o Re(q_n h_n), h_n = h_{n-1} a_n + k_n^T v_n, with q, k, v, a_n from x_n (GateLoop (7)-(8), (24)-(25)).
+    """y_n = W_o Re(q_n h_n), h_n = h_{n-1} a_n + k_n^T v_n (GateLoop (7)-(8)).
+
+    q, k, v and a_n come from x_n (GateLoop (24)-(25)).
 
     Args:
         d_model: channels of x and y.
@@ -32,8 +34,8 @@ class GateLoop(Mixer):
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads; `d_qk` if None, the max-headed case d_h = 1 that the paper trains.
         transition: "data", controlled by the input, or "fixed", one learned a per channel; nothing else changes.
-        magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
-        phase_activation: g in (25), "identity".
+        magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
+        phase_activation: g in GateLoop (25), "identity".
         ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
         output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
 
@@ -73,7 +75,7 @@ class GateLoop(Mixer):
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_n: they may want their own learning rate and no weight decay (Table 4)."""
+        """The parameters that make a_n, for a learning rate and weight decay of their own (GateLoop Table 4)."""
         return set(self.transition.parameters())
 
     def mix(

@@ -43,8 +43,8 @@ class GateLoopAttention(Mixer):
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
             stream: the state then grows with every step, and so does the time that a step takes.
         transition: "data", controlled by the input, or "fixed", one learned a per channel.
-        magnitude_activation: f in (25), "sigmoid" or LRU's "stable_exponential".
-        phase_activation: g in (25), "identity".
+        magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
+        phase_activation: g in GateLoop (25), "identity".
         ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
 
     Raises:
@@ -86,7 +86,7 @@ class GateLoopAttention(Mixer):
         self.output_projection = nn.Linear(d_v, d_model)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a_n: they may want their own learning rate and no weight decay (Table 4)."""
+        """The parameters that make a_n, for a learning rate and weight decay of their own (GateLoop Table 4)."""
         return set(self.transition.parameters())
 
     def why_not_exportable(self) -> str:

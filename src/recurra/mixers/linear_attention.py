@@ -18,7 +18,7 @@ _EPSILON = 1e-6  # as in the published code
 
 
 class LinearAttentionState(NamedTuple):
-    """h_n = sum_{m<=n} phi(k_m)^T v_m, the paper's (18)-(19), in float32 (float64 in a float64 layer).
+    """h_n = sum_{m<=n} phi(k_m)^T v_m, Katharopoulos et al. (18)-(19), in float32 (float64 in a float64 layer).
 
     With the normaliser the values have one more channel, which is always 1: the last column of h is then the normaliser
     z_n = sum_{m<=n} phi(k_m).

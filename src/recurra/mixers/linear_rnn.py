@@ -82,6 +82,9 @@ class LinearRNNState(NamedTuple):
 class LinearRNN(Mixer):
     """h_t = A h_{t-1} + B x_t,  z_t = GELU(C h_t + D x_t + bias), real throughout.
 
+    The recurrence is GateLoop (1) without its sigma (notes, linear RNN; notes, convolution), and all non-linearity is
+    above it (notes, layer above).
+
     The notes leave f and the initial values open. Decided: f is GELU, as in the feed-forward networks; B starts
     from N(0, 1 / d_model) times sqrt(1 - |a|^2), so that states start with the variance of their input (LRU's
     normalisation, here of the initial values alone); C and D are linear layers.

@@ -80,7 +80,7 @@ class LRU(Mixer):
         return fixed_gates(self.eigenvalues(), x)
 
     def eigenvalues(self) -> Complex[Tensor, " N"]:
-        """a = exp(-exp(nu) + i exp(theta)): |a| < 1, whatever training does to nu."""
+        """a = exp(-exp(nu) + i exp(theta)) (GateLoop section 2.2): |a| < 1, whatever training does to nu."""
         nu, theta = at_least_float32(self.nu), at_least_float32(self.theta)
         return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
 

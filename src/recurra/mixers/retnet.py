@@ -30,8 +30,8 @@ class RetentionState(NamedTuple):
 class Retention(Mixer):
     """y_n = (swish(W_g x_n) * norm(q_n sum_{m<=n} a^(n-m) k_m^T v_m)) W_o with a = gamma exp(i theta) (GateLoop (11)).
 
-    gamma_h = 1 - 2^(-5-h) in head h = 0, 1, ...; theta are the fixed phases of xPos. q, k, v = projections of x, k
-    divided by sqrt(d_k). The norm is a group norm of each step, one group a head.
+    gamma_h = 1 - 2^(-5-h) in head h = 0, 1, ...; theta are the fixed phases of xPos (GateLoop section 2.2). q, k,
+    v = projections of x, k divided by sqrt(d_k). The norm is a group norm of each step, one group a head.
 
     The modulus of a is one number a head: it alone is the transition of the recurrence, and real. The phase goes into q
     and k, which are rotated by their positions relative to the last step of the call; between two calls the state is

@@ -26,15 +26,15 @@ from recurra.ssm.diagonal import (
 
 
 def linear_frequencies(d_state: int) -> Float[Tensor, " n"]:
-    """S4D-Lin: pi k for the kept modes k = 0 ... d_state / 2 - 1."""
+    """S4D-Lin: pi k for the kept modes k = 0 ... d_state / 2 - 1 (GateLoop section 2.2)."""
     return math.pi * torch.arange(d_state // 2)
 
 
 def inverse_frequencies(d_state: int) -> Float[Tensor, " n"]:
     """S4D-Inv: (N / pi) (N / (2 k + 1) - 1) with N = d_state, close to the frequencies of HiPPO-LegS.
 
-    The GateLoop paper prints (l / pi) (l / (k + 1) + 1) in its section 2.2. The S4D paper's formula (its eq. (9)), its
-    authors' code and the spectrum of HiPPO-LegS agree with each other and not with the print, so we use them.
+    GateLoop section 2.2 prints (l / pi) (l / (k + 1) + 1). The S4D paper's formula (Gu et al. (9)), its authors' code
+    and the spectrum of HiPPO-LegS agree with each other and not with the print, so we use them.
     """
     k = torch.arange(d_state // 2)
     return d_state / math.pi * (d_state / (2 * k + 1) - 1)

@@ -35,7 +35,7 @@ class S5(Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
-    The state matrix starts as HiPPO-N in its eigenbasis V, with V folded into B and C as (3a) does: V^-1 B and C V for
+    The state matrix starts as HiPPO-N in its eigenbasis V, with V folded in (GateLoop (3a)): V^-1 B and C V for
     real B ~ N(0, 1 / d_model) and C ~ N(0, 1 / d_state) (the published code draws C complex, of twice the variance).
     One mode of each conjugate pair is kept. Real parts are -exp(log_decay), so that no mode can grow (the published
     code leaves them free, or clips them). The gate is the weighted sigmoid gate unit of the published layer; its

@@ -18,9 +18,9 @@ class SegmentAttentionState(NamedTuple):
 
 
 class SegmentAttention(Mixer):
-    """y_i = W_o sum_{j<=i} softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v, j in the segment of i.
+    """y_i = W_o sum_{j<=i} softmax_j((x_i W_q)(x_j W_k)^T / sqrt(d_head)) x_j W_v, j in the segment of i (CRT (1)).
 
-    No position enters the scores: in CRT a recurrent network gives the tokens their order.
+    No position enters the scores: a recurrent network gives the tokens their order (CRT section 3).
 
     Args:
         d_model: channels of x and y.

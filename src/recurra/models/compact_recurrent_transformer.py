@@ -85,7 +85,7 @@ class CompactRecurrentTransformer(AdaptiveShell):
     detaches the state.
 
     With `memory="none", position="relative"` it is the Transformer baseline; the other combinations are the ablations
-    of the paper's Table 8.
+    of CRT Table 8.
 
     Args:
         config: the model's shape.

@@ -149,7 +149,7 @@ class LanguageModelShell(nn.Module, ABC):
 
     @property
     def published_row(self) -> str | None:
-        """The row of the CRT paper's Table 1 that counts its cost; None if none does."""
+        """The row of CRT Table 1 that counts its cost; None if none does."""
         return None
 
     def why_not_exportable(self) -> str:

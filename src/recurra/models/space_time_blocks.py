@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
 
 
 class DividedBlock(TransformerBlock):
-    """Divided space-time attention (section 3, eq. (10), (11)): time, then space, then the feed-forward network.
+    """Divided space-time attention (Bertasius et al. (10)-(11)): time, then space, then the feed-forward network.
 
     Time attention runs over the frames of each patch position, space attention over the class token and the patches of
     each frame; the class token's update is averaged over the frames. A linear layer follows time attention. It starts

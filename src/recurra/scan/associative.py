@@ -2,7 +2,7 @@
 
 A scan under an operator * turns x_1, x_2, ..., x_L into x_1, x_1 * x_2, ..., x_1 * ... * x_L. For the linear recurrence
 h_t = a_t h_{t-1} + b_t the elements are pairs (a_t, b_t) and the operator is (a, b) * (a', b') = (a a', a' b + b')
-(GateLoop eq. (12)-(13), App. B): see `linear_recurrence`.
+(GateLoop (12)-(13), GateLoop App. B): see `linear_recurrence`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _Leaves: TypeAlias = list[Tensor]
 
 
 def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch", reverse: bool = False) -> Any:
-    """Scan a sequence along dimension 1 with an associative operator.
+    """Scan a sequence along dimension 1 with an associative operator (GateLoop (12); notes, parallel scan).
 
     Args:
         combine: `combine(earlier, later)` on two pytrees like `leaves`, for many positions at once (dimension 1 holds
@@ -34,7 +34,7 @@ def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch",
         TypeError: a leaf is no tensor.
         ValueError: the leaves differ in length, or the method has no such name.
 
-    The example of the notes, a running sum:
+    The example of the notes (notes, running sum):
 
     >>> x = torch.tensor([[3, 1, 7, 0, 4, 1, 6, 3]])
     >>> associative_scan(torch.add, x)
@@ -56,13 +56,16 @@ def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch",
 
 
 def linear_recurrence(earlier: tuple[Tensor, Tensor], later: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """(a, b) * (a', b') = (a a', a' b + b'): the operator of h_t = a_t h_{t-1} + b_t, elementwise (GateLoop (13))."""
+    """(a, b) * (a', b') = (a a', a' b + b'): the operator of h_t = a_t h_{t-1} + b_t, elementwise.
+
+    GateLoop (13); notes, operator. It is associative (GateLoop App. B).
+    """
     (a, b), (later_a, later_b) = earlier, later
     return a * later_a, later_a * b + later_b
 
 
 def matrix_recurrence(earlier: tuple[Tensor, Tensor], later: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The same for dense transitions: h_t = A_t h_{t-1} + b_t with A (B, L, N, N) and b (B, L, N).
+    """The same for dense transitions (notes, operator): h_t = A_t h_{t-1} + b_t, A (B, L, N, N), b (B, L, N).
 
     Matrices do not commute: the later transition stands on the left.
     """
@@ -90,6 +93,8 @@ def _hillis_steele(combine: Combine, x: _Leaves) -> _Leaves:
 
 def _blelloch(combine: Combine, x: _Leaves) -> _Leaves:
     """Up-sweep: combine neighbours until one is left. Down-sweep: hand every node what lies before its subtree.
+
+    The two are those of the notes (notes, up-sweep; notes, down-sweep).
 
     The textbook starts the root at the identity, gives a left child its parent's value and a right child the parent's
     value combined with its left sibling's up-sweep; that exclusive scan, combined with the leaves, is the inclusive

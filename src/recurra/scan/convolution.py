@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Tensor, "B L *channels"]:
-    """Compute h_t = a h_{t-1} + b_t from h_0 = 0 as h_t = sum_k a^k b_{t-k}, in O(L log L) (the notes; GateLoop (10)).
+    """Compute h_t = a h_{t-1} + b_t from h_0 = 0 as h_t = sum_k a^k b_{t-k} (GateLoop (10); notes, convolution).
+
+    The kernel 1, a, a^2, ... (notes, kernel) is applied by fast Fourier transform, in O(L log L).
 
     Args:
         a: the transition, the same at every step, real or complex: a shape that broadcasts to b's channels.

@@ -33,7 +33,7 @@ def linear_scan(
     out: Tensor | None = None,
     cu_seqlens: Int[Tensor, " borders"] | None = None,
 ) -> Shaped[Tensor, "B L *channels"]:
-    """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop eq. (7); the notes' h_t = A h_{t-1} + B c_t).
+    """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop (7); notes, linear RNN).
 
     Args:
         a: the transitions, of any shape that broadcasts to b's: (B, L, *channels), (L, *channels), (*channels,) ...

@@ -8,7 +8,7 @@ from torch import Tensor
 def matrix_scan(
     matrix: Float[Tensor, "N N"], b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]
 ) -> Float[Tensor, "B L N"]:
-    """Compute h_t = A h_{t-1} + b_t along dimension 1.
+    """Compute h_t = A h_{t-1} + b_t along dimension 1 (notes, linear RNN).
 
     Neighbouring steps are combined on the way up (A b_1 + b_2, to which A^2 belongs), the recurrence of half the length
     is solved in the same way, and on the way down every other state follows from the one before. That is Blelloch's

@@ -58,7 +58,10 @@ class Discretised(NamedTuple):
 
 
 def zero_order_hold(eigenvalues: Complex[Tensor, "*modes"], step: Float[Tensor, "*#modes"]) -> Discretised:
-    """a = exp(step lambda), factor = (a - 1) / lambda (GateLoop (5)): exact if the input is constant within a step."""
+    """a = exp(step lambda), factor = (a - 1) / lambda (GateLoop (5)): exact if the input is constant within a step.
+
+    That is, it solves GateLoop (3b) for such an input. As step goes to 0, a goes to 1 and factor to 0 (GateLoop (6)).
+    """
     scaled = step * eigenvalues
     return Discretised(torch.exp(scaled), torch.expm1(scaled) / eigenvalues)
 
@@ -102,7 +105,7 @@ def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tupl
 def run_channels(
     x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
-    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n, and return the last state.
+    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n (GateLoop (4)), and return the last state.
 
     Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
     the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
@@ -160,9 +163,9 @@ def run_dense(
     h0: Complex[Tensor, "B N"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B N"]]:
-    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t), and return the last state.
+    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t) (GateLoop (4)).
 
-    Where `mask` is False the state passes through unchanged and y is meaningless.
+    Returns y and the last state. Where `mask` is False the state passes through unchanged and y is meaningless.
 
     The products with b and c are real, over real and imaginary parts side by side, in the precision of x (or of
     autocast); the recurrence runs in float32 or better.

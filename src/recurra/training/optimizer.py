@@ -3,7 +3,7 @@
 Decided, where the papers are silent: only matrices (and larger) decay, embeddings among them; biases and
 norm scales do not. The parameters that make the state transition (every module with a
 `transition_parameters()` method names its own) may have a learning rate and a weight decay of their own, as
-in Table 4 of the GateLoop paper.
+in GateLoop Table 4.
 """
 
 from collections import defaultdict

@@ -68,7 +68,7 @@ def test_a_column_for_each_target_and_a_colour_for_each_run():
         "measured, all paths",
         "measured, along the RNN",
         "bound from measured steps",
-        "bound, eq. (2)",
+        "bound, CRT (2)",
     ]
 
 

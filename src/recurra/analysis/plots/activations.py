@@ -1,4 +1,4 @@
-"""Figure 4 of GateLoop: the two activations of a transition's magnitude.
+"""GateLoop Figure 4: the two activations of a transition's magnitude.
 
 "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
 exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope

@@ -1,4 +1,4 @@
-"""Figure 5 of GateLoop: the magnitude of all transitions over time, and its means."""
+"""GateLoop Figure 5: the magnitude of all transitions over time, and its means."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Gradients between the segments of a Compact Recurrent Transformer by distance, with the bounds of CRT eq. (2)."""
+"""Gradients between the segments of a Compact Recurrent Transformer by distance, with the bounds of CRT (2)."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -18,7 +18,7 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
     "measured, all paths": {"linestyle": TOTAL},
     "measured, along the RNN": {"linestyle": DIRECT},
     "bound from measured steps": {"linestyle": BOUND, "linewidth": 1.0},
-    "bound, eq. (2)": {"linestyle": BOUND, "linewidth": 2.4},
+    "bound, CRT (2)": {"linestyle": BOUND, "linewidth": 2.4},
 }
 
 
@@ -27,7 +27,7 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     """Draw ||dy_k/dy_i|| of one or more runs over k - i, with a colour per run and a column per target k.
 
     Above: the measured norms, along all paths and along the memory RNN alone. Below: the same norms with their bounds,
-    on a wider scale; "eq. (2)" is the bound with each step's own alpha and beta. Vertical lines are the borders of
+    on a wider scale; "CRT (2)" is the bound with each step's own alpha and beta. Vertical lines are the borders of
     segments, in grey if all runs share them.
 
     Args:

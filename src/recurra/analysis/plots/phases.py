@@ -1,4 +1,4 @@
-"""Figure 8 of GateLoop: magnitude and phase of the transitions side by side, layer by layer."""
+"""GateLoop Figure 8: magnitude and phase of the transitions side by side, layer by layer."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Figure 7 of GateLoop: accuracy by the memory span that a prediction needs."""
+"""GateLoop Figure 7: accuracy by the memory span that a prediction needs."""
 
 from collections.abc import Mapping
 
