@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recurra.analysis import measured_cost
 from recurra.cells import NCGRUCell, Neumann
+from recurra.kernels.backends import NUMBA_IS_MISSING
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -17,7 +18,6 @@ from recurra.models import (
     TransformerXL,
     TransformerXLConfig,
 )
-from recurra.scan.linear import NUMBA_IS_MISSING
 
 V, N, D, HEADS, D_HEAD, FF = 11, 5, 8, 3, 5, 7
 C = HEADS * D_HEAD

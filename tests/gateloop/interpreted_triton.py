@@ -9,7 +9,7 @@ import torch
 from recurra import gate_loop
 from recurra.gateloop import Planes, gate_loop_real_part, triton_kernels
 from recurra.gateloop.fused import fused
-from recurra.scan.triton_kernels import Plan
+from recurra.kernels.triton_tools import Plan
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 CUT = Plan(3, 3, 4)  # 7 steps in chunks of 3, 3 and 1, 5 channels in tiles of 4 and 1

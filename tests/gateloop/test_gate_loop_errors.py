@@ -33,7 +33,7 @@ BAD_INPUT = {
     "the GPU kernel on the CPU": (
         max_headed(backend="triton"),
         RuntimeError,
-        'backend="triton" (runs on CUDA|cannot run)',
+        "backend is 'triton'; expected 'auto' or 'reference': (Triton's kernels run on CUDA|Triton is not)",
     ),
     "a backend for a mode without": (
         arguments(mode="attention", backend="numba"),

@@ -67,7 +67,7 @@ def test_errors(case, unchecked):
         with pytest.raises(kind, match=message):
             gate_loop(q, k, v, a, state=state_of, cu_seqlens=borders)
     two = case.draw(3)
-    with pytest.raises(ValueError, match="2 rows"):
+    with pytest.raises(ValueError, match="batch of 2"):
         gate_loop(*two[:4], cu_seqlens=torch.tensor([0, 3]))
 
 

@@ -12,7 +12,6 @@ import torch
 import recurra
 from recurra.kernels import launch
 from recurra.kernels.launch import Kernel
-from recurra.scan.operators import span_of_job
 
 # What the programs below share. The work is enough for several threads of a kernel, and the tensors are small enough
 # for torch to stay with one: in a forked child torch's own threads would hang.
@@ -129,22 +128,6 @@ def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
     with pytest.raises(MemoryError):
         kernel(5, jobs=4, work=1_000_000)
     assert not launch._parallel_kernels.locked()
-
-
-def test_spans_cover_the_row_on_the_borders_of_cache_lines():
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            for batch in (1, 2, 3, 8):
-                for row in (1, 17, 64, 65, 200, 1000, 5000):
-                    span = span_of_job(row, batch)
-                    assert 0 < span <= row
-                    assert span == row or span % 64 == 0
-                    assert batch >= threads or span == row or batch * -(-row // span) <= threads + batch
-                    assert batch < threads or span == row
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("layer", ["default", "workqueue"])

@@ -7,9 +7,9 @@ import torch
 from torch.func import jvp, vmap
 
 from recurra import linear_scan
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.triton_tools import Plan, plan
 from recurra.scan import triton_kernels
-from recurra.scan.linear import choose_backend
-from recurra.scan.triton_kernels import Plan, plan
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -167,5 +167,5 @@ def test_plans_cover_all_steps():
 def test_the_backend():
     assert choose_backend("triton", DEVICE) == "triton"
     assert choose_backend("auto", DEVICE) == ("numba" if INTERPRETED else "triton")
-    with pytest.raises(RuntimeError, match="runs on CUDA, and the tensors are on meta"):
+    with pytest.raises(RuntimeError, match="run on CUDA, and the tensors are on meta"):
         choose_backend("triton", torch.device("meta"))

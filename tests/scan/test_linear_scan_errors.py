@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 
-import recurra.scan.linear as linear
 from recurra import linear_scan
-from recurra.scan.linear import choose_backend
+from recurra.kernels import backends
+from recurra.kernels.backends import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -106,12 +106,12 @@ BAD_INPUT = {
     "the GPU kernel elsewhere": (
         lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="triton"),
         RuntimeError,
-        r'backend="triton" (runs on CUDA, and the tensors are on meta|cannot run: Triton is not installed).*use "auto"',
+        r"backend is 'triton'; expected 'auto' or 'reference': Triton('s .* on meta| is not installed)",
     ),
     "the CPU kernel elsewhere": (
         lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="numba"),
         RuntimeError,
-        r'backend="numba" runs on the CPU, and the tensors are on meta; use "auto"',
+        r"backend is 'numba'; expected 'auto' or 'reference': Numba's kernels run on the CPU, .* on meta",
     ),
     "no such backend for an empty b": (
         lambda: linear_scan(ones(3), ones(2, 0, 3), backend="fast"),
@@ -200,13 +200,13 @@ def test_the_backend_follows_the_device():
     assert choose_backend("auto", CPU) == "numba"
     assert choose_backend("auto", torch.device("meta")) == "reference"
     assert choose_backend("reference", GPU) == "reference"
-    with pytest.raises(RuntimeError, match=r'backend="numba" runs on the CPU, and the tensors are on cuda:0'):
+    with pytest.raises(RuntimeError, match=r"backend is 'numba'; .*: Numba's kernels run on the CPU, .* on cuda:0"):
         choose_backend("numba", GPU)
 
 
 def test_without_numba_auto_warns_once_and_a_name_raises(monkeypatch):
-    monkeypatch.setattr(linear, "NUMBA_IS_MISSING", "Numba is not installed")
-    monkeypatch.setattr(linear, "_has_warned", False)
+    monkeypatch.setattr(backends, "NUMBA_IS_MISSING", "Numba is not installed")
+    monkeypatch.setattr(backends, "_has_warned", False)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -216,7 +216,7 @@ def test_without_numba_auto_warns_once_and_a_name_raises(monkeypatch):
     assert torch.equal(h.flatten(), torch.tensor([1.0, 1.5, 1.75, 1.875]))
     assert [w.category for w in seen] == [RuntimeWarning]
     assert "Numba is not installed" in str(seen[0].message)
-    with pytest.raises(RuntimeError, match=r'backend="numba" cannot run: Numba is not installed; use "auto"'):
+    with pytest.raises(RuntimeError, match=r"backend is 'numba'; expected 'auto' or 'reference': Numba is not"):
         linear_scan(torch.tensor([0.5]), ones(1, 4, 1), backend="numba")
 
 
@@ -247,6 +247,6 @@ def test_an_interpreter_without_numba(run_python):
     assert "[1.0, 1.5, 1.75, 1.875] [1.875, 1.75, 1.5, 1.0]" in printed
     assert "[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]" in printed
     assert "torch.Size([1, 3, 4])" in printed
-    assert printed.count('backend="numba" cannot run: Numba is not installed') == 2
+    assert printed.count("backend is 'numba'; expected 'auto' or 'reference': Numba is not installed") == 2
     assert printed.count("RuntimeWarning") == 1, printed
     assert "<string>:8: RuntimeWarning: Numba is not installed" in printed, "it points at the line that called"

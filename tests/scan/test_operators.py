@@ -9,7 +9,6 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurra import linear_scan
-from recurra.scan import operators
 
 BACKENDS = ("reference", "numba")
 FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -289,13 +288,3 @@ def test_compiled_transforms():
         torch.compiler.reset()
         actual = torch.compile(lambda t=transform: t(scan_of("numba")), fullgraph=True, backend="aot_eager")()
         assert_equal_trees(actual, transform(scan_of("reference")))
-
-
-def test_helpers_describe_memory():
-    x = torch.zeros(2, 3, 8)[:, :, ::2]
-    assert operators.with_neighbouring_channels(x).stride(-1) == 1
-    expanded = torch.zeros(1, 1, 4).expand(2, 3, 4)
-    assert operators.with_neighbouring_channels(expanded) is expanded, "rows shared by all need no copy"
-    assert operators.describe(expanded) == (expanded.data_ptr(), 0, 0)
-    c = torch.zeros(2, 3, 4, dtype=torch.complex64)
-    assert operators.describe(c) == (c.data_ptr(), 24, 8), "strides count floats"

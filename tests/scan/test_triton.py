@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import recurra.scan.linear as linear
 from recurra import linear_scan
-from recurra.scan.linear import choose_backend
+from recurra.kernels import backends
+from recurra.kernels.backends import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -17,9 +17,9 @@ def test_the_kernels(run_with_triton):
 
 
 def test_on_the_cpu_only_in_the_interpreter(monkeypatch):
-    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "")
+    monkeypatch.setattr(backends, "TRITON_IS_MISSING", "")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    message = r'backend="triton" runs on CUDA, and the tensors are on cpu; use "auto" \(or.*TRITON_INTERPRET=1\)'
+    message = r"backend is 'triton'; .* run on CUDA, and the tensors are on cpu \(.*TRITON_INTERPRET=1\)"
     with pytest.raises(RuntimeError, match=message):
         linear_scan(torch.ones(3), torch.ones(2, 4, 3), backend="triton")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -31,12 +31,12 @@ def test_on_the_cpu_only_in_the_interpreter(monkeypatch):
 
 
 def test_auto_takes_it_on_cuda_where_it_is_installed(monkeypatch):
-    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "")
+    monkeypatch.setattr(backends, "TRITON_IS_MISSING", "")
     assert choose_backend("auto", GPU) == choose_backend("triton", GPU) == "triton"
     assert choose_backend("reference", GPU) == "reference"
-    monkeypatch.setattr(linear, "TRITON_IS_MISSING", "Triton is not installed")
-    monkeypatch.setattr(linear, "_has_warned", False)
-    with pytest.warns(RuntimeWarning, match="Triton is not installed: recurra runs its plain torch .* on cuda:0"):
+    monkeypatch.setattr(backends, "TRITON_IS_MISSING", "Triton is not installed")
+    monkeypatch.setattr(backends, "_has_warned", False)
+    with pytest.warns(RuntimeWarning, match="Triton is not installed: recurra uses its plain torch .* on cuda:0"):
         assert choose_backend("auto", GPU) == "reference"
-    with pytest.raises(RuntimeError, match=r'backend="triton" cannot run: Triton is not installed; use "auto"'):
+    with pytest.raises(RuntimeError, match=r"backend is 'triton'; expected 'auto' or 'reference': Triton is not"):
         choose_backend("triton", GPU)

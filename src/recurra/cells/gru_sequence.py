@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.checks import kind_of, require_layout, sentence
+from recurra.kernels.operators import differentiable_gradients
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -109,7 +110,10 @@ class _GRUSequence(torch.autograd.Function):
         *inputs, ru, c, reset, states = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # the gradients will be differentiated in their turn
-            return None, *_differentiable_gradients(ctx.cell, inputs, (d_y, d_last), wanted)
+            reference = lambda projected, h, *weights: gru_sequence_reference(  # noqa: E731
+                ctx.cell, projected, h, RecurrentWeights(*weights)
+            )
+            return None, *differentiable_gradients(reference, inputs, (d_y, d_last))
         _, _, of_gates, of_candidate = inputs
         d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
         rows = d_inputs.flatten(0, 1)
@@ -149,27 +153,3 @@ def _gradients_of_steps(
         d_h = torch.addcmul(d_h * keeps[t], d_reset, r[t]) + d_gates @ of_gates
         d_inputs.append(torch.cat([d_gates, d_c], -1))
     return torch.stack(d_inputs[::-1]), d_h
-
-
-def _differentiable_gradients(
-    cell: GRUCell,
-    inputs: list[Tensor],
-    gradients: tuple[Tensor | None, Tensor | None],
-    wanted: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """The gradients through the reference, for those who differentiate them once more."""
-    with torch.enable_grad():
-        projected, h, *weights = (x.view_as(x) for x in inputs)  # each is to get its own share alone
-        outputs = gru_sequence_reference(cell, projected, h, RecurrentWeights(*weights))
-        pairs = [(y, d_y) for y, d_y in zip(outputs, gradients) if d_y is not None]
-        aliases = (projected, h, *weights)
-        found = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs],
-                [x for x, asked in zip(aliases, wanted) if asked],
-                [d_y for _, d_y in pairs],
-                create_graph=True,
-                materialize_grads=True,
-            )
-        )
-    return tuple(next(found) if asked else None for asked in wanted)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from recurra import list_mixers
 from recurra.cli.arguments import command_parser
-from recurra.scan.linear import BACKENDS, choose_backend
+from recurra.kernels.backends import BACKENDS, choose_backend
 from recurra.training import EXPERIMENTS
 from recurra.training.checkpoint import versions
 from recurra.training.hardware import hardware

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.fork import is_forked_child
-from recurra.scan.operators import require_one_device
+from recurra.kernels.tensors import require_one_device, usable_threads
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 
@@ -44,7 +43,7 @@ def _packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Te
     y = torch.empty((*x.shape[:-1], n_out))
     if y.numel() == 0:
         return y
-    span = -(-n_out // (1 if is_forked_child() else torch.get_num_threads()))
+    span = -(-n_out // usable_threads())
     matvec_kernel(_NUMBERS[weight.dtype])(
         *(weight.data_ptr(), scale.data_ptr(), bias.data_ptr(), x.data_ptr(), y.data_ptr()),
         *(y.numel() // n_out, n_in, n_out, span),

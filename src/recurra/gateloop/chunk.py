@@ -30,7 +30,7 @@ def chunk(
     size = min(CHUNK, 1 << (length - 1).bit_length())
     q, k, v = (into_blocks(x.to(dtype), size, 0.0) for x in (q, k, v))
     a = into_blocks(a, size, 1.0)
-    scores, up_to, after = (_scalar_scores if a.shape[-1] == 1 else _vector_scores)(q, k, a)
+    scores, up_to, after = (scalar_scores if a.shape[-1] == 1 else vector_scores)(q, k, a)
     # What each chunk adds to the state, and the states with which they begin, by a scan over chunks.
     added = (k * after).transpose(-1, -2) @ v
     whole = up_to[..., -1, :, None]
@@ -40,7 +40,7 @@ def chunk(
     return y.flatten(2, 3)[:, :, :length].transpose(1, 2), states[:, :, -1].clone()
 
 
-def _scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of each chunk, (..., C, C), for one gate a head, and the gates multiplied up to and after each step."""
     up_to, after, decay = a, torch.ones_like(a), torch.ones_like(a)[..., None]
     while up_to.shape[-2] > decay.shape[-2]:
@@ -50,7 +50,7 @@ def _scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Ten
     return (q @ k.transpose(-1, -2)) * decay[..., 0, :, :], up_to, after
 
 
-def _vector_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def vector_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same where every key channel has its own gate."""
     up_to, after, scores = a, torch.ones_like(a), (q * k).sum(-1)[..., None, None]
     while up_to.shape[-2] > scores.shape[-2]:

@@ -8,12 +8,8 @@ from torch import Tensor
 from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.gateloop.chunk import chunk
 from recurra.kernels.flops import flop_formula
-from recurra.scan.operators import (
-    refuse_derivatives,
-    require_one_device,
-    with_known_signature,
-    with_neighbouring_channels,
-)
+from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
+from recurra.kernels.tensors import require_one_device, with_neighbouring_channels
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
 """Most channels of a head that fit into a program's registers."""
@@ -125,8 +121,8 @@ def _backward_fake(
     return tuple(x.new_empty(x.shape) for x in (q, k, v, a, state))
 
 
-refuse_derivatives("gate_loop_chunk")
-refuse_derivatives("gate_loop_chunk_backward")
+refuse_derivatives(_library, "gate_loop_chunk")
+refuse_derivatives(_library, "gate_loop_chunk_backward")
 
 
 def _matrix_products(q_shape: Any, v_shape: Any) -> int:
@@ -161,22 +157,10 @@ class _Chunk(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any, dlast: Any) -> tuple:
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx.saved_tensors, dy, dlast)
+            return differentiable_gradients(_reference_outputs, ctx.saved_tensors, (dy, dlast))
         return torch.ops.recurra.gate_loop_chunk_backward(dy, dlast, *ctx.saved_tensors)
 
 
-def _differentiable_backward(inputs: tuple[Tensor, ...], dy: Tensor | None, dlast: Tensor | None) -> tuple:
-    """The gradients through chunks in torch, for those who differentiate them once more."""
-    with torch.enable_grad():
-        # Aliases, for one input may be another or come from it, and each is to get its own share alone.
-        q, k, v, a, state = aliases = [x.view_as(x) for x in inputs]
-        y, last = chunk(q, k, v, a, state, "auto")
-        y = y.to(_y_dtype(q, a))
-        pairs = [(x, dx) for x, dx in ((y, dy), (last, dlast)) if dx is not None]
-        wanted = [x for x in aliases if x.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [x for x, _ in pairs], wanted, [dx for _, dx in pairs], create_graph=True, materialize_grads=True
-            )
-        )
-        return tuple(next(found) if x.requires_grad else None for x in aliases)
+def _reference_outputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    y, last = chunk(q, k, v, a, state, "auto")
+    return y.to(_y_dtype(q, a)), last

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula
-from recurra.scan.operators import (
-    describe,
-    refuse_derivatives,
-    require_one_device,
-    span_of_job,
-    with_known_signature,
-    with_neighbouring_channels,
-)
+from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
+from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 from recurra.scan.reference import linear_scan_reference
 
 _NAMES = {part: (f"h_{part}", f"dh_{part}", f"dlast_{part}") for part in ("re", "im")}
@@ -256,8 +250,8 @@ def _fused_backward_fake(  # type: ignore[no-untyped-def]
     return [x.new_empty(x.shape) for x in gradients]
 
 
-refuse_derivatives("gate_loop_fused")
-refuse_derivatives("gate_loop_fused_backward")
+refuse_derivatives(_library, "gate_loop_fused")
+refuse_derivatives(_library, "gate_loop_fused_backward")
 
 
 @flop_formula(torch.ops.recurra.gate_loop_fused)
@@ -291,7 +285,8 @@ class _Fused(torch.autograd.Function):
         if not is_complex:
             dh_im = dlast_im = None
         if torch.is_grad_enabled():
-            return *_differentiable_backward(inputs, (dy, dh_re, dh_im, dlast_re, dlast_im)), None, None
+            gradients = (dy, dh_re, dh_im, dlast_re, dlast_im)
+            return *differentiable_gradients(_reference_outputs, inputs, gradients), None, None
         gradients = torch.ops.recurra.gate_loop_fused_backward(
             dy, dh_re, dh_im, dlast_re, dlast_im, *inputs, h_re, h_im, ctx.backend
         )
@@ -301,19 +296,6 @@ class _Fused(torch.autograd.Function):
         return dq, dk, dv, da, None, dx0, None, None, None
 
 
-def _differentiable_backward(inputs: list[Tensor | None], gradients: tuple[Tensor | None, ...]) -> tuple:
-    """The gradients through the reference, for those who differentiate them once more."""
-    with torch.enable_grad():
-        # Aliases, for one input may be another or come from it, and each is to get its own share alone.
-        aliases = [None if x is None else x.view_as(x) for x in inputs]
-        q, k, v, a_re, a_im, x0_re, x0_im = aliases
-        result = fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))  # type: ignore[arg-type]
-        outputs = result.y, result.states.re, result.states.im, result.last.re, result.last.im
-        pairs = [(x, dx) for x, dx in zip(outputs, gradients) if x is not None and dx is not None and x.requires_grad]
-        wanted = [x for x in aliases if x is not None and x.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [x for x, _ in pairs], wanted, [dx for _, dx in pairs], create_graph=True, materialize_grads=True
-            )
-        )
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
+def _reference_outputs(q, k, v, a_re, a_im, x0_re, x0_im) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+    result = fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
+    return result.y, *result.states, *result.last

@@ -15,21 +15,13 @@ last state at first and that of the first one at last.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 from numba import prange
 
-from recurra.kernels.launch import Kernel, compile_inline
+from recurra.kernels.launch import Kernel, KernelPair, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, prefetch, store, width_of
 
 _AHEAD = 2048  # channels: how far in front of the walk the next rows are asked for
-
-
-class FusedKernels(NamedTuple):
-    """The pair of kernels for one kind of number."""
-
-    forward: Kernel
-    backward: Kernel
 
 
 @compile_inline
@@ -244,9 +236,9 @@ def _make_real_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) ->
 
 
 @cache
-def fused_kernels(number: str, plane: str, is_complex: bool) -> FusedKernels:
+def fused_kernels(number: str, plane: str, is_complex: bool) -> KernelPair:
     """Give the kernels for q, k, v of type `number` and gates and states of type `plane`; they compile when called."""
     lanes = Lanes(number, WIDTH), Lanes(plane, WIDTH), Lanes(number, 1), Lanes(plane, 1)
     if is_complex:
-        return FusedKernels(_make_complex_forward(*lanes), _make_complex_backward(*lanes))
-    return FusedKernels(_make_real_forward(*lanes), _make_real_backward(*lanes))
+        return KernelPair(_make_complex_forward(*lanes), _make_complex_backward(*lanes))
+    return KernelPair(_make_real_forward(*lanes), _make_real_backward(*lanes))

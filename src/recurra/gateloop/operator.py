@@ -11,15 +11,15 @@ from recurra.gateloop import modes
 from recurra.gateloop.chunk import chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels, why_not_kernels
 from recurra.gateloop.fused import Planes, fused
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import PackedSequences, check_cu_seqlens
-from recurra.scan.linear import choose_backend
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
 """Numbers in a head's state, and in all its states over the sequence, from which on "chunk" beats "scan": measured on a
 CPU (docs/decisions.md); not measured on a GPU."""
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def gate_loop(
@@ -77,7 +77,7 @@ def gate_loop(
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = _compute_dtype(q, k, v, a, state)
     by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
-    if not (by_kernels and q.dtype == k.dtype == v.dtype in _HALF):
+    if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
         q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
     a = a.to(compute)
     if state is None:
@@ -91,7 +91,7 @@ def gate_loop(
         # Autocast would take the matrix products of "chunk" and "attention" down to bfloat16.
         with torch.autocast(a.device.type, enabled=False):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
-    return (y.to(given) if given in _HALF and not y.is_complex() else y), last
+    return (y.to(given) if given in HALF and not y.is_complex() else y), last
 
 
 def _packed(

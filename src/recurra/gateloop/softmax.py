@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import kind_of, sentence
-from recurra.gateloop.chunk import _scalar_scores, _vector_scores
+from recurra.gateloop.chunk import scalar_scores, vector_scores
+from recurra.kernels.tensors import HALF
 
 _BLOCK = 64  # queries that are computed together, a power of 2
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def softmax_attention(
@@ -56,10 +56,10 @@ def softmax_attention(
     weighed = torch.promote_types(v.dtype, _real(q).dtype)
     v = v.to(weighed).transpose(1, 2)
     if 0 in (q.numel(), v.numel()):
-        return v[:, :, k.shape[2] - q.shape[2] :].transpose(1, 2).to(given if given in _HALF else weighed)
+        return v[:, :, k.shape[2] - q.shape[2] :].transpose(1, 2).to(given if given in HALF else weighed)
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
-    return y.to(given) if given in _HALF else y
+    return y.to(given) if given in HALF else y
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int) -> list[Shaped[Tensor, "B H C d_v"]]:
@@ -104,7 +104,7 @@ def _scores(
     missing = (1 << (n_own - 1).bit_length()) - n_own  # to a power of 2; no step before sees what is added behind
     padded_q, padded_k = (functional.pad(x, (0, 0, 0, missing)) for x in (q, own_k))
     padded_a = functional.pad(own_a, (0, 0, 0, missing), value=1.0)
-    own, up_to, _ = (_scalar_scores if own_a.shape[-1] == 1 else _vector_scores)(padded_q, padded_k, padded_a)
+    own, up_to, _ = (scalar_scores if own_a.shape[-1] == 1 else vector_scores)(padded_q, padded_k, padded_a)
     own = _real(own[..., :n_own, :n_own])
     if not older_k.shape[2]:
         return own

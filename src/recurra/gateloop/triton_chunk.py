@@ -25,7 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recurra.scan.triton_kernels import entering_states, floats, multiply, on_device_of
+from recurra.kernels.triton_tools import floats, multiply, on_device_of
+from recurra.scan.triton_kernels import entering_states
 
 _SPAN = 64  # steps of a chunk
 _BLOCK = 16  # steps of a block, as few as a matrix product takes

@@ -34,7 +34,7 @@ from recurra.gateloop.triton_chunk import (
     strides,
     times,
 )
-from recurra.scan.triton_kernels import floats, multiply, on_device_of
+from recurra.kernels.triton_tools import floats, multiply, on_device_of
 
 
 @triton.jit

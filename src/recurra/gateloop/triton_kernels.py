@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recurra.scan.triton_kernels import (
-    entering_states,
+from recurra.kernels.triton_tools import (
     floats,
     grid,
     load,
@@ -31,6 +30,7 @@ from recurra.scan.triton_kernels import (
     plan,
     store,
 )
+from recurra.scan.triton_kernels import entering_states
 
 _STAGES = tl.constexpr(3)  # reads in flight per program; there are up to nine tensors to read
 

@@ -78,8 +78,8 @@ class Kernel:
             self._serial(*arguments)
 
 
-class ScanKernels(NamedTuple):
-    """The pair of kernels of a linear recurrence for one kind of number."""
+class KernelPair(NamedTuple):
+    """The kernels of an operator for one kind of number, forward and backward."""
 
     forward: Kernel
     backward: Kernel

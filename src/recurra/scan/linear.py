@@ -1,26 +1,16 @@
 """The front door of the linear recurrence h_t = a_t h_{t-1} + b_t."""
 
-import importlib.util
-import os
-import warnings
-
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
 from recurra.scan.operators import differentiable_scan, scan_into
 from recurra.scan.reference import linear_scan_reference
 
-BACKENDS = ("auto", "reference", "numba", "triton")
-COMPUTED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
 _COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-_has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
-NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
-_has_triton = importlib.util.find_spec("triton") is not None
-TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux bring it)"
-_has_warned = False
 
 
 def linear_scan(
@@ -68,7 +58,7 @@ def linear_scan(
     dtype = common_dtype(a, b, h0)
     check_shapes(a, b, h0, cu_seqlens)
     chosen = choose_backend(backend, b.device)
-    computed = torch.float32 if dtype in COMPUTED_IN_FLOAT32 else dtype
+    computed = torch.float32 if dtype in HALF else dtype
     batch, length = b.shape[:2]
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
@@ -90,58 +80,6 @@ def linear_scan(
     return h.reshape(b.shape).to(dtype)
 
 
-def choose_backend(backend: str, device: torch.device) -> str:
-    """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`.
-
-    Raises:
-        ValueError: there is no such backend.
-        RuntimeError: it cannot run here; the message says why.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
-    if backend in ("numba", "triton"):
-        obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)
-        if obstacle:
-            raise RuntimeError(f'backend="{backend}" {obstacle}')
-        return backend
-    if backend == "reference" or device.type not in ("cpu", "cuda"):
-        return "reference"
-    fastest, missing = ("numba", NUMBA_IS_MISSING) if device.type == "cpu" else ("triton", TRITON_IS_MISSING)
-    if missing:
-        _warn_that_kernels_are_missing(missing, device)
-        return "reference"
-    return fastest
-
-
-def _why_not_numba(device: torch.device) -> str:
-    if device.type != "cpu":
-        return f'runs on the CPU, and the tensors are on {device}; use "auto"'
-    return f'cannot run: {NUMBA_IS_MISSING}; use "auto" or "reference"' if NUMBA_IS_MISSING else ""
-
-
-def _why_not_triton(device: torch.device) -> str:
-    if TRITON_IS_MISSING:
-        return f'cannot run: {TRITON_IS_MISSING}; use "auto" or "reference"'
-    is_interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-    if device.type == "cuda" or (device.type == "cpu" and is_interpreted):
-        return ""
-    return (
-        f'runs on CUDA, and the tensors are on {device}; use "auto" (or, to test the kernels on the CPU, start Python '
-        f"with TRITON_INTERPRET=1)"
-    )
-
-
-def _warn_that_kernels_are_missing(reason: str, device: torch.device) -> None:
-    global _has_warned
-    if not _has_warned:
-        _has_warned = True
-        warnings.warn(
-            f"{reason}: recurra runs its plain torch reference on {device}, far slower than its kernels",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
     """Give the type that the arguments of a scan promote to; TypeError or ValueError names one that does not fit."""
     named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
@@ -149,7 +87,7 @@ def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     for name, tensor in named.items():
-        if tensor.dtype not in COMPUTED_IN_FLOAT32 + _COMPUTED_AS_THEY_ARE:
+        if tensor.dtype not in HALF + _COMPUTED_AS_THEY_ARE:
             raise TypeError(
                 f"{name} is of type {tensor.dtype}; expected float16, bfloat16, float32, float64, complex64 or "
                 f"complex128: convert it, for example {name}.float()"
@@ -186,7 +124,7 @@ def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torc
     if backend != "numba":
         raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
     fits = out.shape == b.shape and out.dtype == dtype and out.device == b.device
-    if not fits or dtype in COMPUTED_IN_FLOAT32 or not out.is_contiguous() or out.is_conj() or out.is_neg():
+    if not fits or dtype in HALF or not out.is_contiguous() or out.is_conj() or out.is_neg():
         raise ValueError(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}; expected a contiguous tensor of shape "
             f"{tuple(b.shape)} and type {dtype} on {b.device} (float16 and bfloat16 cannot be written in place)"

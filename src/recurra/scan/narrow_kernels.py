@@ -13,7 +13,7 @@ from functools import cache
 
 from numba import prange
 
-from recurra.kernels.launch import Kernel, ScanKernels
+from recurra.kernels.launch import Kernel, KernelPair
 from recurra.kernels.vector import Lanes, conjugate, load, prefetch, store
 
 WIDEST_ROW = 63
@@ -90,7 +90,7 @@ def _make_backward(lanes: Lanes) -> Kernel:
 
 
 @cache
-def narrow_kernels(number: str, width: int, is_complex: bool) -> ScanKernels:
+def narrow_kernels(number: str, width: int, is_complex: bool) -> KernelPair:
     """Give the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
     lanes = Lanes(number, width, is_complex)
-    return ScanKernels(_make_forward(lanes), _make_backward(lanes))
+    return KernelPair(_make_forward(lanes), _make_backward(lanes))

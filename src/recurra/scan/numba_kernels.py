@@ -17,7 +17,7 @@ from functools import cache
 
 from numba import prange
 
-from recurra.kernels.launch import Kernel, ScanKernels, compile_inline
+from recurra.kernels.launch import Kernel, KernelPair, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
 _AHEAD = 2048  # floats: how far in front of the walk the next rows are asked for
@@ -111,7 +111,7 @@ def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
 
 
 @cache
-def scan_kernels(number: str, is_complex: bool) -> ScanKernels:
+def scan_kernels(number: str, is_complex: bool) -> KernelPair:
     """Give the kernels for "float32" or "float64", real or interleaved complex; they compile when first called."""
     lanes = Lanes(number, WIDTH, is_complex), Lanes(number, 2 if is_complex else 1, is_complex)
-    return ScanKernels(_make_forward(*lanes), _make_backward(*lanes))
+    return KernelPair(_make_forward(*lanes), _make_backward(*lanes))

@@ -8,7 +8,6 @@ On the CPU they run Numba's kernels, or Triton's in its interpreter where backen
 `torch.library.custom_op`: with the latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from torch.autograd import forward_ad
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula
-from recurra.kernels.fork import is_forked_child
+from recurra.kernels.operators import refuse_derivatives, with_known_signature
+from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -27,40 +27,6 @@ _library.define(
     "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
     "(Tensor, Tensor, Tensor)"
 )
-
-
-def with_neighbouring_channels(tensor: Tensor) -> Tensor:
-    """Return `tensor` with its last dimension dense in memory; other strides, zero among them, stay."""
-    tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-
-
-def describe(tensor: Tensor) -> tuple[int, int, int]:
-    """Give a kernel the (address, batch stride, time stride) of a (B, L, D) tensor, strides in floats."""
-    floats = 2 if tensor.is_complex() else 1
-    return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
-
-
-def span_of_job(row: int, batch: int) -> int:
-    """Split rows of `row` floats so that every thread has a job: whole rows where there are enough sequences."""
-    threads = 1 if is_forked_child() else torch.get_num_threads()
-    parts = -(-threads // batch)
-    span = -(-row // parts)
-    return min(row, -(-span // 64) * 64)  # borders on cache lines
-
-
-def require_one_device(**tensors: Tensor | None) -> None:
-    """Refuse tensors on another device than the first.
-
-    Of several devices the dispatcher takes "meta", where an operator gives memory that nobody fills.
-
-    Raises:
-        ValueError: naming the first such tensor.
-    """
-    (_, first), *others = tensors.items()
-    for name, tensor in others:
-        if first is not None and tensor is not None and tensor.device != first.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {first.device}"))
 
 
 def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
@@ -204,32 +170,8 @@ def _linear_scan_backward_fake(
     return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
 
-def refuse_derivatives(name: str) -> None:
-    """Let the bare operator `name` raise where a derivative of it is asked for, instead of giving zeros without a word.
-
-    That happens where a tracer looks past the functions that carry the derivatives: a compiled jvp, or a gradient of a
-    gradient inside of a compiled function.
-    """
-    operator = getattr(torch.ops.recurra, name).default
-
-    def refuse(*arguments: Any) -> Any:
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        if forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled():
-            asked = asked or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
-        if asked:
-            raise NotImplementedError(
-                f"recurra::{name} has no derivative of this kind here: take it outside of torch.compile, or use "
-                f'backend="reference"'
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-    _library.impl(name, refuse, "Autograd")
-
-
-refuse_derivatives("linear_scan")
-refuse_derivatives("linear_scan_backward")
+refuse_derivatives(_library, "linear_scan")
+refuse_derivatives(_library, "linear_scan_backward")
 
 
 @flop_formula(torch.ops.recurra.linear_scan)
@@ -247,12 +189,6 @@ def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
     """Give the state that enters each step: h shifted by one, h0 first (last when `reverse`)."""
     entering = h0.unsqueeze(1)
     return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
-
-
-def with_known_signature(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """Keep the signature of a Function's forward: `apply` would otherwise work it out anew at every call (0.1 ms)."""
-    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
-    return function
 
 
 @with_known_signature

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from recurra.scan.linear import COMPUTED_IN_FLOAT32, check_shapes, choose_backend, common_dtype, linear_scan
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.tensors import HALF
+from recurra.scan.linear import check_shapes, common_dtype, linear_scan
 from recurra.scan.operators import previous_states
 
 
@@ -74,7 +76,7 @@ def sharded_scan(
             f"{torch.promote_types(a.dtype, b.dtype)}, on which all processes agree; convert a or b, or h0"
         )
     records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, h0))
-    computed = torch.float32 if dtype in COMPUTED_IN_FLOAT32 else dtype
+    computed = torch.float32 if dtype in HALF else dtype
     start = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=computed) if h0 is None else h0.to(computed)
     a, b = a.to(computed).expand(b.shape), b.to(computed)
     return _ShardedScan.apply(a, b, start, group, backend, records).to(dtype)

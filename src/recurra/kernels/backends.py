@@ -1,0 +1,68 @@
+"""Which backend computes an operator: plain torch, Numba's kernels on the CPU or Triton's on CUDA."""
+
+import importlib.util
+import os
+import warnings
+
+import torch
+
+from recurra.checks import require_choice, sentence
+
+BACKENDS = ("auto", "reference", "numba", "triton")
+
+_has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
+NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
+_has_triton = importlib.util.find_spec("triton") is not None
+TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux bring it)"
+_has_warned = False
+
+
+def choose_backend(backend: str, device: torch.device) -> str:
+    """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`.
+
+    Raises:
+        ValueError: there is no such backend.
+        RuntimeError: it cannot run here; the message says why.
+    """
+    require_choice(BACKENDS, backend=backend)
+    if backend in ("numba", "triton"):
+        obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)
+        if obstacle:
+            raise RuntimeError(sentence("backend", repr(backend), "'auto' or 'reference'", obstacle))
+        return backend
+    if backend == "reference" or device.type not in ("cpu", "cuda"):
+        return "reference"
+    fastest, missing = ("numba", NUMBA_IS_MISSING) if device.type == "cpu" else ("triton", TRITON_IS_MISSING)
+    if missing:
+        _warn_that_kernels_are_missing(missing, device)
+        return "reference"
+    return fastest
+
+
+def _why_not_numba(device: torch.device) -> str:
+    if device.type != "cpu":
+        return f"Numba's kernels run on the CPU, and the tensors are on {device}"
+    return NUMBA_IS_MISSING
+
+
+def _why_not_triton(device: torch.device) -> str:
+    if TRITON_IS_MISSING:
+        return TRITON_IS_MISSING
+    is_interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    if device.type == "cuda" or (device.type == "cpu" and is_interpreted):
+        return ""
+    return (
+        f"Triton's kernels run on CUDA, and the tensors are on {device} (to test them on the CPU, start Python with "
+        f"TRITON_INTERPRET=1)"
+    )
+
+
+def _warn_that_kernels_are_missing(reason: str, device: torch.device) -> None:
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            f"{reason}: recurra uses its plain torch reference on {device}, which is far slower than its kernels",
+            RuntimeWarning,
+            stacklevel=4,
+        )

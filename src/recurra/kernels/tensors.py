@@ -1,0 +1,51 @@
+"""Tensors as a kernel takes them: an address, strides, neighbouring channels, and jobs for every thread."""
+
+import torch
+from torch import Tensor
+
+from recurra.checks import kind_of, sentence
+from recurra.kernels.fork import is_forked_child
+
+HALF = (torch.float16, torch.bfloat16)
+"""Types that are computed in float32."""
+
+_CACHE_LINE = 64  # floats in whose multiples rows are split: a cache line of bfloat16 and two of float32
+
+
+def with_neighbouring_channels(tensor: Tensor) -> Tensor:
+    """Return `tensor` with its last dimension dense in memory; other strides, zero among them, stay."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def describe(tensor: Tensor) -> tuple[int, int, int]:
+    """Give a kernel the (address, batch stride, time stride) of a (B, L, D) tensor, strides in floats."""
+    floats = 2 if tensor.is_complex() else 1
+    return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
+
+
+def usable_threads() -> int:
+    """Count the threads that a kernel may run on: torch's, and one alone in a forked child."""
+    return 1 if is_forked_child() else torch.get_num_threads()
+
+
+def span_of_job(row: int, batch: int) -> int:
+    """Split rows of `row` floats so that every thread has a job: whole rows where there are enough sequences."""
+    parts = -(-usable_threads() // batch)
+    span = -(-row // parts)
+    return min(row, -(-span // _CACHE_LINE) * _CACHE_LINE)
+
+
+def require_one_device(**tensors: Tensor | None) -> None:
+    """Refuse tensors on another device than the first.
+
+    An operator's fake implementation asks this: among several devices the dispatcher chooses "meta", and would return
+    memory on the others that nobody has filled.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    (_, first), *others = tensors.items()
+    for name, tensor in others:
+        if first is not None and tensor is not None and tensor.device != first.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {first.device}"))
