@@ -1,4 +1,4 @@
-"""Counts against products of matrices counted by hand: a product (m, k) x (k, n) is 2 m k n FLOPs."""
+"""Counts against matrix products counted by hand: a product (m, k) x (k, n) is 2 m k n FLOPs."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ RNN = 2 * N * D * 3 * D + 2 * N * D * 2 * D + 2 * N * D * D  # W x for all three
 
 @pytest.mark.parametrize("cell", ["gru", "ncgru"])
 def test_a_layer_of_the_compact_recurrent_transformer(cell):
-    """The memory is one more step in the blocks; what makes NCGRU's orthogonal matrix is not the segment's."""
+    """The memory is one more step in the blocks; computing NCGRU's orthogonal matrix is not part of a segment."""
     measured = measured_cost(crt(memory=cell, position=f"rnn-{cell}"), N)
     assert measured.block_flops == 2 * RNN + attention(N + 1, N + 1) + feed_forward(N + 1)
     assert measured.vocabulary_flops == 2 * N * D * V
@@ -116,7 +116,7 @@ def test_gateloop_with_wider_heads_goes_through_the_linear_scan():
 
 
 def test_projections_of_an_adaptive_embedding_are_the_vocabularys():
-    """Clusters of 4, 3 and 4 words with 8, 4 and 2 channels; every table is asked for every token."""
+    """Clusters of 4, 3 and 4 words with 8, 4 and 2 channels; every table looks up every token."""
     plain, adaptive = measured_cost(xl(), N), measured_cost(xl(cutoffs=[4, 7], div_val=2), N)
     assert adaptive.block_flops == plain.block_flops
     embedding = sum(2 * N * D * channels for channels in (8, 4, 2))
@@ -238,7 +238,7 @@ def test_it_is_counted_in_evaluation_mode():
 
 
 class Undecided(nn.Module):
-    """Does what its values say."""
+    """Depends on the values of its input."""
 
     def __init__(self) -> None:
         super().__init__()

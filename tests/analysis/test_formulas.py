@@ -26,7 +26,7 @@ def xl(**options):
 
 
 def test_the_rows_of_table_1_by_hand():
-    """L = 2, n = 3, d = 5, every term worked out alone."""
+    """L = 2, n = 3, d = 5, with each term computed by itself."""
     assert transformer(2, 3, 5) == PublishedCost(2 * (1500 + 270), 2 * (250 + 30))
     assert transformer_xl(2, 3, 5) == PublishedCost(2 * (2100 + 540 + 54), 2 * (250 + 30))
     assert crt_gru(2, 3, 5) == PublishedCost(75 * 36 + 720, 28 * 25 + 14 * 5)

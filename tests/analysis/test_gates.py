@@ -9,7 +9,7 @@ VOCABULARY, WIDTH, CHANNELS = 6, 8, 5
 
 
 class GatedMixer(nn.Module):
-    """A mixer as `record_gates` needs it: y is x, the transition is a function of x."""
+    """The least that `record_gates` needs: y is x, and the transition is a function of x."""
 
     def __init__(self, channels: int = CHANNELS) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embeds, adds the incoming state, and runs the blocks."""
+    """Embeds, adds the state that comes in, and runs the blocks."""
 
     def __init__(self, *mixers: nn.Module) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def tokens():
 
 
 def expected_inputs(model, tokens, state=None):
-    """What enters the mixer of each block, without dropout."""
+    """The input of each block's mixer, without dropout."""
     x = model.embedding(tokens) if state is None else model.embedding(tokens) + state
     inputs = []
     for block in model.blocks:

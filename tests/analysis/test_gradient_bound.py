@@ -12,7 +12,7 @@ from recurra.cells import GRUCell, NCGRUCell
 
 
 def step_norms(cell: GRUCell, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """||dh_t/dh_{t-1}|| of each step, by torch.autograd.functional."""
+    """||dh_t/dh_{t-1}|| of each step, from torch.autograd.functional."""
     jacobians = [
         torch.autograd.functional.jacobian(lambda before, x=x_t: cell(x[None], before[None])[0], h_t)
         for x_t, h_t in zip(x, h)
@@ -25,7 +25,7 @@ def sigmoid(x: float) -> float:
 
 
 def test_alpha_and_beta_by_hand():
-    """Two channels, diagonal matrices: every norm is the larger entry, every gate a sigmoid that can be written out."""
+    """Two channels and diagonal matrices: each norm is the larger entry, each gate a sigmoid in closed form."""
     cell = GRUCell(1, 2).double()
     with torch.no_grad():
         cell.input_weight.zero_()
@@ -57,7 +57,7 @@ def test_alpha_and_beta_by_hand():
     st.integers(0, 2**31),
 )
 def test_no_step_exceeds_its_bound(kind, size, gate_scale, input_scale, seed):
-    """Whatever the gates: open, half open, saturated; states within +-1 for the bound that the weights alone give."""
+    """For all gates: open, half open, saturated. States are in [-1, 1], as eq. (10) requires."""
     torch.manual_seed(seed)
     cell = kind(3, size).double().requires_grad_(False)
     cell.gate_weight *= gate_scale
@@ -92,7 +92,7 @@ def test_one_channel_meets_the_bound():
 
 @pytest.mark.parametrize(("update", "expected"), [((40, 40), 1.0), ((-40, -40), 1.0), ((40, -40), 2.0)])
 def test_gates_near_0_and_1_with_an_orthogonal_matrix(update, expected):
-    """CRT eq. (11): about 1 where the gates are all 0 or all 1. Where some are 0 and others 1 the bound is 2."""
+    """CRT eq. (11): about 1 if all gates are 0 or all are 1. If some are 0 and others 1, the bound is 2."""
     cell = NCGRUCell(3, 4).double().requires_grad_(False)
     cell.input_weight.zero_()
     cell.bias[:4] = 40

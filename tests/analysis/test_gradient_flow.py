@@ -22,7 +22,7 @@ SHAPE = {"vocab_size": VOCABULARY, "segment_length": N, "n_layer": 2, "d_model":
 
 
 def make(memory: str = "gru", position: str = "rnn-gru", scale: float = 2.0, **options) -> CompactRecurrentTransformer:
-    """A model in float64 whose memory RNN has weights far from their small start, as training gives."""
+    """A model in float64 whose memory RNN has large weights, as after training."""
     shape = {**SHAPE, "d_channel_mixing": 9, "dropout": 0.3, "memory": memory, "position": position, **options}
     model = CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**shape)).double()
     if memory != "none":
@@ -44,7 +44,7 @@ def outputs(model: CompactRecurrentTransformer, tokens: torch.Tensor) -> torch.T
 
 
 def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: int, k: int) -> torch.Tensor:
-    """dy_k/dy_i: y_i is put in the place of what the last block gives, and the whole model runs."""
+    """dy_k/dy_i: y_i replaces the output of the last block, and the whole model runs."""
 
     def output(y_i: torch.Tensor) -> torch.Tensor:
         segments = iter(range(SEGMENTS))
@@ -65,7 +65,7 @@ def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: in
 
 
 def last_output(model: CompactRecurrentTransformer, tokens: torch.Tensor, m: torch.Tensor, k: int) -> torch.Tensor:
-    """y_k as a function of the memory that its segment begins with."""
+    """y_k as a function of the memory at the start of its segment."""
     m = m[None]
     state = CompactRecurrentTransformerState(0, m, m, model.position.start(m), (None,) * len(model.blocks))
     return model.hidden(tokens[:, T:], state)[0][0, k - T]
@@ -171,7 +171,7 @@ def test_memory_norms(tokens):
 
 
 def test_a_stream_that_goes_on(tokens):
-    """Measured from its second segment on, with the state of the first, a stream gives the same numbers."""
+    """Measuring from the second segment, with the state after the first, gives the same numbers."""
     model = make()
     whole = measure_gradient_flow(model, tokens)
     state = model.eval().hidden(tokens[:, :N])[1]
@@ -218,7 +218,7 @@ def test_progress_names_every_part(tokens):
 
 @pytest.mark.filterwarnings("error")
 def test_nothing_falls_back_to_a_loop(tokens):
-    """torch warns where an operator has no rule for many vectors at once."""
+    """torch warns if an operator has no rule for many vectors at once."""
     for memory, position in CASES:
         for norm_place in ("pre", "post"):
             measure_gradient_flow(make(memory, position, norm=norm_place), tokens)

@@ -7,7 +7,7 @@ from recurra.analysis.jacobians import jacobians, spectral_norms, step_jacobians
 
 @pytest.fixture(params=[1, 3, 64])
 def rows(request, monkeypatch) -> int:
-    """How many rows are differentiated together."""
+    """The number of rows that are differentiated together."""
     monkeypatch.setattr(module, "ROWS", request.param)
     return request.param
 

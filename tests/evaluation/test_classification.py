@@ -21,7 +21,7 @@ def test_scores_are_those_of_a_count_by_hand():
     assert accuracies[:2] == pytest.approx([2 / 3, 1 / 2])
     assert math.isnan(accuracies[2])
     assert accuracies[3] == 1.0
-    # the class without examples does not enter the mean
+    # the mean omits the class without examples
     assert scores.mean_class_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3, abs=1e-12)
 
 
@@ -47,7 +47,7 @@ def test_top_5_is_left_out_where_it_would_be_all(n_classes):
 @pytest.mark.parametrize("n_classes", [2, 5, 6, 11])
 @pytest.mark.parametrize("ties", [False, True])
 def test_random_scores_are_those_of_a_loop(n_classes, ties):
-    """Also with ties and with empty classes, predicted or not: those count as NaN, and not in the mean."""
+    """With ties, and with empty classes, predicted or not: their accuracy is NaN, and the mean omits them."""
     for n_examples in (1, 3, 40):
         probabilities = torch.rand(n_examples, n_classes, dtype=torch.float64)
         if ties:
@@ -69,11 +69,11 @@ def test_random_scores_are_those_of_a_loop(n_classes, ties):
         assert scores.top_1 == sum(right) / n_examples
         if n_classes <= 5:
             assert scores.top_5 is None
-        elif not ties:  # which of the tied classes are among the five is up to torch
+        elif not ties:  # torch decides which of the tied classes are among the five
             assert scores.top_5 == n_in_top_5 / n_examples
 
 
-def test_a_class_without_examples_that_is_predicted_does_not_enter_the_mean():
+def test_a_class_without_examples_that_is_predicted_is_omitted_from_the_mean():
     """torchmetrics counts such a class as 0, which would give 1 / 2 here."""
     scores = class_scores(torch.eye(3)[[0, 1, 2]], torch.tensor([0, 1, 1]))
     assert scores.mean_class_accuracy == 3 / 4
@@ -93,7 +93,7 @@ def test_no_examples_and_nan_are_errors():
 
 
 class Corner(nn.Module):
-    """The logits of a segment are the first three pixels of its first frame, and those of the segments before."""
+    """A segment's logits are the first three pixels of its first frame, summed with those of earlier segments."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()

@@ -63,14 +63,14 @@ def stream() -> tuple[Tensor, Tensor]:
 
 
 def cut(stream: tuple[Tensor, Tensor], *lengths: int) -> Batches:
-    """The stream in pieces, each going on where the last one ended."""
+    """The stream in pieces, each continuing the previous one."""
     pieces = zip(*(tensor.split(lengths, dim=1) for tensor in stream))
     return Batches(*(Batch(*piece, continues=number > 0) for number, piece in enumerate(pieces)))
 
 
 @torch.inference_mode()
 def scores(model: Accumulator, stream: tuple[Tensor, Tensor]) -> tuple[float, float, int]:
-    """The same by hand, over the whole stream at once: loss, accuracy, number of targets."""
+    """Loss, accuracy and number of targets by hand, over the whole stream at once."""
     model.eval()
     inputs, targets = stream
     counted = targets != IGNORED_TARGET
@@ -127,7 +127,7 @@ def test_nothing_to_count_is_an_error(model):
 
 
 class FixedLosses(nn.Module):
-    """Gives the losses that it is made of, in float32."""
+    """Returns the losses that it was built with, in float32."""
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__()

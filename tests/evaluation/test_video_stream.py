@@ -12,7 +12,7 @@ class Total(NamedTuple):
 
 
 class Sums(nn.Module):
-    """The logits of a segment are the sums, since the start of the stream, of the pixels of its frames by colour."""
+    """A segment's logits are the pixels of all frames since the start of the stream, summed by colour."""
 
     def __init__(self):
         super().__init__()

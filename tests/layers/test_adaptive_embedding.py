@@ -53,7 +53,7 @@ def test_ids_outside_the_vocabulary_are_refused(shape, wrong, monkeypatch):
     tokens = torch.tensor([[0, wrong]])
     with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}"):
         embedding(tokens)
-    # where the check looks away, as on a GPU, the look-up itself must fail: no wrong id gets another word's vector
+    # without the check, as on a GPU, the look-up itself must fail: a wrong id never gets another word's vector
     monkeypatch.setattr("recurra.layers.adaptive_embedding.require_tokens", lambda *arguments: None)
     with pytest.raises(IndexError):
         embedding(tokens)

@@ -133,7 +133,7 @@ def test_the_loss_never_forms_the_full_softmax():
     with Widths() as seen:
         softmax.loss(torch.randn(26, D_MODEL), targets)
     matrices = {shape for shape in seen.shapes if len(shape) == 2 and shape[1] > D_MODEL}
-    # beside the shapes that are weights or their transposes: 26 positions by the head, 4 and 2 by their clusters
+    # apart from weights and their transposes: 26 positions by the head, 4 and 2 by their clusters
     assert {(26, 52), (4, 250), (2, 700)} == {shape for shape in matrices if shape[0] != D_MODEL}
 
 

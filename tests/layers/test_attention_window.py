@@ -1,4 +1,4 @@
-"""How a stream falls into segments, and who sees whom."""
+"""How a stream splits into segments, and which keys a query sees."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Masks that are locked over time, and words that are dropped whole."""
+"""Masks that are locked over time, and dropout of whole words."""
 
 import pytest
 import torch

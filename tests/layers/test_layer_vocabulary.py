@@ -1,4 +1,4 @@
-"""Clusters and token ids: what is allowed, and what the refusal says."""
+"""Clusters and token ids, and what is refused."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ def test_phases_are_those_of_xpos():
 
 @pytest.mark.parametrize("position", [0, 1, -5, 999_999])
 def test_pairs_are_complex_numbers_turned(position):
-    """Far out too, in float32: the phase itself is taken in float64."""
+    """In float32 too, at large positions: the phase is computed in float64."""
     x = torch.randn(3, 6)
     y = rotate(x, phases(torch.tensor([position]), 6))
     for row, turned in zip(x.tolist(), y.tolist()):

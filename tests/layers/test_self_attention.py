@@ -1,4 +1,4 @@
-"""Attention of all steps to all, and to a memory, against torch's own layer with the same weights."""
+"""Attention between all steps, and to a memory, against torch's own layer with the same weights."""
 
 import pytest
 import torch

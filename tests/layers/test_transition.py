@@ -1,4 +1,4 @@
-"""Where transitions start: on the ring that was asked for, in a layer and in a model that draws its weights anew."""
+"""Initial transitions: on the given ring, in a layer and in a model that re-initialises its weights."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_one_radius_is_a_circle():
 
 @pytest.mark.parametrize("mixer", ["gateloop", "gateloop-attention"])
 @pytest.mark.parametrize("transition", TRANSITIONS)
-def test_a_model_that_draws_its_weights_anew_stays_on_the_ring(mixer, transition):
+def test_a_model_that_reinitialises_its_weights_stays_on_the_ring(mixer, transition):
     options = {"transition": transition, "ring": RING}
     model = LanguageModel(LanguageModelConfig(11, None, 2, 64, 12, mixer=mixer, mixer_options=options))
     for block in model.blocks:

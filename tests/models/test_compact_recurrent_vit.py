@@ -1,6 +1,6 @@
-"""The compact recurrent vision Transformer: its equations, what it carries, how it starts from TimeSformer, its errors.
+"""The compact recurrent vision Transformer: its equations, its state, starting from TimeSformer, and its errors.
 
-The oracle goes patch by patch and frame by frame, without batches, masks or rearranged axes.
+The oracle computes patch by patch and frame by frame, without batches, masks or rearranged axes.
 """
 
 import copy
@@ -26,7 +26,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 def moved(model):
-    """Weights away from the start, where no time attention is heard."""
+    """Move the weights away from their initial values, where time attention has no effect."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -43,7 +43,7 @@ def draw(batch=2, segments=3):
 
 
 def attend(attention, asking, seen):
-    """Softmax attention of some vectors to others, head by head."""
+    """Softmax attention from some vectors to others, head by head."""
     weights, biases = attention.queries_keys_values.weight.chunk(3), attention.queries_keys_values.bias.chunk(3)
     queries = asking @ weights[0].T + biases[0]
     keys, values = (seen @ weights[part].T + biases[part] for part in (1, 2))
@@ -191,7 +191,7 @@ def test_every_parameter_gets_a_gradient_from_the_second_segment_on():
 
 
 def test_a_new_model_trains():
-    """Starting from zero projections behind time attention, the memory is reached after an update."""
+    """The projections after time attention start as zeros, so gradients reach the memory after one update."""
     model = CompactRecurrentViT(CompactRecurrentViTConfig(**SHAPE)).double()
     clip, targets = draw(2, 2), torch.tensor([[0, 1], [2, 3]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""TimeSformer: segments, kinds of attention, initialisation, errors. tests/convert has its equations checked."""
+"""TimeSformer: segments, kinds of attention, initialisation, errors. tests/convert checks its equations."""
 
 import copy
 
@@ -19,7 +19,7 @@ def small(**options) -> TimeSformerConfig:
 
 
 def moved(model):
-    """Weights away from the start, where no time attention is heard."""
+    """Move the weights away from their initial values, where time attention has no effect."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -123,7 +123,7 @@ def test_stochastic_depth_rises_from_0_to_drop_path():
 
 
 def test_stochastic_depth_drops_a_patch_position_a_frame_or_a_row():
-    """As in the published code, where the layer behind time attention comes after the dropping."""
+    """As in the published code, where the layer after time attention follows the dropping."""
     block, seen = make().encoder.blocks[1], []
 
     class DropAll(torch.nn.Module):

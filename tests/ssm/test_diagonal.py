@@ -12,7 +12,7 @@ from recurra.ssm.diagonal import (
     ChannelSSM,
     bilinear,
     decaying_eigenvalues,
-    fixed_gates,
+    fixed_transition,
     log_spaced_steps,
     run_channels,
     run_channels_by_convolution,
@@ -85,7 +85,7 @@ def test_bilinear_is_the_trapezoidal_rule():
 
 @pytest.mark.parametrize("name", list(DISCRETISATIONS))
 def test_a_small_step_changes_little_and_float32_knows_by_how_much(name):
-    """GateLoop (6): for a step to 0, a goes to 1 and the factor to 0, like 1 + step lambda and step."""
+    """GateLoop (6): as the step goes to 0, a approaches 1 + step lambda and the factor approaches the step."""
     step = torch.full((4,), 1e-6, dtype=torch.float64)
     a, factor = DISCRETISATIONS[name](EIGENVALUES, step)
     torch.testing.assert_close(a, 1 + step * EIGENVALUES, rtol=0, atol=1e-9)
@@ -120,15 +120,15 @@ def test_impossible_steps_are_refused(sizes, expected):
         log_spaced_steps(3, *sizes)
 
 
-def test_fixed_gates_are_magnitude_and_phase_at_every_step():
+def test_a_fixed_transition_is_its_magnitude_and_phase_at_every_step():
     a = torch.polar(torch.tensor([[0.5, 0.9]]), torch.tensor([[1.0, -2.0]]))
-    magnitude, phase = fixed_gates(a, torch.zeros(3, 4, 7))
+    magnitude, phase = fixed_transition(a, torch.zeros(3, 4, 7))
     assert magnitude.shape == phase.shape == (3, 4, 2)
     torch.testing.assert_close(magnitude[2, 3], torch.tensor([0.5, 0.9]))
     torch.testing.assert_close(phase[1, 0], torch.tensor([1.0, -2.0]))
 
 
-# --- a model of its own for every channel ---
+# --- one model per channel ---
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 17, 40])
@@ -171,7 +171,7 @@ def test_gradients_are_those_of_the_values():
 
 
 class Sizes(TorchDispatchMode):
-    """Notes the largest tensor that any operation gives."""
+    """Records the largest tensor that any operation returns."""
 
     largest = 0
 
@@ -192,7 +192,7 @@ def test_the_convolution_never_holds_the_states_of_all_steps():
     with Sizes() as by_recurrence:
         with_gradients(run_channels_by_recurrence, x, ssm, h0)
     assert by_convolution.largest < states / 8
-    assert by_recurrence.largest >= states  # the measure sees what it is meant to see
+    assert by_recurrence.largest >= states  # the measurement works
 
 
 def test_long_sequences_are_convolved_and_short_ones_step():

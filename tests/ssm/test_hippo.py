@@ -34,7 +34,7 @@ def test_kept_modes_have_positive_frequencies_and_unit_vectors(size):
     assert (frequency.diff() > 0).all()
     identity = torch.eye(size // 2, dtype=vectors.dtype)
     torch.testing.assert_close(vectors.mH @ vectors, identity, rtol=0, atol=1e-12)
-    torch.testing.assert_close(vectors.T @ vectors, 0 * identity, rtol=0, atol=1e-12)  # apart from their conjugates
+    torch.testing.assert_close(vectors.T @ vectors, 0 * identity, rtol=0, atol=1e-12)  # orthogonal to their conjugates
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, -2])

@@ -12,7 +12,7 @@ from recurra.checks import require, require_at_least
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.diagonal import fixed_gates, run_dense
+from recurra.ssm.diagonal import fixed_transition, run_dense
 
 
 class LRUState(NamedTuple):
@@ -77,7 +77,7 @@ class LRU(Mixer):
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B L N"]]:
         """Return |a| and its phase in radians for every mode, the same at every step."""
-        return fixed_gates(self.eigenvalues(), x)
+        return fixed_transition(self.eigenvalues(), x)
 
     def eigenvalues(self) -> Complex[Tensor, " N"]:
         """a = exp(-exp(nu) + i exp(theta)) (GateLoop section 2.2): |a| < 1, whatever training does to nu."""

@@ -18,7 +18,7 @@ from recurra.ssm.diagonal import (
     DISCRETISATIONS,
     ChannelSSM,
     decaying_eigenvalues,
-    fixed_gates,
+    fixed_transition,
     log_spaced_steps,
     require_pairs,
     run_channels,
@@ -100,7 +100,7 @@ class S4D(Mixer):
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
         """Return |a| and its phase in radians for every kept mode of every channel, the same at every step."""
-        return fixed_gates(self.ssm().a, x)
+        return fixed_transition(self.ssm().a, x)
 
     def ssm(self) -> ChannelSSM:
         """Discretise the model of every channel."""

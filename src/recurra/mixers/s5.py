@@ -15,7 +15,7 @@ from recurra.mixers.registry import register_mixer
 from recurra.ssm.diagonal import (
     Discretised,
     decaying_eigenvalues,
-    fixed_gates,
+    fixed_transition,
     log_spaced_steps,
     run_dense,
     zero_order_hold,
@@ -72,7 +72,7 @@ class S5(Mixer):
 
     def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L n"], Float[Tensor, "B L n"]]:
         """Return |a| and its phase in radians for every kept mode, the same at every step."""
-        return fixed_gates(self.discretised().a, x)
+        return fixed_transition(self.discretised().a, x)
 
     def discretised(self) -> Discretised:
         """Return a and the factor of B."""

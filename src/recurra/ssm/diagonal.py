@@ -96,7 +96,7 @@ def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Ten
     return torch.linspace(math.log(smallest), math.log(largest), n_steps)[torch.randperm(n_steps)]
 
 
-def fixed_gates(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
+def fixed_transition(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
     """Return |a| and the phase of a in radians as (B, L, modes) for plotting gates: the same at every step of x."""
     shape = (*x.shape[:2], -1)
     return a.abs().flatten().expand(shape), a.angle().flatten().expand(shape)

@@ -12,7 +12,7 @@ RESET = 5
 
 @pytest.fixture
 def make_record() -> Callable[..., GateRecord]:
-    """A record of two sequences whose gates close at the reset tokens, at steps 3 and L - 2 of the first."""
+    """A record of two sequences; gates close at reset tokens, which are at steps 3 and L - 2 of the first."""
 
     def make(n_steps: int = 16, channels: tuple[int, ...] = (4, 4)) -> GateRecord:
         torch.manual_seed(0)
@@ -32,7 +32,7 @@ def make_record() -> Callable[..., GateRecord]:
 
 @pytest.fixture
 def assert_stacked() -> Callable[[Sequence[Axes]], None]:
-    """Fails unless the axes stand below each other, in order, within their saved figure, each large enough to read."""
+    """Fails unless the axes are stacked in order, inside the saved figure and large enough to read."""
 
     def check(column: Sequence[Axes]) -> None:
         page = column[0].figure.bbox

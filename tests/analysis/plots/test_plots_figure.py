@@ -12,7 +12,7 @@ from recurra.analysis.plots.figure import STYLE, house_style, new_figure
 
 
 def settings():
-    # Asking for the backend would make matplotlib choose one.
+    # Reading the backend would make matplotlib choose one.
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
 
 

@@ -1,4 +1,4 @@
-"""Gradients over their distance: the lines, the bounds beyond float64, the borders of segments."""
+"""Gradients by distance: the lines, bounds beyond float64, the borders of segments."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def make(n: int = 3, segments: int = 3, at: tuple[int, ...] = (0, -1), step_boun
 
 
 def curves(axes) -> list:
-    """Its lines but for the borders."""
+    """Its lines without the borders."""
     return [line for line in axes.lines if len(line.get_xdata()) > 2]
 
 

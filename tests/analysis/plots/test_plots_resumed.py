@@ -1,4 +1,4 @@
-"""Ticks where runs were resumed, and the panels that there is something to draw in."""
+"""Ticks where runs resumed, and the panels that have something to show."""
 
 import numpy as np
 import pytest
