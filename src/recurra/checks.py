@@ -151,7 +151,8 @@ def require_layout(
     Raises:
         ValueError: naming what came and what was expected.
     """
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+    fits = isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
+    if not fits:
         raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", mend))
 
 

@@ -1,7 +1,8 @@
-"""Every registered module, small, as the contract suite sees it."""
+"""Every registered module, small, as the contract suite sees it. A new mixer or model needs no entry here."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,21 +11,12 @@ from torch import Tensor, nn
 import recurra
 from recurra.cells import GRUCell, NCGRUCell
 from recurra.mixers import RNN
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    CompactRecurrentViT,
-    CompactRecurrentViTConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.models import DataSizes, VideoSizes, find_model, list_models
 
 D_MODEL = 12
 VOCABULARY = 11
 
-# beside every mixer with its default options; a new mixer needs no entry
+# beside every mixer with its default options
 VARIANTS: dict[str, dict[str, dict]] = {
     "gateloop": {
         "fixed": {"transition": "fixed"},
@@ -49,6 +41,25 @@ OPTIONS: dict[str, dict] = {
 }
 
 
+# beside every model in its small shape
+MODEL_VARIANTS: dict[str, dict[str, dict]] = {
+    "transformer-xl": {
+        "adaptive": {"cutoffs": [4, 7], "div_val": 2},
+        "pre-norm": {"norm": "pre", "share_biases": False},
+    },
+    "crt": {
+        "ncgru": {"memory": "ncgru", "position": "rnn-ncgru"},
+        "relative": {"position": "relative"},
+    },
+    "recurrent": {"tied": {"tie_embeddings": True}},
+    "crvit": {"pooled": {"cell": "ncgru", "memory": "pooled"}},
+}
+SMALL = {
+    **{"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0, "mem_len": 6},
+    **{"n_memory": 3, "patch_size": 2, "drop_path": 0.0},
+}
+
+
 class Case(NamedTuple):
     """A module under the contract and how to make its inputs."""
 
@@ -67,27 +78,13 @@ def _tokens(batch: int, length: int) -> Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def _language_model(mixer: str | list[str], **options) -> nn.Module:
-    return LanguageModel(
-        LanguageModelConfig(
-            vocab_size=VOCABULARY, n_layer=2, d_model=D_MODEL, d_channel_mixing=16, mixer=mixer, **options
-        )
-    )
-
-
-def _transformer_xl(**options) -> nn.Module:
-    shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
-    return TransformerXL(
-        TransformerXLConfig(vocab_size=VOCABULARY, segment_length=4, **{"mem_len": 6, **shape, **options})
-    )
-
-
-def _crt(memory: str, position: str) -> nn.Module:
-    shape = {"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0}
-    config = CompactRecurrentTransformerConfig(
-        vocab_size=VOCABULARY, segment_length=4, memory=memory, position=position, **shape
-    )
-    return CompactRecurrentTransformer(config)
+def build_model(name: str, **options: Any) -> nn.Module:
+    """Build a registered model in its small shape."""
+    entry = find_model(name)
+    known = {field.name for field in fields(entry.shape)}
+    small = {key: value for key, value in SMALL.items() if key in known}
+    sizes = DataSizes(VOCABULARY, VOCABULARY, 4) if entry.reads is DataSizes else VideoSizes(5, 2, 4)
+    return entry.build(entry.shape(**(small | options)), sizes)
 
 
 class _BySegment(nn.Module):
@@ -105,61 +102,50 @@ def _clips(batch: int, length: int) -> Tensor:
     return torch.randn(batch, length, 2, 3, 4, 4, dtype=torch.float64)
 
 
-def _video(cell: str, memory: str) -> nn.Module:
-    """A CR-ViT with weights moved away from its start, where no time attention is heard and no gradient reaches it."""
-    config = CompactRecurrentViTConfig(
-        n_classes=5, n_frames=2, image_size=4, patch_size=2, n_layer=1, d_model=D_MODEL, n_heads=2,
-        d_channel_mixing=16, drop_path=0.0, cell=cell, memory=memory,
-    )  # fmt: skip
-    model = CompactRecurrentViT(config)
+def _video(name: str, **options: Any) -> nn.Module:
+    """A model with weights moved away from its start, where no time attention is heard and no gradient reaches it."""
+    model = build_model(name, n_layer=1, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return _BySegment(model)
 
 
-VIDEO_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "cr-vit-gru": lambda: _video("gru", "per_patch"),
-    "cr-vit-ncgru-pooled": lambda: _video("ncgru", "pooled"),
-}
+def _mixer_cases() -> list[Case]:
+    cases = []
+    for name in recurra.list_mixers():
+        variants = {"": OPTIONS.get(name, {}), **VARIANTS.get(name, {})}
+        for variant, options in variants.items():
+            build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
+            cases.append(Case("-".join(filter(None, [name, variant])), build, _channels))
+        options = {"mixer": name, "mixer_options": OPTIONS.get(name, {})}
+        build = lambda options=options: build_model("recurrent", **options)  # noqa: E731
+        cases.append(Case(f"language-model-{name}", build, _tokens))
+    cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
+    return [*cases, Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels)]
 
-SEGMENT_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "transformer-xl": _transformer_xl,
-    "transformer-xl-adaptive": lambda: _transformer_xl(cutoffs=[4, 7], div_val=2),
-    "transformer-xl-pre-norm": lambda: _transformer_xl(norm="pre", share_biases=False),
-    "crt-gru": lambda: _crt("gru", "rnn-gru"),
-    "crt-ncgru": lambda: _crt("ncgru", "rnn-ncgru"),
-    "crt-gru-relative": lambda: _crt("gru", "relative"),
-}
+
+def _model_cases() -> list[Case]:
+    cases = []
+    for entry in list_models():
+        variants = MODEL_VARIANTS.get(entry.name, {})
+        if entry.name != "recurrent":  # there already, with every mixer
+            variants = {"": {}, **variants}
+        for variant, options in variants.items():
+            name = "-".join(filter(None, [entry.name, variant]))
+            if entry.is_language_model:
+                build = lambda name=entry.name, options=options: build_model(name, **options)  # noqa: E731
+                cases.append(Case(name, build, _tokens))
+            else:
+                build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
+                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3))
+    options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
+    hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
+    return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]
 
 
 def _cases() -> list[Case]:
-    cases = []
-    for name in recurra.list_mixers():
-        cases.append(
-            Case(name, lambda name=name: recurra.create_mixer(name, D_MODEL, **OPTIONS.get(name, {})), _channels)
-        )
-        for variant, options in VARIANTS.get(name, {}).items():
-            build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
-            cases.append(Case(f"{name}-{variant}", build, _channels))
-        cases.append(
-            Case(
-                f"language-model-{name}",
-                lambda name=name: _language_model(name, mixer_options=OPTIONS.get(name, {})),
-                _tokens,
-            )
-        )
-    cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
-    cases.append(Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels))
-    for name, build in SEGMENT_MODELS.items():
-        cases.append(Case(name, build, _tokens))
-    for name, build in VIDEO_MODELS.items():
-        cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3))
-    hybrid = ["gateloop", "relative-attention"]
-    options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
-    cases.append(Case("hybrid", lambda: _language_model(hybrid, mixer_options=options), _tokens))
-    tied = lambda: _language_model(recurra.list_mixers()[0], tie_embeddings=True)  # noqa: E731
-    return [*cases, Case("language-model-tied", tied, _tokens)]
+    return _mixer_cases() + [case for case in _model_cases() if case.name != "timesformer"]  # it carries nothing
 
 
 @pytest.fixture(params=_cases(), ids=lambda case: case.name)
