@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from recurra import open_run
 from recurra.cli import main
-from recurra.cli.forms import form_of, read_model
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import BytePairEncoding, TextConfig, Vocabulary
 from recurra.models import (
@@ -24,6 +23,7 @@ from recurra.models import (
     TransformerXL,
     TransformerXLConfig,
 )
+from recurra.runs.formats import format_of, read_model
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 WORDS = Vocabulary.from_text([TEXT])
@@ -96,7 +96,7 @@ def test_every_form_into_every_other(single, tmp_path, capsys):
         capsys.readouterr()
         assert convert(places[one], target, "--to", other) == 0
         assert "differ by 0.0e+00 at most" in capsys.readouterr().out
-        assert form_of(target) == other
+        assert format_of(target) == other
         assert weights(target).keys() == expected.keys()
         assert all(torch.equal(value, expected[key]) for key, value in weights(target).items())
         assert type(read_model(target).tokenizer) is type(tokenizer)
@@ -167,9 +167,9 @@ def test_only_other_forms_and_free_places(run, tmp_path, capsys):
     assert "exists; choose another name" in capsys.readouterr().err
     assert convert(run, target, "--force") == 0
     assert convert(target, run, "--to", "run", "--force") == 2
-    assert "holds a run, which is not overwritten" in capsys.readouterr().err
+    assert "contains a run, which is never overwritten" in capsys.readouterr().err
     assert convert(run, tmp_path / "other", "--to", "run") == 2
-    assert "has the form run already" in capsys.readouterr().err
+    assert "is in the format run already" in capsys.readouterr().err
     assert convert(target, tmp_path / "other", "--to", "run", "--checkpoint", "last") == 2
     assert "are for runs" in capsys.readouterr().err
     assert convert(run, tmp_path, "--to", "safetensors", "--force") == 2
@@ -180,7 +180,7 @@ def test_sources_that_are_none(run, tmp_path, capsys):
     assert convert(tmp_path / "nowhere", tmp_path / "x.safetensors") == 2
     assert "there is no file or folder" in capsys.readouterr().err
     assert convert(tmp_path, tmp_path / "x.safetensors") == 2
-    assert "is neither a run" in capsys.readouterr().err
+    assert "is none of the formats; expected a run" in capsys.readouterr().err
     save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     assert convert(tmp_path / "foreign.safetensors", tmp_path / "run", "--to", "run") == 2
     assert "does not say which model" in capsys.readouterr().err
@@ -192,9 +192,9 @@ def test_sources_that_are_none(run, tmp_path, capsys):
 
 
 def test_logits_that_differ_are_not_put_in_place(run, tmp_path, capsys, monkeypatch):
-    import recurra.cli.forms as forms
+    import recurra.runs.formats as formats
 
-    load = forms.load_single_file
+    load = formats.load_single_file
 
     def bent(path):
         found = load(path)
@@ -202,7 +202,7 @@ def test_logits_that_differ_are_not_put_in_place(run, tmp_path, capsys, monkeypa
             found.model.head.tables[0].mul_(1.001)
         return found
 
-    monkeypatch.setattr(forms, "load_single_file", bent)
+    monkeypatch.setattr(formats, "load_single_file", bent)
     assert convert(run, tmp_path / "model.safetensors") == 2
     assert "more than 1e-05" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +217,7 @@ def test_an_experiment_of_another_model_is_refused(run, tmp_path, capsys):
     metadata["recurra"] = json.dumps(description)
     save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "other.safetensors", metadata)
     assert convert(tmp_path / "other.safetensors", tmp_path / "run", "--to", "run") == 2
-    assert "the experiment of another model: segment_length 4, here 5" in capsys.readouterr().err
+    assert "has the experiment of another model: segment_length 4, here 5" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

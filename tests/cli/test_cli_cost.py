@@ -123,11 +123,19 @@ def test_a_model_without_a_formula_is_counted_alone(tmp_path, capsys):
     ("recipe", "words", "message"),
     [
         (CRT, [], "nowhere"),
-        (CRT, [], "state the size of its vocabulary: --vocabulary 10000"),
-        (CRT, ["--vocabulary", "0"], "--vocabulary must be 1 or more, got 0"),
+        (CRT, [], "give the size of its vocabulary, as in --vocabulary 10000"),
+        (CRT, ["--vocabulary", "0"], "--vocabulary is 0; expected at least 1"),
         (CRT, ["--vocabulary", "9", "--model.cutoffs", "[12]"], "cutoffs"),
-        (CRT, ["--vocabulary", "9", "--plot", "figures"], "is no run's folder; train it first"),
-        (HORIZON, ["--vocabulary", "9"], "--vocabulary is for recipes that read a corpus"),
+        (
+            CRT,
+            ["--vocabulary", "9", "--plot", "figures"],
+            "is not the folder of a run; expected",
+        ),
+        (
+            HORIZON,
+            ["--vocabulary", "9"],
+            "is a recipe of memory-horizon; expected one over text",
+        ),
         (HORIZON, ["--data.n_samples", "5"], "n_samples"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
     assert AutoModelForCausalLM.from_pretrained(target).config.vocab_size > 5
     assert (target / "mine.txt").read_text() == "mine"
     assert main(["export", "hf", run, run, "--force"]) == 2
-    assert "holds a run, which is not overwritten" in capsys.readouterr().err
+    assert "contains a run, which is never overwritten" in capsys.readouterr().err
 
 
 def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):
@@ -127,7 +127,7 @@ def test_what_cannot_be_exported(run, tmp_path, capsys):
     assert main(["export", "hf", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert main(["export", "tape", run]) == 2
-    assert "unknown form 'tape'" in capsys.readouterr().err
+    assert "unknown format 'tape'" in capsys.readouterr().err
     assert main(["export"]) == 2
     assert main(["export", "--help"]) == 0
     assert "hf" in capsys.readouterr().out

@@ -124,9 +124,9 @@ def test_a_run_without_a_memory_vector_is_refused(capsys, runs, name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--segments", "1"], "--segments is 1 and --warm-up 4; expected at least 2 and at least 0"),
-        (["--warm-up", "-1"], "--segments is 3 and --warm-up -1"),
-        (["--segments", "40"], "4 + 40 segments are 176 tokens and the split test has 35"),
+        (["--segments", "1"], "segments is 1; expected at least 2"),
+        (["--warm-up", "-1"], "warm_up is -1; expected at least 0"),
+        (["--segments", "40"], "the split test has 35 tokens; expected at least 176 for 4 + 40 segments"),
     ],
 )
 def test_impossible_stretches_are_refused(capsys, runs, words, message):
@@ -134,7 +134,7 @@ def test_impossible_stretches_are_refused(capsys, runs, words, message):
 
 
 def test_runs_of_one_name_are_refused(capsys, runs):
-    assert "must have different names" in failure(capsys, "gradients", runs["gru"], runs["gru"])
+    assert "expected folders with different names" in failure(capsys, "gradients", runs["gru"], runs["gru"])
 
 
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path):

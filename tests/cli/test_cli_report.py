@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from recurra.cli import main
-from recurra.cli.training_command import training_command
-from recurra.report import read_summary
+from recurra.runs.summary import read_summary
+from recurra.runs.training_command import training_command
 from recurra.training import load_recipe
 
 HORIZON = """
@@ -305,7 +305,7 @@ def test_a_broken_summary_and_a_broken_section_are_named(there, capsys):
     assert "02-bad.md.jinja, line 2: 'nothing' is undefined" in failure(capsys, str(there))
     (there / "summaries").mkdir()
     (there / "summaries" / "x.json").write_text("{")
-    assert "x.json is no JSON" in failure(capsys, str(there))
+    assert "x.json is not JSON" in failure(capsys, str(there))
     assert not there.with_suffix(".md").exists()
 
 

@@ -135,4 +135,6 @@ def test_table_refuses_what_it_cannot_list(capsys):
         capsys, "table", "recipes/toy/family.yaml", "--number", "7"
     )
     assert "expected a recipe family" in failure(capsys, "table", "runs/toy-xl/config.yaml")
-    assert "name one as in recipes/toy/family.yaml#xl" in failure(capsys, "train", "recipes/toy/family.yaml")
+    assert "one of its variants, as in recipes/toy/family.yaml#xl" in failure(
+        capsys, "train", "recipes/toy/family.yaml"
+    )

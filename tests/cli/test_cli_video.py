@@ -129,8 +129,10 @@ def test_a_short_last_segment_is_said(capsys, tmp_path):
     words = ["classify", "runs/motions-timesformer", video(0), "--rate", "5", "--out", str(tmp_path)]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "ends within the segment: its last frame stands 2 more times" in lines[2]  # 4 frames of 0.75 s at 5 a second
-    assert "ends within" not in lines[1]
+    assert (
+        "the video ends within this segment; its last frame is repeated 2 times" in lines[2]
+    )  # 4 frames of 0.75 s at 5 a second
+    assert "ends within this" not in lines[1]
 
 
 def test_classify_needs_no_training_videos(capsys, tmp_path, workplace):
@@ -147,26 +149,26 @@ def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     run = "runs/motions-crvit"
     assert "text.mp4 is unreadable" in failure(capsys, "classify", run, str(tmp_path / "text.mp4"))
     assert "missing.mp4" in failure(capsys, "classify", run, str(tmp_path / "missing.mp4"))
-    assert "--rate must be greater than 0" in failure(capsys, "classify", run, video(0), "--rate", "0")
-    assert "--top must be 1 or more" in failure(capsys, "classify", run, video(0), "--top", "0")
-    assert "different names" in failure(capsys, "classify", run, video(0), video(0))
+    assert "--rate is 0.0; expected a number above 0" in failure(capsys, "classify", run, video(0), "--rate", "0")
+    assert "--top is 0; expected at least 1" in failure(capsys, "classify", run, video(0), "--top", "0")
+    assert "expected different ones" in failure(capsys, "classify", run, video(0), video(0))
     assert "holds no run" in failure(capsys, "classify", str(tmp_path), video(0))
     other = "patch_size is 5; expected a divisor of image_size = 16"
     assert other in failure(capsys, "classify", run, video(0), "--model.patch_size", "5")
 
 
 def test_a_long_stream_keeps_a_bounded_number_of_frames(monkeypatch, capsys, tmp_path):
-    import recurra.cli.classify as command
+    from recurra.runs import classify
 
     kept = []
-    monkeypatch.setattr(command, "_draw", lambda seen, *rest: kept.append(seen) or Path("none"))
+    monkeypatch.setattr(classify.ContactSheet, "draw", lambda sheet, *place: kept.append(sheet) or Path("none"))
     with VideoFile(video(0)) as file:
         duration = file.probe().duration
     assert main(["classify", "runs/motions-timesformer", video(0), "--rate", "400", "--out", str(tmp_path)]) == 0
-    (seen,) = kept
-    assert len(seen.frames.items) <= command.SHOWN_FRAMES < 400 * duration
-    times = [time for time, _ in seen.frames.items]
-    assert times == pytest.approx([seen.frames.stride / 400 * place for place in range(len(times))])
+    (sheet,) = kept
+    assert len(sheet.frames.items) <= classify.MAX_FRAMES < 400 * duration
+    times = [time for time, _ in sheet.frames.items]
+    assert times == pytest.approx([sheet.frames.stride / 400 * place for place in range(len(times))])
 
 
 def test_a_bad_start_leaves_no_run_behind(capsys):

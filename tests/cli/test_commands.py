@@ -15,7 +15,7 @@ import torch
 
 from recurra.cli import demo, main
 from recurra.cli.arguments import split_overrides
-from recurra.cli.train import default_run_folder
+from recurra.runs.start import default_run_folder
 
 RECIPE = """
 experiment: memory-horizon
@@ -128,7 +128,7 @@ def test_a_run_is_not_overwritten(capsys, recipe, trained):
         (["--training.epochs", "0"], "training.epochs is 0; expected at least 1"),
         (["--training.precision", "half"], "training.precision"),
         (["--model.mixer", "nonsense"], "nonsense"),
-        (["--training.epochs"], "--training.epochs needs a value"),
+        (["--training.epochs"], "--training.epochs is the last word; expected a value after it"),
     ],
 )
 def test_wrong_keys_and_values_leave_no_run(capsys, recipe, tmp_path, words, message):
@@ -164,7 +164,7 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch):
 def test_help_shows_every_field_with_its_docstring(capsys, recipe):
     assert main(["train", recipe, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--resume RUN go on with the run in this folder" in text
+    assert "--resume RUN continue the run in this folder" in text
     assert "--training.epochs EPOCHS Passes over the training data. (type: int, default: 3)" in text
     assert "--data.sequence_length" in text
 
@@ -291,7 +291,7 @@ def test_a_text_run_is_trained_scored_and_drawn(capsys, tmp_path):
     assert names == {"gate-magnitudes", "gate-phases", "magnitude-activations", "curves"}
 
 
-def test_demo_compares_both_variants_and_goes_on_where_it_was_stopped(capsys, monkeypatch, tmp_path):
+def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, monkeypatch, tmp_path):
     recipes, out = tmp_path / "recipes", tmp_path / "out"
     (recipes / "demo").mkdir(parents=True)
     for name, transition in (("data-controlled", "data"), ("fixed", "fixed")):
@@ -306,7 +306,7 @@ def test_demo_compares_both_variants_and_goes_on_where_it_was_stopped(capsys, mo
     assert (out / "fixed" / "figures" / "gate-magnitudes.png").is_file()
     before = measured(out / "fixed")
     assert main(["demo", "--run", str(out)]) == 0
-    assert "going on" in capsys.readouterr().out
+    assert "continued in" in capsys.readouterr().out
     assert measured(out / "fixed") == before
 
 

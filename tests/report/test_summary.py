@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.report import Summary, read_summaries, read_summary, thinned_curve, write_summary
-from recurra.report.summary import SummaryError, rounded
+from recurra.runs.summary import SummaryError, rounded
 
 from .conftest import TEXT
 
@@ -59,7 +59,7 @@ def test_what_is_kept_lies_evenly():
 
 
 def test_a_curve_of_one_point_is_refused():
-    with pytest.raises(ValueError, match="at_most must be 2 or more, got 1"):
+    with pytest.raises(ValueError, match="at_most is 1; expected at least 2"):
         thinned_curve([], 1)
 
 
@@ -94,11 +94,11 @@ def test_lists_stand_on_one_line(tmp_path, make_summary):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:100], "is no JSON"),
-        (lambda text: "[]", "its format is 'list'"),
-        (lambda text: text.replace('"format": 1', '"format": 7'), "is no summary of format 1, its format is 7"),
-        (lambda text: text.replace('"steps"', '"stops"'), "missing or unknown: steps, stops"),
-        (lambda text: text.replace("a-run", "b-run"), "is the summary of a run called 'b-run'"),
+        (lambda text: text[:100], "is not JSON"),
+        (lambda text: "[]", "has the format 'list'"),
+        (lambda text: text.replace('"format": 1', '"format": 7'), "has the format 7; expected a summary of format 1"),
+        (lambda text: text.replace('"steps"', '"stops"'), "missing or unknown keys: steps, stops"),
+        (lambda text: text.replace("a-run", "b-run"), "is the summary of a run named 'b-run'"),
     ],
 )
 def test_what_is_no_summary_is_refused_by_name(tmp_path, make_summary, change, message):

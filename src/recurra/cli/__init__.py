@@ -1,5 +1,4 @@
-"""The command line: `recurra COMMAND`, each command in a module of its own that is imported when it is
-called."""
+"""The command line: `recurra COMMAND`. Each command is a module of its own, imported when it is called."""
 
 import os
 import sys
@@ -7,19 +6,19 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
-    "train": ("recurra.cli.train", "train a recipe, or go on with a run"),
+    "train": ("recurra.cli.train", "train a recipe, or resume a run"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
-    "generate": ("recurra.cli.generate", "go on with a text, from a trained run"),
-    "classify": ("recurra.cli.classify", "say what videos show, segment by segment, with a video model"),
-    "export": ("recurra.cli.export", "write a run in a form that other programs load"),
-    "convert": ("recurra.cli.convert", "runs, folders for transformers and single files, each into the others"),
+    "generate": ("recurra.cli.generate", "continue a text with a trained run"),
+    "classify": ("recurra.cli.classify", "classify videos segment by segment with a video run"),
+    "export": ("recurra.cli.export", "write a run in a format that other programs load"),
+    "convert": ("recurra.cli.convert", "convert between runs, folders for transformers and single files"),
     "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
-    "table": ("recurra.cli.table", "list a family's recipes, published and measured"),
+    "table": ("recurra.cli.table", "list a family's recipes with published and measured scores"),
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
-    "gradients": ("recurra.cli.gradients", "measure gradients between segments, and their bound"),
+    "gradients": ("recurra.cli.gradients", "measure gradients between segments and their bound"),
     "report": ("recurra.cli.report", "build the page of results from summaries of runs"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
-    "info": ("recurra.cli.info", "versions, backends, mixers"),
+    "info": ("recurra.cli.info", "show versions, backends and mixers"),
 }
 EXTRAS = {
     "av": "video",
@@ -30,17 +29,17 @@ EXTRAS = {
     "onnxruntime": "export",
     "executorch": "executorch",
 }
-"""Packages that some commands need, and the extra of recurra that installs each."""
+"""Packages that some commands need, with the extra that installs each."""
 
 DEBUG_VARIABLE = "RECURRA_DEBUG"
 FAILED = 2
-NOBODY_READS = 141  # what shells report of a program that wrote into a closed pipe: 128 + SIGPIPE
+NOBODY_READS = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0, or 2 after an error, which is printed in plain words.
+    """Run a command and return its exit code: 0, or 2 after an error, which is printed in plain words.
 
-    With RECURRA_DEBUG=1 in the environment an error comes with its traceback.
+    With RECURRA_DEBUG=1 in the environment, errors are raised with their traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("recurra: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `recurra generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         return NOBODY_READS
     except ImportError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
@@ -64,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"recurra {words[0]}: {error.name} is missing: pip install recurra[{extra}]", file=sys.stderr)
         return FAILED
     except (ValueError, OSError, FloatingPointError) as error:
-        # What the library raises for a wrong key, value, file or checkpoint, and for a run that diverged.
-        # All else is a mistake of ours, whose traceback is wanted.
+        # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
+        # Anything else is our own mistake, and its traceback is wanted.
         if _wants_tracebacks():
             raise
         print(f"recurra {words[0]}: {error}", file=sys.stderr)
@@ -77,7 +76,9 @@ def _wants_tracebacks() -> bool:
 
 
 def usage() -> str:
-    """The commands, one a line."""
+    """List the commands, one per line."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: recurra COMMAND [ARGUMENTS]", "", *lines, "", "recurra COMMAND --help tells more."])
+    return "\n".join(
+        ["usage: recurra COMMAND [ARGUMENTS]", "", *lines, "", "`recurra COMMAND --help` shows its arguments."]
+    )

@@ -1,5 +1,7 @@
-"""Telling a command's own arguments from values that are set over a recipe: a recipe's keys have a dot in
-them."""
+"""What the arguments of all commands have in common, and how they differ from values set over a recipe.
+
+A recipe's keys contain a dot: --training.epochs 2.
+"""
 
 from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Sequence
@@ -11,24 +13,42 @@ SECTIONS = frozenset(field.name for field in fields(Experiment))
 OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
 
+class _Paragraphs(HelpFormatter):
+    """Fills the paragraphs of a description, and keeps indented ones as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(part if part.startswith(" ") else fill(part, width, indent) for part in text.split("\n\n"))
+
+
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
-    """A parser of a command's own arguments; its help speaks of overrides where the command takes them."""
+    """Make a parser of a command's own arguments; its help mentions overrides if the command takes them."""
     return ArgumentParser(
         prog=f"recurra {name}",
         description=description,
         epilog=OVERRIDES_HELP if overrides else None,
         allow_abbrev=False,
         add_help=add_help,
-        formatter_class=lambda prog: HelpFormatter(prog, width=100),
+        formatter_class=lambda prog: _Paragraphs(prog, width=100),
+    )
+
+
+def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:
+    """Add the option that chooses a run's checkpoint."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help=f"{of}: best (default), last, previous or the path of a file",
     )
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the words of a command line into the command's own and those that set a recipe's values.
+    """Separate a command's own words from those that set a recipe's values.
 
     Returns:
-        (own, overrides): "--section.key=value", or "--section.key" and the word after it, go to the second
-        list; so does a whole section.
+        (own, overrides): the second list gets "--section.key=value", "--section.key" with the word after it, and whole
+        sections likewise.
 
     Raises:
         ValueError: a key is the last word and has no value.
@@ -46,5 +66,5 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
             try:
                 overrides.append(next(remaining))
             except StopIteration:
-                raise ValueError(f"{word} needs a value") from None
+                raise ValueError(f"{word} is the last word; expected a value after it") from None
     return own, overrides

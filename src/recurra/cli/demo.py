@@ -1,5 +1,4 @@
-"""`recurra demo`: does it help that the data controls the transition? Two small models, trained and
-compared."""
+"""`recurra demo`: does a data-controlled transition help? Train two small models and compare them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,44 +9,49 @@ from rich.table import Table
 
 import recurra
 from recurra.cli.arguments import command_parser
-from recurra.cli.figures import draw_comparison, draw_gates, score_by_span
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate
 from recurra.runs import open_run
+from recurra.runs.figures import draw_comparison, draw_gates, gates_of
+from recurra.runs.scores import score_by_span
 from recurra.training import RunFolder, Trainer, load_recipe, to_yaml
 from recurra.training.allocator import keep_large_blocks
 
-VARIANTS = ("data-controlled", "fixed")
+TRANSITIONS = ("data-controlled", "fixed")
 
 
 def run(words: Sequence[str]) -> int:
-    """Train both variants on a reduced Memory Horizon, print the comparison and draw the figures."""
+    """Train both models on a reduced Memory Horizon, print the comparison and draw the figures."""
     parser = command_parser(
-        "demo", "Train a data-controlled and a fixed transition on a small Memory Horizon.", overrides=False
+        "demo",
+        "Train a model with a data-controlled and one with a fixed transition on a small Memory Horizon, and compare "
+        "them. Stopped in the middle, it continues when it is started again.",
+        overrides=False,
     )
-    parser.add_argument("--run", default="runs/demo", metavar="FOLDER", help="where to write (default: runs/demo)")
-    folder = Path(parser.parse_args(words).run)
+    parser.add_argument(
+        "--run", type=Path, default="runs/demo", metavar="FOLDER", help="folder to write (default: runs/demo)"
+    )
+    folder = parser.parse_args(words).run
     keep_large_blocks()
     console = Console()
-    runs = []
-    for variant in VARIANTS:
-        if not _train(variant, folder / variant, console):
-            print(f"stopped; go on with: recurra demo --run {folder}", file=sys.stderr)
+    for transition in TRANSITIONS:
+        if not _train(transition, folder / transition, console):
+            print(f"stopped; continue with: recurra demo --run {folder}", file=sys.stderr)
             return 130
-        runs.append(open_run(str(folder / variant)))
+    runs = [open_run(folder / transition) for transition in TRANSITIONS]
     results = {run.name: score_by_span(run) for run in runs}
     console.print(_accuracy_table(results))
     spans = {name: by_span for name, (_, by_span) in results.items()}
-    files = draw_comparison(runs, spans, 1 / runs[0].data.output_size, folder / "figures")
-    files += [file for run in runs for file in draw_gates(run)]
+    files = draw_comparison(runs, spans, folder / "figures")
+    files += [file for run in runs for file in draw_gates(run, gates_of(run))]
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
 def recipes_folder() -> Path:
-    """The recipes that come with the source tree.
+    """Locate the recipes of the source tree.
 
     Raises:
-        FileNotFoundError: the package runs from somewhere else.
+        FileNotFoundError: the package does not run from a checkout.
     """
     folder = Path(recurra.__file__).resolve().parents[2] / "recipes"
     if not folder.is_dir():
@@ -55,28 +59,28 @@ def recipes_folder() -> Path:
     return folder
 
 
-def _train(variant: str, path: Path, console: Console) -> bool:
-    """Train a variant to its end, from where an earlier demo left it; False where a signal came first."""
+def _train(transition: str, path: Path, console: Console) -> bool:
+    """Train a model to the end, from where an earlier demo stopped; False if a signal came first."""
     folder = RunFolder(path)
-    experiment = load_recipe(recipes_folder() / "demo" / f"{variant}.yaml")
+    experiment = load_recipe(recipes_folder() / "demo" / f"{transition}.yaml")
     trainer = Trainer(experiment, folder, evaluate)
-    goes_on = folder.config.exists()
-    if goes_on:
+    resumes = folder.config.exists()
+    if resumes:
         trainer.resume("last")
     folder.write_config(to_yaml(experiment))
-    console.rule(f"{variant} transition" + (f", going on in {path}" if goes_on else ""), align="left")
+    console.rule(f"{transition} transition" + (f", continued in {path}" if resumes else ""), align="left")
     trainer.fit(console)
     return trainer.finished
 
 
 def _accuracy_table(results: Mapping[str, tuple[EvaluationResult, SpanAccuracy]]) -> Table:
-    """Test accuracy of the variants side by side, over all positions and by memory span."""
+    """Tabulate the test accuracy of the models side by side, over all positions and by memory span."""
     table = Table("memory span", *(f"{name} transition" for name in results), title="Test accuracy")
     table.add_row("all", *(f"[bold]{result.accuracy:.3f}[/bold]" for result, _ in results.values()), end_section=True)
     largest = max(len(spans.counts) for _, spans in results.values()) - 1
     first = 0
     while first <= largest:
-        # 0, 1, 2-3, 4-7, 8-15 and so on: spans count on a scale of ratios.
+        # 0, 1, 2-3, 4-7, 8-15 and so on: spans matter by their ratios.
         last = min(max(2 * first - 1, first), largest)
         shares = (_share(spans, first, last) for _, spans in results.values())
         table.add_row(str(first) if first == last else f"{first} to {last}", *shares)

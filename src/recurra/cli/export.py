@@ -1,4 +1,4 @@
-"""`recurra export`: a trained run in the form that other programs load, a sub-command for each."""
+"""`recurra export`: write a trained run in a format that other programs load, with a sub-command for each."""
 
 import sys
 from collections.abc import Sequence
@@ -16,13 +16,21 @@ def run(words: Sequence[str]) -> int:
         print(usage())
         return 0 if words else 2
     if words[0] not in EXPORTS:
-        print(f"recurra export: unknown form {words[0]!r}\n\n{usage()}", file=sys.stderr)
+        print(f"recurra export: unknown format {words[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
     return int(import_module(EXPORTS[words[0]][0]).run(words[1:]))
 
 
 def usage() -> str:
-    """The sub-commands, one a line."""
+    """List the sub-commands, one per line."""
     width = max(map(len, EXPORTS)) + 2
     lines = [f"  {name:<{width}}{text}" for name, (_, text) in EXPORTS.items()]
-    return "\n".join(["usage: recurra export FORM RUN ...", "", *lines, "", "recurra export FORM --help tells more."])
+    return "\n".join(
+        [
+            "usage: recurra export FORMAT RUN ...",
+            "",
+            *lines,
+            "",
+            "`recurra export FORMAT --help` shows more.",
+        ]
+    )

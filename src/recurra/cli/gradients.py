@@ -1,50 +1,49 @@
-"""`recurra gradients`: how gradients pass between the segments of trained Compact Recurrent Transformers."""
+"""`recurra gradients`: measure how gradients pass between the segments of trained Compact Recurrent Transformers."""
 
-import json
 import math
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from recurra.analysis import GradientFlow, measure_gradient_flow
-from recurra.analysis.memory_trace import memory_rnn
+from recurra.analysis import GradientFlow
 from recurra.analysis.plots import gradient_over_distance, save
-from recurra.cli.arguments import command_parser, split_overrides
-from recurra.data import SPLITS, Split, TextData
-from recurra.data.files import replacing
-from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
-from recurra.runs import Run, open_run
+from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.data import SPLITS
+from recurra.runs import open_run
+from recurra.runs.figures import require_different_names
+from recurra.runs.gradients import measure_gradients, measured_tokens, write_gradients
 from recurra.training.allocator import keep_large_blocks
+
+DESCRIPTION = """\
+Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
+tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Measure, print tables, write RUN/gradients.json for each run and draw one figure of all."""
+    """Measure, print, write and draw."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
+    split, segments, warm_up = arguments.split, arguments.segments, arguments.warm_up
     keep_large_blocks()
     runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
-    if len({run.name for run in runs}) < len(runs):
-        raise ValueError(f"the runs' folders must have different names, got {', '.join(run.name for run in runs)}")
-    stretches = [_stretch(run, arguments.split, arguments.warm_up, arguments.segments) for run in runs]
+    require_different_names(runs)
+    tokens = [measured_tokens(run, split, segments=segments, warm_up=warm_up) for run in runs]
     flows = {}
     progress_console = Console(stderr=True)
     with Progress(console=progress_console, transient=True, disable=not progress_console.is_terminal) as progress:
-        for trained, tokens in zip(runs, stretches):
+        for trained, text in zip(runs, tokens):
             track = partial(_track, progress, trained.name)
-            flows[trained.name] = _measure(trained, tokens, arguments.warm_up, track)
+            flows[trained.name] = measure_gradients(trained, text, warm_up=warm_up, track=track)
+    options = {"split": split, "checkpoint": arguments.checkpoint, "segments": segments, "warm_up": warm_up}
     for trained in runs:
-        options = {name: getattr(arguments, name) for name in ("split", "checkpoint", "segments", "warm_up")}
-        _write(trained, {**options, "step": trained.step}, flows[trained.name])
-    folder = Path(arguments.out) if arguments.out else runs[0].folder.figures
-    files = save(gradient_over_distance(flows), folder, "gradient-flow")
+        write_gradients(trained, {**options, "step": trained.step}, flows[trained.name])
+    files = save(gradient_over_distance(flows), arguments.out or runs[0].folder.figures, "gradient-flow")
     console = Console()
     for name, flow in flows.items():
         console.print(distance_table(name, flow))
@@ -54,61 +53,25 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Any:
-    parser = command_parser(
-        "gradients",
-        "Measure ||dy_k/dy_i|| between segments of trained Compact Recurrent Transformers, and its bound, CRT (2).",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the runs' folders")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="where the text is from (default: test)")
+def _parser() -> ArgumentParser:
+    parser = command_parser("gradients", DESCRIPTION)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
     parser.add_argument(
-        "--segments", type=int, default=3, metavar="N", help="segments to measure, 2 or more (default: 3)"
+        "--segments", type=int, default=3, metavar="N", help="segments to measure, at least 2 (default: 3)"
     )
     parser.add_argument(
         "--warm-up",
         type=int,
         default=4,
         metavar="N",
-        help="segments read before, from the start of the split, for a memory that is no longer zeros (default: 4)",
+        help="segments to read first, from the start of the split, so that the memory is no longer zeros (default: 4)",
     )
-    parser.add_argument("--out", metavar="FOLDER", help="for the figure (default: the first RUN's figures)")
     parser.add_argument(
-        "--checkpoint", default="best", metavar="WHICH", help="best (default), last, previous or a file"
+        "--out", type=Path, metavar="FOLDER", help="folder for the figure (default: the first RUN/figures)"
     )
+    add_checkpoint(parser)
     return parser
-
-
-def _stretch(run: Run, split: Split, warm_up: int, segments: int) -> Tensor:
-    """The tokens to read, (1, L): those of the warm-up and those to measure.
-
-    Raises:
-        ValueError: the run's model has no memory vector, the numbers are too small, or the split is too short.
-    """
-    try:
-        memory_rnn(run.model)
-    except ValueError as error:
-        raise ValueError(f"run {run.name}: {error}") from error
-    assert isinstance(run.data, TextData)
-    assert isinstance(run.model, CompactRecurrentTransformer)
-    if segments < 2 or warm_up < 0:
-        raise ValueError(f"--segments is {segments} and --warm-up {warm_up}; expected at least 2 and at least 0")
-    n_tokens = (warm_up + segments) * run.model.config.segment_length
-    tokens = run.data.tokens(split)
-    if len(tokens) < n_tokens:
-        raise ValueError(
-            f"run {run.name}: {warm_up} + {segments} segments are {n_tokens} tokens and the split {split} has "
-            f"{len(tokens)}; take fewer with --segments and --warm-up"
-        )
-    return torch.from_numpy(tokens[:n_tokens].astype("int64"))[None]
-
-
-def _measure(run: Run, tokens: Tensor, warm_up: int, track: Callable[..., Iterable[Tensor]]) -> GradientFlow:
-    model = run.model
-    assert isinstance(model, CompactRecurrentTransformer)
-    border = warm_up * model.config.segment_length
-    with torch.no_grad():
-        state = cast(CompactRecurrentTransformerState, model.hidden(tokens[:, :border])[1]) if warm_up else None
-    return measure_gradient_flow(model, tokens[:, border:], state, track=track)
 
 
 def _track(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
@@ -117,20 +80,8 @@ def _track(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) ->
     progress.remove_task(task)
 
 
-def _write(run: Run, options: Mapping[str, Any], flow: GradientFlow) -> None:
-    """Write RUN/gradients.json: the options, every number measured, and whose it is, by position."""
-    with replacing(run.folder.path / "gradients.json") as file:
-        file.write((json.dumps({**options, **_plain(asdict(flow))}, indent=2) + "\n").encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
 def distance_table(name: str, flow: GradientFlow) -> Table:
-    """||dy_k/dy_i|| and its bounds for the first and the last source of every segment, by target, the nearest first."""
+    """Tabulate ||dy_k/dy_i|| and its bounds for the first and last source of every segment, the nearest first."""
     table = Table(title=f"{name}: ||dy_k/dy_i||, and bounds of the path along the RNN")
     columns = {
         "all paths": flow.total.log10(),
@@ -152,7 +103,7 @@ def distance_table(name: str, flow: GradientFlow) -> Table:
 
 
 def step_table(flows: Mapping[str, GradientFlow]) -> Table:
-    """What a step of the memory RNN does to a gradient, one column a run."""
+    """Tabulate what a step of the memory RNN does to a gradient, with a column for each run."""
     table = Table(title="a step of the memory RNN: ||dh_t/dh_t-1||")
     table.add_column()
     for name in flows:
@@ -173,7 +124,7 @@ def step_table(flows: Mapping[str, GradientFlow]) -> Table:
 
 
 def _scientific(logarithm: float) -> str:
-    """10 to the power of a number, which need not fit into a float: 69.45 is 2.8e+69."""
+    """10 to the power of a number, even where that does not fit into a float: 69.45 gives 2.8e+69."""
     if logarithm == -math.inf:
         return "0"
     mantissa, exponent = f"{10 ** (logarithm % 1):.1e}".split("e")

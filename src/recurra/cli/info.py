@@ -1,4 +1,4 @@
-"""`recurra info`: what is installed, what can run here, what there is to choose from."""
+"""`recurra info`: show what is installed, what can run here, and what there is to choose from."""
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +19,7 @@ LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
 
 def run(words: Sequence[str]) -> int:
     """Print a table."""
-    command_parser("info", "Show versions, backends and mixers.", overrides=False).parse_args(words)
+    command_parser("info", "Show versions, backends, mixers and experiments.", overrides=False).parse_args(words)
     table = Table(show_header=False)
     for name, text in lines():
         table.add_row(name, text)
@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """What is to be said, by name."""
+    """Give the lines of the table: names and texts."""
     yield from versions().items()
     for library in LIBRARIES:
         yield library, _installed(library)

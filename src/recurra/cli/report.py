@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.cli.summarise import summarise
 from recurra.data.files import replacing
 from recurra.report import Page, write_summary
+from recurra.runs.summarise import summarise
 
 DESCRIPTION = (
     "Build a page of results, FOLDER.md, from FOLDER/sections/*.md.jinja and FOLDER/summaries/*.json, with its figures "

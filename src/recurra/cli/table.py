@@ -1,4 +1,4 @@
-"""`recurra table`: the recipes of a family, what was published of them, and what finished runs measured."""
+"""`recurra table`: list the recipes of a family, what was published of them, and what finished runs measured."""
 
 import json
 from collections.abc import Sequence
@@ -9,13 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import command_parser
-from recurra.cli.train import default_run_folder
 from recurra.runs.score_files import score_file
-from recurra.training import RecipeError, read_family
+from recurra.runs.start import default_run_folder
+from recurra.training import RecipeError, RunFolder, read_family
 
 
 class Score(NamedTuple):
-    """A score that papers report: what a table calls it, where `recurra eval` writes it, and in which unit."""
+    """A score that papers report.
+
+    title: its name in a table. measured: its key in what `recurra eval` writes. factor: to the table's unit.
+    """
 
     title: str
     measured: str
@@ -26,19 +29,19 @@ SCORES = {
     "test_perplexity": Score("Test perplexity", "perplexity"),
     "test_mean_class_accuracy": Score("Test mean class accuracy, per cent", "mean_class_accuracy", 100.0),
 }
-"""By the key of a family's published figures; a family has one of them."""
+"""By their keys in the published figures of a family, which has one of them."""
 
 
 def run(words: Sequence[str]) -> int:
     """Print a table."""
     parser = command_parser(
-        "table", "List the recipes of a family, with published and measured test scores.", overrides=False
+        "table", "List the recipes of a family with their published and measured test scores.", overrides=False
     )
     parser.add_argument("family", metavar="FILE", help="a family of recipes, such as recipes/ptb/transformers.yaml")
     parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
     arguments = parser.parse_args(words)
     family = read_family(arguments.family)
-    reported = {key for row in family.published.values() for key in row}
+    reported = {key for figures in family.published.values() for key in figures}
     key = next((key for key in SCORES if key in reported), "test_perplexity")
     table = Table("recipe", "tables", "published", "measured", title=SCORES[key].title)
     for name in family.variants:
@@ -49,15 +52,15 @@ def run(words: Sequence[str]) -> int:
         cells = (published.get(key), _measured(default_run_folder(f"{family.path}#{name}"), SCORES[key]))
         table.add_row(name, ", ".join(map(str, tables)), *("" if cell is None else f"{cell:.1f}" for cell in cells))
     if not table.row_count:
-        known = sorted({number for row in family.published.values() for number in row.get("tables", [])})
+        known = sorted({number for figures in family.published.values() for number in figures.get("tables", [])})
         raise RecipeError(f"{family.path} has no row of table {arguments.number}; it has rows of tables {known}")
     Console().print(table)
     return 0
 
 
-def _measured(run_folder: Path, score: Score) -> float | None:
-    """What `recurra eval` left in the run's folder, if there is anything."""
-    file = run_folder / score_file("test", {})
+def _measured(run: Path, score: Score) -> float | None:
+    """Read what `recurra eval` wrote into a run's folder; None if it wrote nothing."""
+    file = score_file(RunFolder(run), "test", {})
     if not file.is_file():
         return None
     return score.factor * float(json.loads(file.read_text(encoding="utf-8"))[score.measured])

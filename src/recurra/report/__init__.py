@@ -4,7 +4,7 @@
 """
 
 from recurra.report.page import Page, ReportError
-from recurra.report.summary import Summary, read_summaries, read_summary, thinned_curve, write_summary
+from recurra.runs.summary import Summary, read_summaries, read_summary, thinned_curve, write_summary
 
 __all__ = [
     "Page",

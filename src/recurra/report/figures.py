@@ -16,8 +16,8 @@ from recurra.analysis.plots import (
     save_png,
 )
 from recurra.evaluation import SpanAccuracy
-from recurra.report.summary import Summary
 from recurra.report.tables import require_runs
+from recurra.runs.summary import Summary
 
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled for a point of the accuracy over the memory span."""

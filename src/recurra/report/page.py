@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from recurra.report import tables
 from recurra.report.figures import Figures
-from recurra.report.summary import Summary, read_summaries
+from recurra.runs.summary import Summary, read_summaries
 from recurra.training import RecipeFamily, read_family
 
 SECTION = "*.md.jinja"

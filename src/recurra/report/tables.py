@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from recurra.report.summary import Summary
+from recurra.runs.summary import Summary
 from recurra.training import RecipeFamily
 from recurra.training.experiment import flat
 

@@ -1,4 +1,4 @@
-"""What is kept of a run in the repository: settings, scores and curve in a small JSON file, no weights."""
+"""Summaries of runs: small JSON files with settings, scores and curve, without weights, for the repository."""
 
 import json
 import math
@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from recurra.checks import require_at_least
 from recurra.data.files import replacing
 from recurra.training import EXPERIMENTS, TextExperiment
 
 FORMAT = 1
-"""Raised when a summary of before can no longer be read."""
+"""Increased when older summaries can no longer be read."""
 DIGITS = 6
 """Significant digits of every measured number."""
 TRAINING_POINTS = 200
-"""At most so many rows of a curve are kept for their training loss alone."""
+"""Maximum number of rows that a curve keeps for their training loss alone."""
 CURVE_COLUMNS = ("step", "epoch", "train_loss", "valid_loss", "valid_accuracy")
 
 
@@ -30,39 +31,39 @@ class Summary:
     format: int = FORMAT
     name: str
     command: str
-    """What trains it."""
+    """The command that trains it."""
     config: dict[str, Any]
-    """The complete experiment, as in its config.yaml; of the places where things lie outside, the name only."""
+    """The complete experiment, as in config.yaml, but only the name of each path outside the working folder."""
     parameters: int
     finished: bool
     steps: int
     total_steps: int
-    """Updates made, and those that the whole run has."""
+    """Updates made, and those of the whole run."""
     epochs: float
     total_epochs: float
     unit: str
-    """tokens or frames: what was counted."""
+    """What `count` counts: tokens or frames."""
     count: int
     seconds: float
-    """Read in training, and the seconds that it took; evaluation left out."""
+    """Tokens or frames read in training, and the seconds it took, without evaluation."""
     resumed_at: list[int]
-    """The steps at which it was interrupted and went on from a checkpoint."""
+    """The steps at which it was resumed from a checkpoint."""
     versions: dict[str, str]
     hardware: dict[str, Any] | None
-    """None where the run did not write down what it ran on."""
+    """None if the run did not record what it ran on."""
     validation: dict[str, dict[str, int | float]]
-    """The evaluations `best` and `last`: their step, loss and, where it was measured, accuracy."""
+    """The evaluations `best` and `last`: their step, loss and, if it was measured, accuracy."""
     scores: dict[str, dict[str, Any]]
-    """What `recurra eval` left, by its file's name without .json: eval-test, eval-test-segment_length-17."""
+    """What `recurra eval` wrote, by the file's name without .json: eval-test, eval-test-segment_length-17."""
     curve: dict[str, list[int | float | None]]
-    """Columns of equal length, out of `CURVE_COLUMNS`; None where nothing was measured."""
+    """Columns of equal length, a subset of `CURVE_COLUMNS`; None where nothing was measured."""
     spans: dict[str, list[int]] | None = None
-    """Of Memory Horizon: n_correct and counts of the test split's positions by memory span, from 0 on."""
+    """On Memory Horizon: n_correct and counts of the test split's positions by memory span, from 0 on."""
     gates: dict[str, Any] | None = None
-    """Where gates depend on the data: layers, means (for each of them the mean |a| of every step of one test sequence)
+    """If the gates depend on the data: layers, means (for each layer the mean |a| at every step of one test sequence)
     and resets, the steps of the reset token."""
     cost: dict[str, Any] | None = None
-    """Of a text: the model's kind, n_layer and segment_length, and what `recurra cost` says of them."""
+    """Over text: the model's kind, n_layer and segment_length, and what `recurra cost` counts for them."""
 
     @property
     def is_text(self) -> bool:
@@ -71,17 +72,17 @@ class Summary:
 
     @property
     def seed(self) -> int:
-        """What weights and the order of the data are drawn from."""
+        """The seed of the weights and of the order of the data."""
         return int(self.config["training"]["seed"])
 
     @property
     def precision(self) -> str:
-        """Of training; scores are of float32."""
+        """The precision of training; scores are always measured in float32."""
         return str(self.config["training"]["precision"])
 
     @property
     def speed(self) -> float:
-        """Tokens, or frames, a second of training; NaN where none was measured."""
+        """Tokens or frames per second of training; NaN if none was measured."""
         return self.count / self.seconds if self.seconds else math.nan
 
     @property
@@ -91,19 +92,19 @@ class Summary:
         return None if loss is None else math.exp(loss)
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key of the configuration; None where it has no such key."""
+        """Look up a dotted key of the configuration; None if there is no such key."""
         found: Any = self.config
         for word in key.split("."):
             found = found.get(word) if isinstance(found, Mapping) else None
         return found
 
     def score(self, key: str, file: str = "eval-test") -> float | None:
-        """What `recurra eval` measured under this key, `accuracy` or `perplexity` say; None where it was not scored."""
+        """Look up a score that `recurra eval` measured, such as "accuracy" or "perplexity"; None if it did not."""
         value = self.scores.get(file, {}).get(key)
         return None if value is None else float(value)
 
     def rows(self) -> list[dict[str, int | float]]:
-        """The curve row by row, without what was not measured; with the perplexity beside a text's validation loss."""
+        """Give the curve row by row, without missing values; rows over text also get the validation perplexity."""
         columns = [[(name, value) for value in values] for name, values in self.curve.items()]
         rows = [{name: value for name, value in row if value is not None} for row in zip(*columns)]
         if self.is_text:
@@ -116,17 +117,19 @@ class Summary:
 def thinned_curve(
     rows: Sequence[Mapping[str, str]], at_most: int = TRAINING_POINTS
 ) -> dict[str, list[int | float | None]]:
-    """The columns of a curve: every row with a validation, and of the others `at_most`, evenly and with both ends.
+    """Thin a curve: keep every row with a validation, and at most `at_most` others, evenly spaced with both ends.
 
     Args:
-        rows: of a metrics.csv, in order.
-        at_most: 2 or more.
+        rows: the rows of a metrics.csv, in order.
+        at_most: at least 2.
+
+    Returns:
+        the columns, without those that were never measured.
 
     Raises:
-        ValueError: at_most is below 2.
+        ValueError: `at_most` is below 2.
     """
-    if at_most < 2:
-        raise ValueError(f"at_most must be 2 or more, got {at_most}: a curve keeps both its ends")
+    require_at_least(2, at_most=at_most)
     others = [number for number, row in enumerate(rows) if not row.get("valid_loss")]
     if len(others) > at_most:
         others = [others[round(place * (len(others) - 1) / (at_most - 1))] for place in range(at_most)]
@@ -144,7 +147,7 @@ def _number(cell: str | None) -> int | float | None:
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
-    """The same with every float to so many significant digits; None for what is no finite number."""
+    """Round every float to `digits` significant digits; infinities and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -153,9 +156,9 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:
-    """Write folder/NAME.json, in the place of what was there, and return its path.
+    """Write FOLDER/NAME.json, over what was there, and return its path.
 
-    Numbers are rounded, the configuration's excepted. Lists stand on one line each, so that a change is easy to read.
+    Numbers are rounded, except in the configuration. Each list takes one line, which makes changes easy to read.
     """
     plain = asdict(summary)
     plain = {key: value if key == "config" else rounded(value) for key, value in plain.items()}
@@ -182,27 +185,27 @@ def read_summary(path: Path) -> Summary:
     """Read a summary.
 
     Raises:
-        SummaryError: the file is no JSON, or no summary of this version.
+        SummaryError: the file is not JSON, or not a summary of this version.
         OSError: it cannot be read.
     """
-    again = "make it again with `recurra report --add RUN`"
+    again = "write it again with `make report RUNS=FOLDER`"
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise SummaryError(f"{path} is no JSON ({error}); {again}") from error
+        raise SummaryError(f"{path} is not JSON ({error}); {again}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
-        raise SummaryError(f"{path} is no summary of format {FORMAT}, its format is {found!r}; {again}")
+        raise SummaryError(f"{path} has the format {found!r}; expected a summary of format {FORMAT}: {again}")
     names = {known.name for known in fields(Summary)}
     if differing := sorted(names.symmetric_difference(plain)):
-        raise SummaryError(f"{path}: missing or unknown: {', '.join(differing)}; {again}")
+        raise SummaryError(f"{path} has missing or unknown keys: {', '.join(differing)}; {again}")
     if plain["name"] != path.stem:
-        raise SummaryError(f"{path} is the summary of a run called {plain['name']!r}; the two names must be the same")
+        raise SummaryError(f"{path} is the summary of a run named {plain['name']!r}; expected the file's own name")
     return Summary(**plain)
 
 
 def read_summaries(folder: Path) -> list[Summary]:
-    """All summaries of a folder, by name; none where the folder is not there.
+    """Read all summaries of a folder, by name; none if the folder does not exist.
 
     Raises:
         SummaryError: one of them cannot be read.

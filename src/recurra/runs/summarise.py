@@ -1,37 +1,37 @@
-"""From a run's folder to its summary; what needs the weights is measured here."""
+"""From a run's folder to its summary. Whatever needs the weights is measured here."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from recurra.analysis import record_gates
-from recurra.cli.cost import as_plain, model_cost
-from recurra.cli.figures import score_by_span
-from recurra.cli.training_command import training_command
-from recurra.cli.video_scores import DETAILS
 from recurra.data import MemoryHorizon
-from recurra.report import Summary, thinned_curve
-from recurra.runs import Run, open_run
+from recurra.runs.cost import model_cost
+from recurra.runs.figures import gates_of
+from recurra.runs.run import Run, open_run
+from recurra.runs.score_files import PREFIX, read_scores
+from recurra.runs.scores import DETAILS, score_by_span
+from recurra.runs.summary import Summary, thinned_curve
+from recurra.runs.training_command import training_command
 from recurra.training import CheckpointFolder, Experiment, RunFolder, TextExperiment, read_metrics
 from recurra.training.experiment import to_plain
 
 GATE_DECIMALS = 3
-"""Of magnitudes in [0, 1] that are drawn: a thousandth is less than a line is wide."""
+"""Decimals of drawn magnitudes in [0, 1]: a thousandth is less than the width of a line."""
 
 
-def summarise(path: str, recipes: Path, overrides: Sequence[str] = ()) -> Summary:
-    """The summary of a run as it stands, finished or not.
+def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) -> Summary:
+    """Summarise a run as it stands, finished or not.
 
     Args:
         path: the run's folder.
-        recipes: the folder of recipes; the run's command names the one that it comes from.
-        overrides: where a corpus has moved to; nothing else.
+        recipes: the folder of recipes; the run's command names the one that it was trained with.
+        overrides: where a corpus has moved to, and nothing else.
 
     Raises:
-        FileNotFoundError: there is no run.
-        CheckpointError: it has no checkpoint yet that could be measured, or a damaged one.
-        ValueError: `overrides` make another model or other data of it, or its scores are of another checkpoint.
+        FileNotFoundError: the folder does not contain a run.
+        CheckpointError: the run has no checkpoint yet, or a damaged one.
+        ValueError: `overrides` change the model or its data, or the run's scores are of another checkpoint.
     """
     run = open_run(path, overrides=overrides)
     if run.changes:
@@ -54,7 +54,7 @@ def summarise(path: str, recipes: Path, overrides: Sequence[str] = ()) -> Summar
         unit=run.experiment.unit,
         count=reached["tokens"],
         seconds=reached["seconds"],
-        # Older checkpoints do not know.
+        # Older checkpoints did not store it.
         resumed_at=list(saved.get("resumed_at", ())),
         versions=saved["versions"],
         hardware=_hardware(run.folder),
@@ -67,8 +67,7 @@ def summarise(path: str, recipes: Path, overrides: Sequence[str] = ()) -> Summar
 
 
 def without_outer_places(config: Any) -> Any:
-    """A configuration with the bare name in place of each path that leads out of the working folder: where things lie
-    on a machine is nobody else's business."""
+    """Replace each path that leads out of the working folder by its bare name: where things are is private."""
     if isinstance(config, Mapping):
         return {key: without_outer_places(value) for key, value in config.items()}
     if isinstance(config, list):
@@ -84,7 +83,7 @@ def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
 
 
 def _reached(rows: Sequence[Mapping[str, str]], position: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """How far the run is: the log's last row or the newest checkpoint, whichever is later."""
+    """How far the run has got: by the log's last row or the newest checkpoint, whichever is later."""
     last = rows[-1] if rows else None
     if last is None or int(last["step"]) < position["step"]:
         return {key: position[key] for key in ("step", "tokens", "seconds")}
@@ -92,7 +91,7 @@ def _reached(rows: Sequence[Mapping[str, str]], position: Mapping[str, Any], exp
 
 
 def _hardware(folder: RunFolder) -> dict[str, Any] | None:
-    """From summary.json, which older runs have at their end only."""
+    """Read it from summary.json, which older runs write only at their end."""
     if not folder.summary.is_file():
         return None
     found: dict[str, Any] = json.loads(folder.summary.read_text(encoding="utf-8"))["hardware"]
@@ -100,7 +99,7 @@ def _hardware(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
-    """The last evaluation and the best one, of equal ones the first, as the trainer has them."""
+    """The last evaluation and the best one: of equal ones the first, as in the trainer."""
     scores = []
     for row in rows:
         if row["valid_loss"]:
@@ -114,19 +113,20 @@ def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> di
 
 
 def _scores(run: Run) -> dict[str, dict[str, Any]]:
-    """What `recurra eval` left of the test split."""
+    """The scores of the test split that `recurra eval` wrote."""
     scores = {}
-    for file in sorted(run.folder.path.glob("eval-test*.json")):
-        try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            checkpoint, step = found["checkpoint"], found["step"]
-        except (ValueError, KeyError, TypeError) as error:
+    for name, found in read_scores(run.folder).items():
+        if not name.startswith("test"):
+            continue
+        file = run.folder.path / f"{PREFIX}{name}.json"
+        if "checkpoint" not in found or "step" not in found:
             raise ValueError(
-                f"{file} is not what `recurra eval` writes ({error!r}); score the run again, or remove the file"
-            ) from error
-        if checkpoint == "best" and step != run.step:
+                f"{file} is not what `recurra eval` writes: it has no checkpoint or no step; score the run again, or "
+                "remove the file"
+            )
+        if found["checkpoint"] == "best" and found["step"] != run.step:
             raise ValueError(
-                f"{file} is of step {step}, and the best checkpoint is now of step {run.step}; score it again "
+                f"{file} is of step {found['step']}, and the best checkpoint is now of step {run.step}; score it again "
                 f"with `recurra eval {run.folder.path}`, or remove the file"
             )
         scores[file.stem] = {key: value for key, value in found.items() if key not in DETAILS}
@@ -134,15 +134,13 @@ def _scores(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _cost(run: Run) -> dict[str, Any] | None:
-    return (
-        as_plain(model_cost(run.name, run.experiment, run.model))
-        if isinstance(run.experiment, TextExperiment)
-        else None
-    )
+    if not isinstance(run.experiment, TextExperiment):
+        return None
+    return model_cost(run.name, run.experiment, run.model).as_plain()
 
 
 def _of_memory_horizon(run: Run) -> dict[str, Any]:
-    """Right positions by memory span, and the gates, where they depend on the data."""
+    """Correct positions by memory span, and the gates if they depend on the data."""
     if not isinstance(run.data, MemoryHorizon):
         return {}
     spans = score_by_span(run)[1]
@@ -153,9 +151,9 @@ def _of_memory_horizon(run: Run) -> dict[str, Any]:
 
 
 def _gates(run: Run, reset_token: int) -> dict[str, Any] | None:
-    if not any(hasattr(module, "transition") for module in run.model.modules()):
+    record = gates_of(run)
+    if record is None:
         return None
-    record = record_gates(run.model, run.data.source("test").batch(0, 0).inputs[:1])
     means = [magnitude[0].mean(dim=1) for magnitude in record.magnitudes]
     if all(bool((mean == mean[0]).all()) for mean in means):
         return None

@@ -1,21 +1,21 @@
-"""The command that trains a run again, found by comparing the run's configuration with the recipes."""
+"""The command that trains a run again, found by comparing its configuration with the recipes."""
 
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from recurra.cli.train import default_run_folder
+from recurra.runs.start import default_run_folder
 from recurra.training import Experiment, RecipeError, load_recipe, read_family
 from recurra.training.experiment import differences, flat, to_plain
 from recurra.training.recipe_family import read_recipe
 
 PLACES = ("data.path", "data.cache", "data.tokenizer")
-"""Where things lie: the reader's own business."""
+"""Where things are on a machine: the reader's own business."""
 
 
 def training_command(name: str, experiment: Experiment, recipes: Path) -> str:
-    """`recurra train` with the recipe that is nearest to a run, and whatever the run has otherwise.
+    """Write `recurra train` with the recipe nearest to a run, and every value in which the run differs.
 
     Args:
         name: the run's.
@@ -23,8 +23,8 @@ def training_command(name: str, experiment: Experiment, recipes: Path) -> str:
         recipes: the folder of recipes, with a folder for each subject.
 
     Returns:
-        A command with which the recipe becomes this very experiment, but for the places of its data. Where no recipe
-        does, that of its config.yaml.
+        a command that makes the recipe this very experiment, apart from the places of its data; if no recipe can be
+        made so, the command for the run's config.yaml.
     """
     trained = to_plain(experiment)
     for word in _nearest_first(trained, recipes)[:1]:
@@ -40,7 +40,7 @@ def training_command(name: str, experiment: Experiment, recipes: Path) -> str:
 
 
 def _nearest_first(trained: dict[str, Any], recipes: Path) -> list[str]:
-    """The recipes of the same experiment, those with the fewest other values first, then those that say most."""
+    """The recipes of the same experiment: those with the fewest different values first, then the most detailed."""
     values = dict(flat(trained))
     ranks = []
     for path in sorted(recipes.glob("*/*.yaml")):

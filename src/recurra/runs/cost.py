@@ -1,0 +1,128 @@
+"""What the models of recipes and runs cost: FLOPs, parameters and carried bytes, beside the CRT paper's formulas."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from recurra.analysis import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
+from recurra.analysis.plots import CostPoint
+from recurra.checks import require_at_least
+from recurra.data import MemoryHorizonConfig, TextConfig
+from recurra.models import DataSizes, VideoSizes
+from recurra.runs.run import open_run
+from recurra.runs.score_files import read_scores, score_file
+from recurra.training import Experiment, load_recipe
+
+
+class CostRow(NamedTuple):
+    """The cost of a recipe's or run's model.
+
+    name: what it was called. kind: of model. published: by the paper's formula; None if the paper has none.
+    measured: counted.
+    """
+
+    name: str
+    kind: str
+    n_layer: int
+    segment_length: int
+    published: PublishedCost | None
+    measured: MeasuredCost
+
+    def as_plain(self) -> dict[str, Any]:
+        """Convert to what JSON can hold; `published` is None if the paper has no formula."""
+        published = self.published._asdict() if self.published else None
+        return {**self._asdict(), "published": published, "measured": self.measured._asdict()}
+
+
+def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None = None) -> CostRow:
+    """Count the cost of a recipe or a run. No weight is allocated.
+
+    Args:
+        word: a recipe, FILE or FILE#VARIANT, or the folder of a run.
+        overrides: values set over it.
+        vocabulary: the size of the vocabulary; None reads it from the corpus.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        ValueError: the recipe is impossible, its corpus is missing while `vocabulary` is None, or its model is of a
+            kind that cannot be counted.
+    """
+    experiment = open_run(word, overrides=overrides).experiment if Path(word).is_dir() else load_recipe(word, overrides)
+    sizes = _sizes(word, experiment) if vocabulary is None else _stated_sizes(word, experiment, vocabulary)
+    with torch.device("meta"):
+        model: Any = experiment.model.build(sizes)
+    return model_cost(word, experiment, model)
+
+
+def model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
+    """Count the cost of an experiment's model.
+
+    Raises:
+        ValueError: it is of a kind that cannot be counted.
+    """
+    n_steps = _segment_length(experiment)
+    measured = measured_cost(model, n_steps)
+    return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
+
+
+def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
+    """Read the test perplexity that `recurra eval` measured of a run, with the same overrides.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        ValueError: this is not a folder, or the run has not been scored; the message says how to.
+    """
+    if not Path(word).is_dir():
+        raise ValueError(f"{word} is not the folder of a run; expected one that has been scored: train it first")
+    run = open_run(word, overrides=overrides)
+    file = score_file(run.folder, "test", run.changes)
+    try:
+        return float(read_scores(run.folder)[file.stem.removeprefix("eval-")]["perplexity"])
+    except (ValueError, KeyError, TypeError) as error:
+        command = " ".join(["recurra eval", word, *overrides])
+        raise ValueError(f"there is no test perplexity in {file}; score the run first:\n  {command}") from error
+
+
+def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:
+    """Group the points of perplexity over FLOPs by kind of model and, if depths differ, by depth."""
+    depths = {row.n_layer for row in rows}
+    curves: dict[str, list[CostPoint]] = {}
+    for row, perplexity in zip(rows, perplexities):
+        name = row.kind if len(depths) == 1 else f"{row.kind}, {row.n_layer} layers"
+        curves.setdefault(name, []).append(CostPoint(row.segment_length, row.measured.block_flops, perplexity))
+    return curves
+
+
+def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:
+    try:
+        return experiment.sizes(experiment.build_data())
+    except (OSError, ValueError) as error:
+        if not isinstance(experiment.data, TextConfig):
+            raise
+        raise ValueError(
+            f"{word}: {error}\nwithout the corpus, give the size of its vocabulary, as in --vocabulary 10000"
+        ) from error
+
+
+def _stated_sizes(word: str, experiment: Experiment, vocabulary: int) -> DataSizes:
+    require_at_least(1, vocabulary=vocabulary)
+    if not isinstance(experiment.data, TextConfig):
+        raise ValueError(
+            f"{word} is a recipe of {experiment.experiment}; expected one over text: --vocabulary is for these"
+        )
+    return DataSizes(vocabulary, vocabulary, experiment.data.segment_length)
+
+
+def _segment_length(experiment: Experiment) -> int:
+    """What a model reads between two updates of its state: a segment of text, a whole sequence of Memory Horizon."""
+    data = experiment.data
+    if isinstance(data, TextConfig):
+        return data.segment_length
+    if isinstance(data, MemoryHorizonConfig):
+        return data.sequence_length
+    raise ValueError(
+        f"experiment is {experiment.experiment}; expected one over text or on Memory Horizon: only their models can be "
+        "counted"
+    )

@@ -1,0 +1,122 @@
+"""The figures of trained runs, as PNG and SVG: the papers' figures, learning curves, confusion matrices."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recurra.analysis import GateRecord, record_gates
+from recurra.analysis.plots import (
+    accuracy_over_span,
+    confusion_matrix,
+    gate_magnitudes,
+    gate_phases,
+    magnitude_activations,
+    measured_panels,
+    metric_curves,
+    save,
+)
+from recurra.data import MemoryHorizon, Split
+from recurra.evaluation import SpanAccuracy
+from recurra.runs.run import Run
+from recurra.runs.score_files import read_scores, score_file
+from recurra.runs.scores import score_by_span
+from recurra.training import MemoryHorizonExperiment, TextExperiment, VideoExperiment, read_metrics
+
+SMOOTHING = 9
+"""Neighbouring spans whose positions are pooled into one point of Figure 7."""
+
+
+def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
+    """Draw each run's gates or confusion matrix into its own folder, and what compares the runs into one folder.
+
+    Args:
+        runs: at least one, of different names.
+        folder: for the figures of all runs; None is the first run's folder of figures.
+
+    Returns:
+        the files.
+
+    Raises:
+        ValueError: two runs have the same name, or a video run has not been scored.
+    """
+    require_different_names(runs)
+    # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
+    gates = {run.name: gates_of(run) for run in runs}
+    spans = {run.name: score_by_span(run)[1] for run in runs if isinstance(run.experiment, MemoryHorizonExperiment)}
+    files = [file for run in runs for file in draw_gates(run, gates[run.name])]
+    for run in runs:
+        if isinstance(run.experiment, VideoExperiment):
+            files += draw_confusion(run, "test", _scored_videos(run))
+    return files + draw_comparison(runs, spans, folder or runs[0].folder.figures)
+
+
+def require_different_names(runs: Sequence[Run]) -> None:
+    """Refuse runs of the same name, which a table or figure could not tell apart.
+
+    Raises:
+        ValueError: naming all of them.
+    """
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the runs' names are {', '.join(names)}; expected folders with different names")
+
+
+def gates_of(run: Run) -> GateRecord | None:
+    """Record a model's gates over the first test sequence; None for a model without gates."""
+    if not any(hasattr(module, "transition") for module in run.model.modules()):
+        return None
+    return record_gates(run.model, run.data.source("test").batch(0, 0).inputs[:1])
+
+
+def draw_gates(run: Run, record: GateRecord | None) -> list[Path]:
+    """Draw Figures 5 and 8 of GateLoop: the magnitudes and phases of the gates over a test sequence."""
+    if record is None:
+        return []
+    reset_token = run.data.reset_token if isinstance(run.data, MemoryHorizon) else None
+    return [
+        *save(gate_magnitudes(record, reset_token=reset_token), run.folder.figures, "gate-magnitudes"),
+        *save(gate_phases(record), run.folder.figures, "gate-phases"),
+    ]
+
+
+def draw_comparison(runs: Sequence[Run], spans: Mapping[str, SpanAccuracy], folder: Path) -> list[Path]:
+    """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
+
+    spans: accuracy by memory span, by the run's name.
+    """
+    metrics = {run.name: curve_rows(run) for run in runs}
+    files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves")
+    if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
+        files += save(magnitude_activations(), folder, "magnitude-activations")
+    if spans:
+        chance = next(1 / run.data.output_size for run in runs if run.name in spans)
+        files += save(accuracy_over_span(spans, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
+    return files
+
+
+def curve_rows(run: Run) -> list[dict[str, str]]:
+    """Read a run's log. Rows of a text run also get the validation perplexity."""
+    rows = read_metrics(run.folder.metrics)
+    if isinstance(run.experiment, TextExperiment):
+        for row in rows:
+            row["valid_perplexity"] = str(math.exp(float(row["valid_loss"]))) if row["valid_loss"] else ""
+    return rows
+
+
+def draw_confusion(run: Run, split: Split, scores: Mapping[str, Any]) -> list[Path]:
+    """Draw the confusion matrix among the scores of a video run into its folder of figures."""
+    name = score_file(run.folder, split, run.changes).stem.replace("eval", "confusion", 1)
+    figure = confusion_matrix(torch.tensor(scores["confusion"]), list(scores["class_accuracies"]))
+    return save(figure, run.folder.figures, name)
+
+
+def _scored_videos(run: Run) -> Mapping[str, Any]:
+    """The scores of the test split that `recurra eval` wrote."""
+    file = score_file(run.folder, "test", run.changes)
+    scores = read_scores(run.folder).get(file.stem.removeprefix("eval-"), {})
+    if "confusion" not in scores or "class_accuracies" not in scores:
+        raise ValueError(f"{file} has no confusion matrix; score the run first: recurra eval {run.folder.path}")
+    return scores

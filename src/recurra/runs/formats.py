@@ -1,0 +1,182 @@
+"""The formats of a trained language model on disk: how each is recognised, read and written.
+
+run           a folder that `recurra train` writes: config.yaml, tokenizer.json, checkpoints/
+hf            a folder that transformers loads: config.json, model.safetensors, tokenizer.json
+safetensors   one file, with its configuration and tokenizer in the metadata
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from recurra.checks import choose, sentence
+from recurra.convert import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
+from recurra.runs.converted import save_run
+from recurra.runs.run import open_run
+from recurra.training import RunFolder
+from recurra.training.experiment import to_plain
+
+FORMATS = ("run", "hf", "safetensors")
+
+
+def format_of(path: Path) -> str:
+    """Recognise the format of the model at `path`.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: it is none of `FORMATS`.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    if path.is_file() and path.suffix == ".safetensors":
+        return "safetensors"
+    if RunFolder(path).config.is_file():
+        return "run"
+    if (path / "config.json").is_file():
+        return "hf"
+    expected = "a run (a folder with config.yaml), a folder for transformers (with config.json), or a .safetensors file"
+    raise ValueError(sentence(f"{path}", "none of the formats", expected))
+
+
+def convert_model(
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    checkpoint: str = "best",
+    overrides: Sequence[str] = (),
+    force: bool = False,
+) -> float:
+    """Write the model at `source` in another format, and compare the logits of both before it is put in place.
+
+    Args:
+        source: a model in any format.
+        target: the folder or file to write.
+        to: one of `FORMATS`.
+        checkpoint, overrides: for a source that is a run, as in `open_run`.
+        force: write into a folder that is not empty, or over a file. A run is never overwritten.
+
+    Returns:
+        the largest difference between the logits.
+
+    Raises:
+        OSError: the source cannot be read, or the target exists.
+        ValueError: the source is damaged, is not a language model or has this format already; the target's format
+            cannot hold the model, or gives logits that differ by more than 1e-5; or a package is missing.
+    """
+    if to == format_of(source):
+        raise ValueError(sentence(f"{source}", f"in the format {to} already", "another one"))
+    return write_model(
+        read_model(source, checkpoint=checkpoint, overrides=overrides), to, target, source=source, force=force
+    )
+
+
+def read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> PortableModel:
+    """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or not a language model; or a package is missing.
+    """
+    found = format_of(path)
+    if found != "run":
+        if overrides or checkpoint != "best":
+            raise ValueError(f"{path} is not a run: --checkpoint and values of a recipe are for runs")
+        return load_single_file(path) if found == "safetensors" else _huggingface().load_folder(path)
+    run = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    tokenizer = run.tokenizer  # first: only text runs have one
+    return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
+
+
+def write_model(portable: PortableModel, to: str, target: Path, *, source: Path, force: bool = False) -> float:
+    """Write a model in a format, and compare what was written with it before it is put in place.
+
+    Args:
+        portable: the model.
+        to: one of `FORMATS`.
+        target: the folder or file.
+        source: where the model is from; the config.yaml of a run names it.
+        force: write into a folder that is not empty, or over a file. A run is never overwritten.
+
+    Returns:
+        the largest difference between the logits.
+
+    Raises:
+        FileExistsError: the target exists.
+        ValueError: the logits differ by more than 1e-5, or the format cannot hold the model.
+    """
+    write = choose("to", {"run": _write_run, "hf": _write_hf, "safetensors": _write_single_file}, to)
+    occupied = _require_free(to, target, force)
+    scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        written = write(portable, scratch, target, source)
+        difference = _require_same(portable, written, target)
+        _put(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)
+    # Files that were there before may be read together with the new ones.
+    return _require_same(portable, read_model(target), target) if occupied and target.is_dir() else difference
+
+
+def _write_single_file(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
+    save_single_file(portable, scratch)
+    return load_single_file(scratch)
+
+
+def _write_hf(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
+    _huggingface().save_folder(portable, scratch)
+    return _huggingface().load_folder(scratch)
+
+
+def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
+    save_run(portable, scratch, target=target, source=source)
+    return read_model(scratch)
+
+
+def _require_same(portable: PortableModel, written: PortableModel, target: Path) -> float:
+    if _plain_tokenizer(portable) != _plain_tokenizer(written):
+        raise ValueError(f"{target} would have a tokenizer that differs from the model's; nothing was written")
+    return require_equal(portable.model, written.model, f"{target}")
+
+
+def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
+    """The tokenizer as plain data, without what adds tokens to a text, which runs omit."""
+    if portable.tokenizer is None:
+        return None
+    content: dict[str, Any] = json.loads(tokenizer_to_json(portable.tokenizer))
+    return {**content, "post_processor": None}
+
+
+def _require_free(to: str, target: Path, force: bool) -> bool:
+    """Tell whether there is something that may be overwritten; refuse what may not."""
+    if RunFolder(target).config.exists():
+        raise FileExistsError(f"{target} contains a run, which is never overwritten; choose another name")
+    if target.exists() and target.is_dir() == (to == "safetensors"):
+        raise FileExistsError(f"{target} is a {'folder' if target.is_dir() else 'file'}; choose another name")
+    occupied = target.is_file() or (target.is_dir() and any(target.iterdir()))
+    if occupied and not force:
+        what = "exists" if target.is_file() else "is not empty"
+        raise FileExistsError(f"{target} {what}; choose another name, or overwrite it with --force")
+    return occupied
+
+
+def _put(scratch: Path, target: Path) -> None:
+    if scratch.is_file() or not target.exists():
+        scratch.replace(target)
+        return
+    for file in sorted(path for path in scratch.rglob("*") if path.is_file()):
+        place = target / file.relative_to(scratch)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(place)
+
+
+def _huggingface() -> ModuleType:
+    try:
+        import recurra.huggingface
+    except ImportError as error:
+        raise ValueError(f"the package transformers is missing: pip install 'recurra[hf]' ({error})") from error
+    return recurra.huggingface

@@ -1,0 +1,69 @@
+"""Starting and resuming runs: a recipe or a run's folder in, a trainer out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recurra.data import TextData
+from recurra.data.files import replacing
+from recurra.data.video import VideoData
+from recurra.evaluation import evaluate
+from recurra.training import RunFolder, Trainer, load_recipe, split_variant, to_yaml
+
+
+def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
+    """Prepare a new run of a recipe; `fit` on the result trains it.
+
+    Args:
+        recipe: a YAML file, or FILE#VARIANT for a variant of a family.
+        folder: where to write; None is `default_run_folder`.
+        overrides: values set over the recipe, as words of a command line.
+
+    Raises:
+        FileExistsError: the folder already contains a run.
+        ValueError: the recipe is impossible. Like missing data, it leaves no run behind.
+    """
+    experiment = load_recipe(recipe, overrides)
+    run = RunFolder(folder or default_run_folder(str(recipe)))
+    run.require_new()
+    trainer = Trainer(experiment, run, evaluate)
+    trainer.begin()
+    _describe(trainer)
+    return trainer
+
+
+def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Sequence[str] = ()) -> Trainer:
+    """Prepare to continue a run from a checkpoint; `fit` on the result trains it.
+
+    Args:
+        folder: the run's.
+        checkpoint: "last", "previous", "best" or the path of a checkpoint file.
+        overrides: values set over the run's config.yaml; only some may differ from what the run started with.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        CheckpointError: the checkpoint cannot be used.
+        ValueError: an override changes what may not change.
+    """
+    run = RunFolder(folder)
+    run.require_run()
+    trainer = Trainer(load_recipe(run.config, overrides), run, evaluate)
+    trainer.resume(checkpoint)
+    _describe(trainer)
+    return trainer
+
+
+def default_run_folder(recipe: str) -> Path:
+    """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant."""
+    path, variant = split_variant(recipe)
+    return Path("runs") / "-".join([path.resolve().parent.name, variant or path.stem])
+
+
+def _describe(trainer: Trainer) -> None:
+    """Write what a run is into its folder: its configuration and its tokenizer or classes."""
+    folder = trainer.folder
+    folder.write_config(to_yaml(trainer.experiment))
+    if isinstance(trainer.data, TextData) and not folder.tokenizer.exists():
+        trainer.data.save_tokenizer(folder.tokenizer)
+    if isinstance(trainer.data, VideoData):
+        with replacing(folder.classes) as file:
+            file.write("".join(f"{name}\n" for name in trainer.data.class_names).encode())
