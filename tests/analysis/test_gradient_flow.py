@@ -10,7 +10,6 @@ from recurra.analysis import GradientFlow, measure_gradient_flow
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
-    CompactRecurrentTransformerState,
     TransformerXL,
     TransformerXLConfig,
 )
@@ -67,7 +66,7 @@ def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: in
 def last_output(model: CompactRecurrentTransformer, tokens: torch.Tensor, m: torch.Tensor, k: int) -> torch.Tensor:
     """y_k as a function of the memory at the start of its segment."""
     m = m[None]
-    state = CompactRecurrentTransformerState(0, m, m, model.position.start(m), (None,) * len(model.blocks))
+    state = model.initial_state(1)._replace(memory=m, reading=m, placing=model.position.start(m))
     return model.hidden(tokens[:, T:], state)[0][0, k - T]
 
 
