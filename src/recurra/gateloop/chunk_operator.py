@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.gateloop.chunk import chunk
-from recurra.kernels.flops import flop_formula
+from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
 from recurra.kernels.tensors import require_one_device, with_neighbouring_channels
 
@@ -45,6 +45,7 @@ def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) 
     if q.is_complex() or k.is_complex() or v.is_complex():
         kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
         q, k, v, a, state = (x.to(kind) for x in (q, k, v, a, state))
+    hand_over_formulas()
     return _Chunk.apply(q, k, v, a, state)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.flops import flop_formula
+from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 from recurra.scan.reference import linear_scan_reference
@@ -70,6 +70,7 @@ def fused(
     """
     if backend == "reference":
         return fused_reference(q, k, v, a, state)
+    hand_over_formulas()
     inputs = (q, k, v, a.re, a.im, state.re, state.im)
     records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     y, h_re, h_im, last_re, last_im = _Fused.apply(*inputs, keep_states or records, backend)

@@ -1,53 +1,40 @@
-"""FLOP formulas for torch's counter, handed over when that is loaded: it loads Triton where it is installed (0.4 s)."""
+"""FLOP formulas for torch's counter, handed over once that is loaded: it loads Triton if installed (0.4 s)."""
 
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _COUNTER = "torch.utils.flop_counter"
 _waiting: list[tuple[Any, Callable[..., int]]] = []
 
 
 def flop_formula(operator: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Register the function below as `torch.utils.flop_counter.register_flop_formula` does, without loading it."""
+    """Register the function below as `torch.utils.flop_counter.register_flop_formula` does, without loading it.
+
+    Whoever calls the operator calls `hand_over_formulas` first.
+    """
 
     def register(formula: Callable[..., int]) -> Callable[..., int]:
         _waiting.append((operator, formula))
-        if _COUNTER in sys.modules:
-            _hand_over(sys.modules[_COUNTER])
+        hand_over_formulas()
         return formula
 
     return register
 
 
-def _hand_over(counter: ModuleType) -> None:
+def hand_over_formulas() -> None:
+    """Give torch's counter the formulas that wait for it, if it is loaded; counters already at work get them too."""
+    if not _waiting or torch.compiler.is_compiling() or _COUNTER not in sys.modules:
+        return
+    counter: Any = sys.modules[_COUNTER]
+    handed = []
     while _waiting:
         operator, formula = _waiting.pop(0)
         counter.register_flop_formula(operator)(formula)
-
-
-class _WhenLoaded(MetaPathFinder):
-    """Finds the counter as the other finders do, and hands the formulas over once it has been run."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_hand_over(module: ModuleType) -> None:
-                run(module)
-                _hand_over(module)
-
-            spec.loader.exec_module = run_and_hand_over  # type: ignore[method-assign]
-        return spec
-
-
-if _COUNTER not in sys.modules:
-    sys.meta_path.insert(0, _WhenLoaded())
+        handed.append(operator)
+    for mode in _get_current_dispatch_mode_stack():
+        if (registry := getattr(getattr(mode, "counter", None), "flop_registry", None)) is not None:
+            registry.update({operator: counter.flop_registry[operator] for operator in handed})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.flops import flop_formula
+from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import refuse_derivatives, with_known_signature
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 
@@ -244,6 +244,7 @@ class LinearScan(TraceableLinearScan):
 
 def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
     """Run the kernels of `backend` with derivatives around them, in a form that the current tracer takes."""
+    hand_over_formulas()
     scan = TraceableLinearScan if torch.compiler.is_compiling() else LinearScan
     return scan.apply(a, b, h0, reverse, backend)
 
