@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.table import cpu_name
-from recurra.decoding import NUMBERS, RecordedStep, pack_linear_layers, prepare_for_decoding
+from recurra.decoding import NUMBERS, RecordedStep, lay_out_linear_layers, prepare_for_decoding
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.training.allocator import keep_large_blocks
 
@@ -100,7 +100,7 @@ def main() -> None:
     keep_large_blocks()
     model, other = gateloop(), gpt2()
     forms = {"as it is": model} | {numbers: prepare_for_decoding(model, numbers) for numbers in NUMBERS}
-    forms["float32, recorded, not compiled"] = RecordedStep(pack_linear_layers(model), VOCABULARY)
+    forms["float32, recorded, not compiled"] = RecordedStep(lay_out_linear_layers(model), VOCABULARY)
     streams: dict[str, Ours | Gpt2] = {f"GateLoop, {name}": Ours(form, 100) for name, form in forms.items()}
     streams["GateLoop, float32, at 100,000 tokens"] = Ours(forms["float32"], 100_000)
     streams |= {f"GPT-2, {context:,} tokens in its cache": Gpt2(other, context) for context in CONTEXTS}

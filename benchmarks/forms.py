@@ -1,4 +1,4 @@
-"""One trained run in all its forms: test perplexity as a run, from Hugging Face, from ONNX, and with packed weights.
+"""One trained run in all its forms: test perplexity as a run, from Hugging Face, from ONNX, and laid out for decoding.
 
     recurra export hf RUN FOLDER
     recurra export onnx RUN FILE.onnx
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from recurra import open_run
 from recurra.cli.arguments import split_overrides
-from recurra.decoding import NUMBERS, pack_linear_layers
+from recurra.decoding import NUMBERS, lay_out_linear_layers
 from recurra.evaluation import evaluate
 
 
@@ -73,7 +73,7 @@ def main() -> None:
         "Hugging Face": FromHuggingFace(arguments.folder),
     }
     forms |= {file.name: FromOnnx(file) for file in arguments.files}
-    forms |= {f"packed, {numbers}": pack_linear_layers(run.model, numbers) for numbers in NUMBERS}
+    forms |= {f"for decoding, {numbers}": lay_out_linear_layers(run.model, numbers) for numbers in NUMBERS}
     table = Table("form", "test perplexity", "over the run's", "tokens/s")
     results: dict[str, float] = {}
     for name, form in forms.items():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from recurra import state as states
-from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, pack_linear_layers, prepare_for_decoding
-from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, lay_out_linear_layers, prepare_for_decoding
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -62,7 +62,7 @@ def count_model_calls(compiled):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_compiled_stream_is_the_models(mixer):
-    model = pack_linear_layers(language_model(mixer, **MIXERS[mixer]))
+    model = lay_out_linear_layers(language_model(mixer, **MIXERS[mixer]))
     compiled, state, other = CompiledStep(model, 31), None, None
     for piece in torch.randint(31, (1, 35)).split([3, 1, 1, 1, 5, *[1] * 22, 2], dim=1):
         expected, state = model(piece, state)
@@ -74,7 +74,7 @@ def test_a_compiled_stream_is_the_models(mixer):
 @pytest.mark.parametrize("options", [{"n_heads": 2}, {"n_heads": 1, "transition": "fixed"}, {"output_gate": True}])
 @pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
 def test_heads_and_rounded_weights(options, numbers):
-    model = pack_linear_layers(language_model(**options), numbers)
+    model = lay_out_linear_layers(language_model(**options), numbers)
     compiled = CompiledStep(model, 31)
     _, state = model(torch.tensor([[1]]))
     other = state
@@ -84,7 +84,7 @@ def test_heads_and_rounded_weights(options, numbers):
         assert_near((logits, other), (expected, state))
 
 
-def test_a_model_whose_layers_are_not_packed():
+def test_a_model_whose_layers_are_not_laid_out():
     model = language_model()
     compiled = CompiledStep(model, 31)
     _, state = model(torch.tensor([[1]]))
@@ -100,7 +100,7 @@ def threads(request):
 
 
 def test_wide_models_over_threads(threads):
-    model = pack_linear_layers(language_model(d_model=131, vocab_size=301))
+    model = lay_out_linear_layers(language_model(d_model=131, vocab_size=301))
     compiled = CompiledStep(model, 301)
     _, state = model(torch.tensor([[1]]))
     assert_near(compiled(torch.tensor([[300]]), state), model(torch.tensor([[300]]), state))
@@ -108,7 +108,7 @@ def test_wide_models_over_threads(threads):
 
 @pytest.mark.parametrize("numbers", ["float32", "int8"])
 def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
-    compiled = CompiledStep(pack_linear_layers(language_model(), numbers), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model(), numbers), 31)
     alone = [compiled(torch.tensor([[token]])) for token in range(MOST_VECTORS + 1)]
     calls = count_model_calls(compiled)
     for batch in (3, 1, MOST_VECTORS, MOST_VECTORS + 1, 3):
@@ -127,7 +127,7 @@ def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
 
 
 def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatch):
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
     monkeypatch.setattr(CompiledStep, "_record", lambda *_: (_ for _ in ()).throw(StepNotCompiled("of two rows")))
     tokens = torch.randint(31, (2, 1))
     _, state = compiled(tokens)
@@ -141,7 +141,7 @@ def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatc
 
 
 def test_what_it_does_not_take_goes_through_the_model():
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
     token = torch.tensor([[5]])
     _, state = compiled(token)
     calls = count_model_calls(compiled)
@@ -155,7 +155,10 @@ def test_what_it_does_not_take_goes_through_the_model():
     conjugate = map_tensors(lambda x: x.conj().resolve_conj().conj(), state)
     assert_near(compiled(token, conjugate), right, tolerance=0)
     assert len(calls) == 1
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="packed weights are for inference"):
+    with (
+        torch.enable_grad(),
+        pytest.raises(RuntimeError, match="a tensor that requires a gradient; expected one that does not"),
+    ):
         compiled(token, map_tensors(lambda x: x.clone().requires_grad_(), state))
     for wrong in (31, -1):
         with pytest.raises(IndexError):
@@ -164,7 +167,7 @@ def test_what_it_does_not_take_goes_through_the_model():
 
 
 def test_an_earlier_state_is_not_changed():
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     kept = map_tensors(torch.clone, state)
     first = compiled(torch.tensor([[2]]), state)
@@ -177,7 +180,7 @@ def test_an_earlier_state_is_not_changed():
 
 
 def test_threads_at_once_and_a_workspace_that_is_taken():
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     right = [compiled(torch.tensor([[token]]), state) for token in range(31)]
 
@@ -196,7 +199,7 @@ def test_threads_at_once_and_a_workspace_that_is_taken():
 
 
 def test_a_copy_has_memory_of_its_own():
-    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
+    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     right = compiled(torch.tensor([[2]]), state)
     twin = copy.deepcopy(compiled)

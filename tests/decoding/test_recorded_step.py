@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding import RecordedStep, pack_linear_layers
+from recurra.decoding import RecordedStep, lay_out_linear_layers
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
@@ -32,7 +32,7 @@ def language_model(mixer, **options):
 @pytest.mark.parametrize("mixer", ["gateloop", "retnet", "linear-attention", "s4d", "s5", "lru", "linear-rnn"])
 def test_a_recorded_stream_is_the_models(mixer, numbers):
     model = language_model(mixer, **({"n_heads": 2} if mixer in HEADED else {}))
-    model = model if numbers is None else pack_linear_layers(model, numbers)
+    model = model if numbers is None else lay_out_linear_layers(model, numbers)
     recorded, state, other = RecordedStep(model, 31), None, None
     for piece in torch.randint(31, (1, 15)).split([3, 1, 1, 1, 5, 1, 1, 2], dim=1):
         expected, state = model(piece, state)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.decoding import NUMBERS, PackedLinear
+from recurra.decoding import NUMBERS, DecodingLinear
 from recurra.decoding.step_graph import LoweredStep
 from recurra.decoding.step_memory import StepMemory, StepNotCompiled
 from recurra.decoding.step_program import StepProgram
@@ -74,13 +74,13 @@ def threads(request):
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_matrices_of_odd_sizes(numbers, threads):
     for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 2)]:
-        packed, x = PackedLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
+        layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
         memory, out = StepMemory([x]), torch.empty(vectors, n_out)
-        memory.constant(packed.packed), memory.constant(packed.scale), memory.constant(packed.bias)
-        memory.linear(out, x, packed.packed, packed.scale, packed.bias)
+        memory.constant(layer.stored), memory.constant(layer.scale), memory.constant(layer.bias)
+        memory.linear(out, x, layer.stored, layer.scale, layer.bias)
         y = torch.randn_like(x)
         (result,) = run(memory, [x], [out], again=[y])
-        expected = nn.functional.linear(y.double(), packed.weight.double(), packed.bias.double())
+        expected = nn.functional.linear(y.double(), layer.weight.double(), layer.bias.double())
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=3e-6)
 
 

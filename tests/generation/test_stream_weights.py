@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.decoding import RecordedStep
-from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.generation import GenerationConfig, Stream, Streams
 from recurra.state import tensors
 

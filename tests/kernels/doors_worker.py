@@ -10,7 +10,7 @@ import torch
 import recurra
 from recurra.cells import GRUCell, gru_sequence
 from recurra.cells.gru import RecurrentWeights
-from recurra.decoding.operators import packed_linear
+from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
 from recurra.scan import operators
 
@@ -219,7 +219,7 @@ def of_products():
         "scale": wrong((3,), {"length": (2,), "shape": (3, 1)}) | {"layout": ones(6)[::2]},
         "bias": wrong((3,), {"length": (4,), "shape": (1, 3)}) | {"layout": ones(6)[::2]},
     }
-    return each_wrong(lambda **given: packed_linear(*given.values()), x, bad)
+    return each_wrong(lambda **given: decoding_linear(*given.values()), x, bad)
 
 
 def of_sequences():

@@ -283,8 +283,8 @@ def _layer_norm(
     memory.normalise(outs[0], x, width, weight, bias, small)
 
 
-@_rule("recurra.packed_linear.default")
-def _packed_linear(memory: StepMemory, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+@_rule("recurra.decoding_linear.default")
+def _decoding_linear(memory: StepMemory, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
     memory.linear(out, x, weight, scale, bias)
 
 

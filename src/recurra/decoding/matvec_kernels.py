@@ -1,11 +1,12 @@
-"""A matrix times a few vectors on the CPU, as fast as the memory gives the matrix: y = scale (W x) + bias.
+"""A matrix times a few vectors on the CPU, as fast as memory delivers the matrix: y = scale (W x) + bias.
 
-One step of a model multiplies each weight by one number and is done with it, so the time is that of reading the
-weights. The general matrix products that torch calls read them at a quarter of the memory's speed when there is one
-vector. Here a job walks through neighbouring rows of W from end to end, each with four sums of 16 numbers in flight.
+One step of a model uses each weight once, so the time is that of reading the weights. The general matrix products that
+torch calls read them at a quarter of the memory's speed when there is one vector. Here a job walks through neighbouring
+rows of W from end to end, each with four sums of 16 numbers in flight.
 
-W is kept as float32, bfloat16 or int8 and widened to float32 in registers; sums are float32, product and sum rounded at
-once where the machine can: widening keeps it busy, and for int8 the operation less is a sixth of the time.
+W is kept as float32, bfloat16 or int8 and widened to float32 in registers. Sums are float32. Where the machine can, a
+product and its sum are rounded once: widening keeps the machine busy, and for int8 saving that operation saves a sixth
+of the time.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from recurra.kernels.launch import Kernel, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, prefetch, store, total, zeros
 
 _UNROLLED = 4 * WIDTH
-_AHEAD = 2048  # bytes: how far in front of the walk weights are asked for
+_AHEAD = 2048  # bytes: how far ahead of the walk weights are fetched
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 
 
@@ -28,13 +29,13 @@ class Weights(NamedTuple):
     many: Lanes
     one: Lanes
     ahead: int
-    """Weights in front of the walk that are asked for; 0 for none."""
+    """How many weights ahead of the walk to fetch; 0 for none."""
 
 
 def rows_of(number: str) -> Weights:
     """Describe weights of "float32", "bfloat16" or "int8"."""
     many = Lanes(number, WIDTH)
-    # int8 fills a line with four vectors; asking for each costs more
+    # int8 fills a cache line with four vectors; a fetch for each costs more than it saves
     return Weights(many, Lanes(number, 1), 0 if number == "int8" else _AHEAD // many.n_bytes)
 
 

@@ -1,6 +1,6 @@
-"""The product of a packed matrix and a few vectors as a torch operator, so that a traced model may hold it.
+"""A laid-out matrix times a few vectors, as a torch operator, so that a traced model can contain it.
 
-    recurra::packed_linear      y = scale (W x) + bias      x (..., n_in) float32, W (n_out, n_in), scale, bias (n_out)
+    recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, W (n_out, n_in), scale, bias (n_out)
 
 It has no derivative: asking for one raises.
 """
@@ -14,7 +14,7 @@ from recurra.kernels.tensors import require_one_device, usable_threads
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
 
 _library = torch.library.Library("recurra", "FRAGMENT")
-_library.define("packed_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor")
+_library.define("decoding_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor")
 
 
 def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
@@ -30,12 +30,17 @@ def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
             raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
 
 
-def packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Multiply each vector of `x` with the matrix that `weight` and `scale` stand for, and add `bias`."""
-    return torch.ops.recurra.packed_linear(x, weight, scale, bias)
+def decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Multiply each vector of `x` by the matrix scale * weight, and add `bias`.
+
+    Raises:
+        ValueError: a tensor is of another shape, type, device or memory layout than above; weight, scale and bias are
+            contiguous.
+    """
+    return torch.ops.recurra.decoding_linear(x, weight, scale, bias)
 
 
-def _packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     from recurra.decoding.matvec_kernels import matvec_kernel
 
     _check(x, weight, scale, bias)
@@ -53,10 +58,10 @@ def _packed_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Te
     return y
 
 
-_library.impl("packed_linear", _packed_linear, "CPU")
+_library.impl("decoding_linear", _decoding_linear, "CPU")
 
 
-@torch.library.register_fake("recurra::packed_linear", lib=_library)
+@torch.library.register_fake("recurra::decoding_linear", lib=_library)
 def _fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     require_one_device(weight=weight, x=x, scale=scale, bias=bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -3,7 +3,7 @@
 from torch import nn
 
 from recurra.decoding.compiled_step import CompiledStep
-from recurra.decoding.pack import pack_linear_layers
+from recurra.decoding.lay_out import lay_out_linear_layers
 from recurra.decoding.recorded_step import RecordedStep, StepNotSteady
 from recurra.decoding.step_memory import StepNotCompiled
 
@@ -22,7 +22,7 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
     Raises:
         ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
     """
-    laid_out = pack_linear_layers(model, numbers)
+    laid_out = lay_out_linear_layers(model, numbers)
     for form in (CompiledStep, RecordedStep):
         try:
             return form(laid_out, laid_out.config.vocab_size)  # type: ignore[union-attr, arg-type]

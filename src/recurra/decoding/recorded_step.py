@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least, sentence
-from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.step_inputs import form_of, have_forms, tensors_like
 from recurra.decoding.step_memory import StepNotCompiled
 from recurra.state import map_tensors, tensors

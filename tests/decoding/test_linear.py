@@ -1,12 +1,12 @@
-"""Packed linear layers: the numbers of torch's own at every size, and what rounding weights may cost."""
+"""Linear layers for decoding: the numbers of torch's own at every size, and what rounding weights may cost."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding import NUMBERS, PackedLinear, pack_linear_layers
-from recurra.decoding.packed_linear import MOST_VECTORS
+from recurra.decoding import NUMBERS, DecodingLinear, lay_out_linear_layers
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.models import LanguageModel, LanguageModelConfig
 
 SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
@@ -22,11 +22,11 @@ def _no_gradients():
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
     for n_in, n_out in SIZES:
-        packed = PackedLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
+        layer = DecodingLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
         for shape in ((n_in,), (1, 1, n_in), (2, 3, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
             x = torch.randn(shape)
-            expected = functional.linear(x.double(), packed.weight.double(), packed.bias.double())
-            torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
+            expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+            torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -38,10 +38,10 @@ def threads(request):
 
 
 def test_many_rows_and_a_view_of_the_input(threads):
-    packed = PackedLinear(nn.Linear(96, 1001))  # enough work for threads, rows that do not divide
+    layer = DecodingLinear(nn.Linear(96, 1001))  # enough work for threads, rows that do not divide
     x = torch.randn(96, 4).t()
-    expected = functional.linear(x.double(), packed.weight.double(), packed.bias.double())
-    torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=3e-6)
+    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
 
 
 def test_what_the_numbers_keep_of_a_weight():
@@ -49,16 +49,16 @@ def test_what_the_numbers_keep_of_a_weight():
     with torch.no_grad():
         linear.weight[3] = 0.0
     w = linear.weight
-    assert torch.equal(PackedLinear(linear, "float32").weight, w)
-    assert torch.equal(PackedLinear(linear, "bfloat16").weight, w.bfloat16().float())
-    error = (PackedLinear(linear, "int8").weight - w).abs()
+    assert torch.equal(DecodingLinear(linear, "float32").weight, w)
+    assert torch.equal(DecodingLinear(linear, "bfloat16").weight, w.bfloat16().float())
+    error = (DecodingLinear(linear, "int8").weight - w).abs()
     assert (error <= w.abs().amax(1, keepdim=True) / 254 * 1.0001).all()
     assert (error > 0).any()
 
 
 def test_float32_shares_the_weight():
     linear = nn.Linear(8, 4)
-    assert PackedLinear(linear).weight.data_ptr() == linear.weight.data_ptr()
+    assert DecodingLinear(linear).weight.data_ptr() == linear.weight.data_ptr()
 
 
 def language_model(**options):
@@ -68,48 +68,51 @@ def language_model(**options):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_packed_model_steps_as_the_model_does(tied):
+def test_a_laid_out_model_steps_as_the_model_does(tied):
     model = language_model(tie_embeddings=tied)
-    packed = pack_linear_layers(model)
+    laid_out = lay_out_linear_layers(model)
     tokens = torch.randint(31, (2, 12))
     expected, expected_state = model(tokens)
     pieces, state = [], None
     for piece in tokens.split([1, 1, 3, 1, 6], dim=1):
-        logits, state = packed(piece, state)
+        logits, state = laid_out(piece, state)
         pieces.append(logits)
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
     for mine, other in zip(state.layers, expected_state.layers):
         torch.testing.assert_close(mine.h, other.h, rtol=1e-4, atol=1e-5)
 
 
-def test_packing_leaves_the_model_alone_and_shares_what_it_keeps():
+def test_laying_out_leaves_the_model_alone_and_shares_what_it_keeps():
     model = language_model()
     model.train()
-    packed = pack_linear_layers(model, "int8")
+    laid_out = lay_out_linear_layers(model, "int8")
     assert model.training
-    assert not packed.training
-    assert not any(isinstance(module, PackedLinear) for module in model.modules())
-    assert not any(isinstance(module, nn.Linear) for module in packed.modules())
-    assert packed.embedding.weight is model.embedding.weight
+    assert not laid_out.training
+    assert not any(isinstance(module, DecodingLinear) for module in model.modules())
+    assert not any(isinstance(module, nn.Linear) for module in laid_out.modules())
+    assert laid_out.embedding.weight is model.embedding.weight
 
 
 def test_int8_is_near_and_bfloat16_nearer():
     model = language_model()
     tokens = torch.randint(31, (1, 5))
     expected, _ = model(tokens)
-    int8, bfloat16 = ((pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in ("int8", "bfloat16"))
+    int8, bfloat16 = ((lay_out_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in ("int8", "bfloat16"))
     assert 0 < bfloat16 < int8 < 0.1
 
 
 def test_errors():
     linear = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"numbers is 'int4'; expected one of float32, bfloat16, int8"):
-        PackedLinear(linear, "int4")
+        DecodingLinear(linear, "int4")
     with pytest.raises(ValueError, match="numbers is 'fp8'"):
-        pack_linear_layers(linear, "fp8")
-    with pytest.raises(ValueError, match=r"float64 on cpu; expected float32 on the CPU"):
-        PackedLinear(nn.Linear(4, 3).double())
-    with pytest.raises(ValueError, match="expected float32 of width 4"):
-        PackedLinear(linear)(torch.randn(2, 5))
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="packed weights are for inference"):
-        PackedLinear(linear)(torch.randn(2, 4, requires_grad=True))
+        lay_out_linear_layers(linear, "fp8")
+    with pytest.raises(ValueError, match=r"linear\.weight is float64 \(3, 4\) on cpu; expected float32 on the CPU"):
+        DecodingLinear(nn.Linear(4, 3).double())
+    with pytest.raises(ValueError, match=r"x is float32 \(2, 5\) on cpu; expected float32 \(\.\.\., 4\)"):
+        DecodingLinear(linear)(torch.randn(2, 5))
+    with (
+        torch.enable_grad(),
+        pytest.raises(RuntimeError, match="x is a tensor that requires a gradient; expected one that does not"),
+    ):
+        DecodingLinear(linear)(torch.randn(2, 4, requires_grad=True))

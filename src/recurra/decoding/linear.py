@@ -1,0 +1,77 @@
+"""A linear layer for inference: its weight is kept in fewer bits and read once a step."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import kind_of, require_choice, sentence
+from recurra.decoding.operators import decoding_linear
+
+NUMBERS = ("float32", "bfloat16", "int8")
+"""How weights can be kept."""
+
+MOST_VECTORS = 8
+"""Most vectors that the kernel multiplies at once; above it torch's matrix product is faster."""
+
+
+class DecodingLinear(nn.Module):
+    """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
+
+    "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
+    to 8 bits of precision. "int8" quantises: it keeps whole numbers from -127 to 127, and for each output one float32
+    scale, the output's largest weight / 127; inputs and sums stay float32.
+
+    Args:
+        linear: the layer whose weights to use, float32 on the CPU.
+        numbers: "float32", "bfloat16" or "int8".
+
+    Raises:
+        ValueError: `numbers` is none of these, or the layer is of another type or on another device.
+    """
+
+    stored: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, linear: nn.Linear, numbers: str = "float32") -> None:
+        super().__init__()
+        require_choice(NUMBERS, numbers=numbers)
+        weight = linear.weight.detach()
+        if weight.dtype != torch.float32 or weight.device.type != "cpu":
+            raise ValueError(sentence("linear.weight", kind_of(weight), "float32 on the CPU"))
+        self.numbers, self.in_features, self.out_features = numbers, linear.in_features, linear.out_features
+        scale = torch.ones(self.out_features)
+        if numbers == "int8":
+            scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+            weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
+        self.register_buffer("stored", weight.to(getattr(torch, numbers)).contiguous())
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach())
+
+    def forward(self, x: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
+        """Multiply every row of `x`.
+
+        Raises:
+            RuntimeError: `x` requires a gradient; train the model that this layer was made from.
+            ValueError: `x` is not float32, or of another width.
+        """
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                sentence("x", "a tensor that requires a gradient", "one that does not", "train the model itself")
+            )
+        if x.dtype != torch.float32 or x.shape[-1] != self.in_features:
+            raise ValueError(sentence("x", kind_of(x), f"float32 (..., {self.in_features})"))
+        vectors = x.numel() // self.in_features
+        if not 0 < vectors <= MOST_VECTORS:
+            return functional.linear(x, self.weight, self.bias)
+        return decoding_linear(x, self.stored, self.scale, self.bias)
+
+    @property
+    def weight(self) -> Float[Tensor, "n_out n_in"]:
+        """The weights as float32, computed at each access unless they are kept so."""
+        return self.stored if self.numbers == "float32" else self.stored.float() * self.scale.unsqueeze(1)
+
+    def extra_repr(self) -> str:
+        """What print shows."""
+        return f"{self.in_features}, {self.out_features}, numbers={self.numbers}"
