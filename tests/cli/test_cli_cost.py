@@ -144,8 +144,8 @@ def test_mistakes_are_explained(capsys, tmp_path, recipe, words, message):
 
 
 def test_a_folder_without_a_run_and_a_recipe_that_is_not_there(capsys, tmp_path):
-    assert "holds no run" in failure(capsys, str(tmp_path))
-    assert "holds no run" in failure(capsys, str(tmp_path), "--plot", "figures")
+    assert "expected the folder of a run" in failure(capsys, str(tmp_path))
+    assert "expected the folder of a run" in failure(capsys, str(tmp_path), "--plot", "figures")
     assert "which cannot be read" in failure(capsys, str(tmp_path / "nothing.yaml"))
 
 

@@ -125,7 +125,7 @@ def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):
 
 def test_what_cannot_be_exported(run, tmp_path, capsys):
     assert main(["export", "hf", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "expected the folder of a run" in capsys.readouterr().err
     assert main(["export", "tape", run]) == 2
     assert "unknown format 'tape'" in capsys.readouterr().err
     assert main(["export"]) == 2

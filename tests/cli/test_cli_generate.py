@@ -269,4 +269,4 @@ def test_only_text_is_generated(capsys, tmp_path):
     assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
     assert "is a run of memory-horizon; expected a run over text" in failure(capsys, str(tmp_path / "run"))
-    assert "holds no run" in failure(capsys, str(tmp_path / "nowhere"))
+    assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))

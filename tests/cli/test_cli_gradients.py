@@ -138,7 +138,7 @@ def test_runs_of_one_name_are_refused(capsys, runs):
 
 
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path):
-    assert "holds no run" in failure(capsys, "gradients", str(tmp_path))
+    assert "expected the folder of a run" in failure(capsys, "gradients", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_no_command_is_named_that_gives_another_run(tmp_path):
 
 
 def test_what_is_no_run_or_would_be_another_is_refused(there, capsys, tmp_path):
-    assert "holds no run" in failure(capsys, str(there), "--add", str(tmp_path))
+    assert "expected the folder of a run" in failure(capsys, str(there), "--add", str(tmp_path))
     assert "these would change it: data.segment_length" in failure(
         capsys, str(there), "--add", "runs/toy-crt", "--data.segment_length", "3"
     )
@@ -270,12 +270,12 @@ def test_what_is_no_run_or_would_be_another_is_refused(there, capsys, tmp_path):
 def test_a_run_without_a_checkpoint_is_refused(there, capsys, tmp_path):
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "config.yaml").write_text(HORIZON)
-    assert "there is no checkpoint" in failure(capsys, str(there), "--add", str(tmp_path / "young"))
+    assert "best.pt, which does not exist" in failure(capsys, str(there), "--add", str(tmp_path / "young"))
 
 
 def test_what_can_be_added_is_beside_a_run_that_is_refused(there, capsys, tmp_path):
     text = failure(capsys, str(there), "--add", str(tmp_path), "runs/horizon")
-    assert text.count("holds no run") == 1
+    assert text.count("expected the folder of a run") == 1
     assert "horizon:" not in text
     assert read_summary(there / "summaries/horizon.json").finished
     assert there.with_suffix(".md").exists()

@@ -109,8 +109,8 @@ def test_a_corpus_that_moved_is_no_change(workplace, capsys):
         (["--model.mem_len", "-1"], "mem_len is -1; expected at least 0"),
         (["--model.cutoffs", "[5, 3]"], "cutoffs is [5, 3]; expected increasing numbers"),
         (["--model.cutoffs", "[300]"], "cutoffs is [300]; expected increasing numbers from 1 to"),
-        (["--model.n_layer", "2"], "is of another model"),
-        (["--checkpoint", "runs/toy-crt/checkpoints/best.pt"], "is of another model"),
+        (["--model.n_layer", "2"], "is a checkpoint of another model"),
+        (["--checkpoint", "runs/toy-crt/checkpoints/best.pt"], "is a checkpoint of another model"),
     ],
 )
 def test_bad_input_is_named(capsys, words, message):

@@ -319,8 +319,8 @@ def test_info_names_versions_backends_and_mixers(capsys):
 
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path):
     for command in ("eval", "plot"):
-        assert "holds no run" in failure(capsys, command, str(tmp_path))
-    assert "holds no run" in failure(capsys, "train", "--resume", str(tmp_path))
+        assert "expected the folder of a run" in failure(capsys, command, str(tmp_path))
+    assert "expected the folder of a run" in failure(capsys, "train", "--resume", str(tmp_path))
 
 
 def test_the_commands_are_listed(capsys):

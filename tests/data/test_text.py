@@ -12,7 +12,7 @@ from recurra.data import (
     TextCorpus,
     Vocabulary,
 )
-from recurra.data.text_batches import RandomChunkSource, StreamSource
+from recurra.data.text_batches import ExcerptSource, StreamSource
 
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
 
@@ -42,7 +42,7 @@ def test_training_and_evaluation_have_sources_of_their_own(folder):
     assert isinstance(data.source("train"), StreamSource)
     assert (data.source("train").batch_size, data.source("valid").batch_size) == (4, 2)
     data = TextConfig(**config, sampling="windows").build()
-    assert isinstance(data.source("train"), RandomChunkSource)
+    assert isinstance(data.source("train"), ExcerptSource)
     for split in ("valid", "test"):
         source = data.source(split)
         assert isinstance(source, StreamSource)
@@ -66,7 +66,7 @@ def test_ranks(folder, sampling):
         config.build(rank=0, world_size=3)
 
 
-def test_the_seed_draws_the_windows(folder):
+def test_the_seed_draws_the_excerpts(folder):
     def first(seed):
         config = TextConfig(folder, batch_size=4, segment_length=3, sampling="windows", seed=seed)
         return config.build().source("train").batch(0, 0).inputs

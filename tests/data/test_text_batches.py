@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data import IGNORED_TARGET, BatchSource
-from recurra.data.text_batches import RandomChunkSource, StreamSource
+from recurra.data.text_batches import ExcerptSource, StreamSource
 
 
 def streams(n, training, **options):
@@ -108,19 +108,19 @@ def test_texts_that_are_too_short_are_refused():
     assert len(streams(13, True, batch_size=3, segment_length=4)[0]) == 1
     with pytest.raises(ValueError, match="is 1; expected at least 2, to predict"):
         streams(1, False, batch_size=1, segment_length=4)
-    with pytest.raises(ValueError, match=r"is 4; expected at least 5, for one chunk"):
-        windows(4)
-    assert windows(5).batch(0, 0).inputs.tolist() == [[0, 1, 2, 3]] * 6
+    with pytest.raises(ValueError, match=r"is 4; expected at least 5, for one excerpt"):
+        excerpts(4)
+    assert excerpts(5).batch(0, 0).inputs.tolist() == [[0, 1, 2, 3]] * 6
 
 
-def windows(n, **options):
+def excerpts(n, **options):
     tokens = np.arange(n).astype(np.uint16)
     tokens.flags.writeable = False
-    return RandomChunkSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
+    return ExcerptSource(tokens, **{"batch_size": 6, "segment_length": 4, "seed": 0, **options})
 
 
-def test_windows_are_runs_of_the_text():
-    source = windows(1000)
+def test_excerpts_are_runs_of_the_text():
+    source = excerpts(1000)
     assert isinstance(source, BatchSource)
     assert len(source) == 999 // 24
     for step in range(len(source)):
@@ -133,28 +133,28 @@ def test_windows_are_runs_of_the_text():
         assert not batch.continues
 
 
-def test_windows_start_anywhere_with_equal_chance():
-    source = windows(12, batch_size=80_000)
+def test_excerpts_start_anywhere_with_equal_chance():
+    source = excerpts(12, batch_size=80_000)
     starts = np.bincount(source.batch(0, 0).inputs[:, 0], minlength=12)
     assert starts[8:].sum() == 0
     np.testing.assert_allclose(starts[:8], 10_000, atol=5 * np.sqrt(80_000 / 8))
 
 
-def test_a_window_batch_depends_on_seed_epoch_step_and_rank_alone():
-    source = windows(1000)
+def test_a_batch_of_excerpts_depends_on_seed_epoch_step_and_rank_alone():
+    source = excerpts(1000)
     places = [(epoch, step) for epoch in range(3) for step in range(4)]
     batches = [source.batch(*place).inputs for place in places]
     assert len({tuple(batch.flatten().tolist()) for batch in batches}) == len(places)
     for place, batch in reversed(list(zip(places, batches))):
-        assert torch.equal(windows(1000).batch(*place).inputs, batch)
-    assert not torch.equal(windows(1000, seed=1).batch(0, 0).inputs, batches[0])
+        assert torch.equal(excerpts(1000).batch(*place).inputs, batch)
+    assert not torch.equal(excerpts(1000, seed=1).batch(0, 0).inputs, batches[0])
     for place, batch in zip(places, batches):
-        parts = [windows(1000, rank=rank, world_size=3) for rank in range(3)]
+        parts = [excerpts(1000, rank=rank, world_size=3) for rank in range(3)]
         assert torch.equal(torch.cat([part.batch(*place).inputs for part in parts]), batch)
         assert {(part.batch_size, len(part)) for part in parts} == {(2, len(source))}
 
 
-@pytest.mark.parametrize("source", [windows(100), *streams(100, True, batch_size=2, segment_length=4)])
+@pytest.mark.parametrize("source", [excerpts(100), *streams(100, True, batch_size=2, segment_length=4)])
 def test_steps_outside_the_epoch_are_refused(source):
     for step in (-1, len(source)):
         with pytest.raises(IndexError, match=f"step is {step}; expected a step of the epoch, 0 to {len(source) - 1}"):

@@ -31,7 +31,7 @@ def test_opening_loads_nothing_but_the_configuration(there, name, tmp_path):
     assert loaded(run) == set()
     assert (run.name, run.folder.path) == (name, copy)
     assert run.experiment.training.max_steps == 2
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="which does not exist"):
         _ = run.model
 
 
@@ -128,7 +128,7 @@ def test_what_a_kind_of_run_does_not_have_is_refused(there):
 
 
 def test_a_folder_without_a_run_and_impossible_overrides_are_refused_at_once(there, tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
         open_run(tmp_path)
     with pytest.raises(RecipeError, match=r"data.segment is an unknown key.*data.segment_length"):
         open_run("runs/text", overrides=["--data.segment", "3"])

@@ -57,7 +57,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, written):
 def test_a_truncated_file_is_refused(tmp_path, written, share):
     path = tmp_path / "a.pt"
     path.write_bytes(written[: int(share * len(written))])
-    with pytest.raises(CheckpointError, match=r"a\.pt is truncated or damaged"):
+    with pytest.raises(CheckpointError, match=r"a\.pt is truncated, damaged or not a checkpoint"):
         load_checkpoint(path)
 
 
@@ -95,18 +95,21 @@ class Foreign:
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path: path.write_text("hello"), "no checkpoint at all"),
-        (lambda path: path.write_bytes(pickle.dumps({"model": 1})), "no checkpoint at all"),
-        (lambda path: torch.save(Foreign(), path), "no checkpoint at all"),
-        (lambda path: torch.save({"model": {}}, path), "was not written by recurra train"),
-        (lambda path: torch.save([1], path), "was not written by recurra train"),
+        (lambda path: path.write_text("hello"), "damaged or not a checkpoint"),
+        (lambda path: path.write_bytes(pickle.dumps({"model": 1})), "damaged or not a checkpoint"),
+        (lambda path: torch.save(Foreign(), path), "damaged or not a checkpoint"),
+        (
+            lambda path: torch.save({"model": {}}, path),
+            "is another kind of file; expected a checkpoint",
+        ),
+        (lambda path: torch.save([1], path), "is another kind of file; expected a checkpoint"),
         (
             lambda path: torch.save(
                 {"format": "recurra-checkpoint", "format_version": 99, "versions": {"recurra": "9.0"}}, path
             ),
-            "checkpoint format 99, .* written by recurra 9.0",
+            r"in checkpoint format 99 of recurra 9\.0; expected format 2: open it with recurra 9\.0",
         ),
-        (lambda path: None, "there is no checkpoint"),
+        (lambda path: None, "which does not exist"),
     ],
 )
 def test_foreign_files_are_refused_by_name(tmp_path, write, reason):
@@ -130,7 +133,7 @@ class Intruder:
 def test_loading_runs_no_code(tmp_path):
     path, trace = tmp_path / "a.pt", tmp_path / "trace"
     torch.save({"format": "recurra-checkpoint", "format_version": 1, "model": Intruder(trace)}, path)
-    with pytest.raises(CheckpointError, match="no checkpoint at all"):
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load_checkpoint(path)
     assert not trace.exists()
 
@@ -141,7 +144,7 @@ def test_another_architecture_is_refused_with_the_names_that_differ():
     before = model[0].weight.detach().clone()
     with pytest.raises(CheckpointError) as raised:
         load_weights(model, saved["model"], Path("a.pt"))
-    assert "a.pt is of another model" in str(raised.value)
+    assert "a.pt is a checkpoint of another model" in str(raised.value)
     assert "0.bias (4,), here (5,)" in str(raised.value)
     assert "1.bias (2,), here missing and 1 more" in str(raised.value)
     assert torch.equal(model[0].weight, before)

@@ -5,7 +5,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recurra.training import read_metrics
-from recurra.training.metrics import COLUMNS, CsvLog, TensorBoardLog, Window
+from recurra.training.metrics import COLUMNS, CsvLog, RunningSums, TensorBoardLog
 
 
 def write(path, steps, *, last_step=0, loss=0.5):
@@ -26,7 +26,7 @@ def test_numbers_come_back_to_the_last_bit(tmp_path):
     assert row["valid_loss"] == ""
 
 
-def test_rows_after_the_resumed_step_are_dropped_and_written_anew(tmp_path):
+def test_records_after_the_resumed_step_are_dropped_and_written_anew(tmp_path):
     path = tmp_path / "metrics.csv"
     write(path, range(1, 8))
     write(path, range(5, 10), last_step=4)
@@ -65,11 +65,11 @@ def test_tensorboard_sees_one_value_a_step_after_a_resume(tmp_path):
 
 
 def test_a_window_weighs_every_target_the_same_and_can_be_put_away():
-    window = Window("cpu")
+    window = RunningSums("cpu")
     assert math.isnan(window.mean_loss())
     window.add(torch.tensor(6.0, requires_grad=True), 2, 4)
     window.add(torch.tensor(1.0), 5, 6)
-    restored = Window("cpu")
+    restored = RunningSums("cpu")
     restored.load_state_dict(window.state_dict())
     assert restored.mean_loss() == window.mean_loss() == 1.0
     assert restored.n_tokens == 10
@@ -77,7 +77,7 @@ def test_a_window_weighs_every_target_the_same_and_can_be_put_away():
 
 
 def test_a_window_sums_in_float64():
-    window = Window("cpu")
+    window = RunningSums("cpu")
     for _ in range(1000):
         window.add(torch.tensor(1e6), 1, 1)
         window.add(torch.tensor(0.01), 0, 0)

@@ -52,7 +52,7 @@ def test_frozen_parameters_are_left_out(toy_model):
 
 def test_a_transition_parameter_of_another_model_is_refused(toy_model):
     toy_model.transition_parameters = lambda: {nn.Parameter(torch.zeros(3))}
-    with pytest.raises(ValueError, match=r"ToyModel\.transition_parameters\(\) names 1 tensor"):
+    with pytest.raises(ValueError, match=r"ToyModel\.transition_parameters\(\) is a list with 1 tensor"):
         parameter_groups(toy_model, OptimizerConfig())
 
 

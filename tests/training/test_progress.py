@@ -4,7 +4,7 @@ from rich.console import Console
 
 from recurra.training.progress import BarProgress, PlainProgress, watch
 
-ROW = {
+RECORD = {
     "step": 50,
     "epoch": 2,
     "tokens": 5000,
@@ -21,8 +21,10 @@ def test_without_a_terminal_there_are_plain_lines():
     progress = watch(200, 0, Console(file=out, width=40))
     assert type(progress) is PlainProgress
     progress.advance(50)
-    progress.report(ROW)
-    progress.report({key: ROW[key] for key in ("step", "epoch", "tokens", "seconds", "valid_loss", "valid_accuracy")})
+    progress.report(RECORD)
+    progress.report(
+        {key: RECORD[key] for key in ("step", "epoch", "tokens", "seconds", "valid_loss", "valid_accuracy")}
+    )
     progress.note("see [this]")
     progress.close()
     assert out.getvalue().splitlines() == [
@@ -37,7 +39,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_evaluations_above_it():
     progress = watch(200, 40, Console(file=out, force_terminal=True, width=120, color_system=None))
     assert type(progress) is BarProgress
     progress.advance(50)
-    progress.report(ROW)
+    progress.report(RECORD)
     progress.close()
     text = out.getvalue()
     assert "validation: loss 2.5000" in text

@@ -8,7 +8,7 @@ from recurra.training import RunFolder
 def test_a_folder_with_a_run_is_not_new(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "one")
     folder.require_new()
-    with pytest.raises(FileNotFoundError, match=r"holds no run: there is no .*config\.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"run is .*one, which has no config\.yaml; expected the folder"):
         folder.require_run()
     folder.write_config("experiment: text\n")
     folder.require_run()

@@ -104,17 +104,17 @@ def test_embeddings_of_other_sizes_are_interpolated(make, tmp_path):
 
 
 def test_a_timesformer_does_not_start_from_a_crvit(tmp_path):
-    with pytest.raises(ValueError, match="is a CR-ViT; a TimeSformer can only start from a TimeSformer"):
+    with pytest.raises(ValueError, match="is a CR-ViT; expected a TimeSformer"):
         start_from(timesformer(), saved(crvit(), tmp_path / "best.pt"))
 
 
 @pytest.mark.parametrize(
     ("trained", "message"),
     [
-        (lambda: timesformer(n_heads=4), "of a model with model.n_heads 4; this one has 2"),
-        (lambda: timesformer(d_channel_mixing=10), r"another model: it has encoder\.blocks\.0\.feed_forward"),
-        (lambda: timesformer(n_layer=1), r"another model: it has encoder\.blocks\.1"),
-        (lambda: nn.Linear(2, 3), "is of a video run; expected one of a video model"),
+        (lambda: timesformer(n_heads=4), "is a model with model.n_heads 4; expected one with model.n_heads 2"),
+        (lambda: timesformer(d_channel_mixing=10), r"another model \(it has encoder\.blocks\.0\.feed_forward"),
+        (lambda: timesformer(n_layer=1), r"another model \(it has encoder\.blocks\.1"),
+        (lambda: nn.Linear(2, 3), "is a checkpoint of a video run; expected one of a video model"),
     ],
 )
 def test_weights_of_other_models_are_refused(trained, message, tmp_path):
@@ -216,9 +216,9 @@ def test_published_weights_of_another_size_are_refused(tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"init_from is .*, which does not exist; expected a file or folder"):
         start_from(timesformer(), str(tmp_path / "nothing.pyth"))
-    with pytest.raises(ValueError, match=r"neither a run's folder \(with checkpoints\) nor a Hugging Face folder"):
+    with pytest.raises(ValueError, match="a folder without weights; expected the folder of a run, or a Hugging Face"):
         start_from(timesformer(), str(tmp_path))
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="which does not exist; expected a checkpoint"):
         start_from(timesformer(), str(tmp_path / "nothing.pt"))

@@ -189,5 +189,5 @@ def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
     fit(rest)
     missing = make("missing", "motions-crvit", **settings)
     missing.resume("last")  # has no checkpoint: it starts anew, and misses the weights
-    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
         fit(missing)

@@ -45,7 +45,7 @@ def require_rank(rank: int, world_size: int, batch_size: int) -> None:
 # The uses of a seed. No two uses share a number, so no two draws share a stream.
 _EPOCH_ORDER = 1
 MEMORY_HORIZON_TOKENS = 2
-TEXT_CHUNKS = 3
+TEXT_EXCERPTS = 3
 VIDEO_CLIPS = 4
 VIDEO_HELD_OUT = 5
 MOTIONS = 6

@@ -12,7 +12,7 @@ from recurra.data.batches import BatchSource, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.order import require_rank
-from recurra.data.text_batches import RandomChunkSource, StreamSource
+from recurra.data.text_batches import ExcerptSource, StreamSource
 from recurra.data.vocabulary import Vocabulary
 
 
@@ -43,7 +43,7 @@ class TextConfig:
     """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
     a step hands to the next one."""
     sampling: Literal["streams", "windows"] = "streams"
-    """Training reads parallel streams in order and carries their state (streams), or reads chunks from random places
+    """Training reads parallel streams in order and carries their state (streams), or reads excerpts from random places
     (windows). Evaluation always reads streams."""
     cache: str | None = None
     """Folder for the encoded corpus; by default .recurra beside the data, or the user's cache folder if that is not
@@ -123,7 +123,7 @@ class TextData:
         training = split == "train"
         n_steps = config.segment_length * (config.bptt_segments if training else 1)
         if training and config.sampling == "windows":
-            return RandomChunkSource(
+            return ExcerptSource(
                 self.tokens(split),
                 batch_size=config.batch_size,
                 segment_length=n_steps,

@@ -1,11 +1,11 @@
-"""Batches from one long text: parallel streams, or chunks from random places."""
+"""Batches from one long text: parallel streams, or excerpts from random places."""
 
 import numpy as np
 import torch
 
 from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, Batch
-from recurra.data.order import TEXT_CHUNKS, random_generator, require_step
+from recurra.data.order import TEXT_EXCERPTS, random_generator, require_step
 
 
 class StreamSource:
@@ -73,17 +73,17 @@ class StreamSource:
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
 
 
-class RandomChunkSource:
-    """Chunks from random places in the text, each the start of a new stream; the target is the next token.
+class ExcerptSource:
+    """Excerpts from random places in the text, each the start of a new stream; the target is the next token.
 
-    The chunks of a step depend on (seed, epoch, step) alone, every place in the text is equally likely, and the chunks
-    are dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps
-    as it takes to read as many tokens as the text has, and at least one.
+    The excerpts of a step depend on (seed, epoch, step) alone, and every place in the text is equally likely. They are
+    dealt to the ranks in order: the number of ranks does not change what a step reads. An epoch has as many steps as it
+    takes to read as many tokens as the text has, and at least one.
 
-    tokens: (n,) numbers. batch_size: chunks over all ranks together, a multiple of world_size; the attribute of the
-    same name counts those on this rank. segment_length: tokens of a chunk.
+    tokens: (n,) numbers. batch_size: excerpts over all ranks together, a multiple of world_size; the attribute of the
+    same name counts those on this rank. segment_length: tokens of an excerpt.
 
-    Raises ValueError for a text shorter than one chunk and its last target.
+    Raises ValueError for a text shorter than one excerpt and its last target.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class RandomChunkSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        chunk = f"for one chunk with segment_length {segment_length}"
-        require(len(tokens) > segment_length, _LENGTH, len(tokens), f"at least {segment_length + 1}, {chunk}")
+        excerpt = f"for one excerpt with segment_length {segment_length}"
+        require(len(tokens) > segment_length, _LENGTH, len(tokens), f"at least {segment_length + 1}, {excerpt}")
         self.batch_size = batch_size // world_size
         self._tokens = tokens
         self._all_ranks = batch_size
@@ -109,13 +109,13 @@ class RandomChunkSource:
         return max(1, (len(self._tokens) - 1) // (self._all_ranks * self._segment_length))
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the chunks of a step. Raises what `BatchSource.batch` raises."""
+        """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        random = random_generator(self._seed, TEXT_CHUNKS, epoch, step)
+        random = random_generator(self._seed, TEXT_EXCERPTS, epoch, step)
         starts = random.integers(0, len(self._tokens) - self._segment_length, size=self._all_ranks)
         mine = starts[self._rank * self.batch_size : (self._rank + 1) * self.batch_size]
-        chunks = np.stack([self._tokens[start : start + self._segment_length + 1] for start in mine])
-        tokens = torch.from_numpy(chunks.astype(np.int64))
+        excerpts = np.stack([self._tokens[start : start + self._segment_length + 1] for start in mine])
+        tokens = torch.from_numpy(excerpts.astype(np.int64))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), continues=False)
 
 

@@ -1,6 +1,6 @@
-"""The average of a model's weights over its updates (averaged SGD and AWD-LSTM; or an exponential moving average).
+"""The average of a model's weights over its updates: a mean (averaged SGD, AWD-LSTM) or an exponential moving average.
 
-What is averaged is what is evaluated; training goes on from the weights themselves.
+Evaluation uses the average; training continues from the weights themselves.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from recurra.training.config import AveragingConfig
 
 
 class WeightAverage:
-    """The average so far; until there is one, the model itself is what counts.
+    """Keeps the average of a model's weights. Before averaging begins, the average is the model itself.
 
     Args:
-        model: the model that is trained.
-        config: when averaging begins, and how old weights fade.
+        model: the model in training.
+        config: when averaging begins, and how fast old weights fade.
     """
 
     def __init__(self, model: nn.Module, config: AveragingConfig) -> None:
@@ -27,11 +27,11 @@ class WeightAverage:
 
     @property
     def model(self) -> nn.Module:
-        """The model with the averaged weights; the trained model where averaging has not begun."""
+        """The model with the averaged weights, or the model in training if averaging has not begun."""
         return self._model if self._average is None else self._average.module
 
     def update(self, step: int) -> None:
-        """Take the weights after update number `step`, from 1, into the average."""
+        """Add the weights after update number `step`, counted from 1, to the average."""
         if self.config.start_step is None or step <= self.config.start_step:
             return
         if self._average is None:
@@ -39,13 +39,13 @@ class WeightAverage:
         self._average.update_parameters(self._model)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The average as plain data; None where there is none yet."""
+        """Return the average as plain data; None if averaging has not begun."""
         if self._average is None:
             return None
         return {"weights": self._average.module.state_dict(), "n_averaged": int(self._average.n_averaged)}
 
     def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
-        """Go on from what `state_dict` gave."""
+        """Continue from what `state_dict` returned."""
         if saved is None:
             self._average = None
             return
@@ -55,5 +55,5 @@ class WeightAverage:
 
     def _make(self) -> AveragedModel:
         decay = self.config.decay
-        # Buffers belong to their own step's weights (a Neumann-Cayley inverse, say): they are copied, not averaged.
+        # Buffers, such as a Neumann-Cayley inverse, belong to the weights of one step: they are copied, not averaged.
         return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))

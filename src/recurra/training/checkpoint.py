@@ -1,9 +1,8 @@
-"""Checkpoints: written whole or not at all, and refused when they are not what was written.
+"""Checkpoints: written whole or not at all, and refused if they have changed since.
 
-A checkpoint is an ordinary `torch.save` file of plain data (tensors, numbers, strings, lists, dicts), read
-with `weights_only=True`, so that opening one runs no code. The format is a zip archive: its directory lies
-at the end, so a truncated file does not open, and each entry has a checksum, which PyTorch does not look at
-and we do.
+A checkpoint is an ordinary `torch.save` file of plain data (tensors, numbers, strings, lists, dicts), read with
+`weights_only=True`, so that opening one runs no code. The format is a zip archive. Its directory is at the end, so a
+truncated file does not open; and each entry has a checksum, which PyTorch ignores and `load_checkpoint` checks.
 """
 
 import platform
@@ -16,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurra.checks import sentence
 from recurra.data.files import replacing
 
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2
+_CHECKPOINT = "a checkpoint of recurra train"
 
 Payload = dict[str, Any]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and what to do."""
+    """A checkpoint that cannot be used; the message names the file and says what to do."""
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
+    """Return the versions that a result depends on."""
     return {
         "recurra": version("recurra"),
         "torch": str(torch.__version__),
@@ -38,20 +39,20 @@ def versions() -> dict[str, str]:
 
 
 def save_checkpoint(path: Path, payload: Payload) -> None:
-    """Write `payload`, stamped with the format and the versions, atomically."""
+    """Write `payload` atomically, stamped with the format and the versions."""
     stamped = {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": versions(), **payload}
     with replacing(path) as file:
         torch.save(stamped, file)
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
-    """Read a checkpoint after checking every byte of it.
+    """Check every byte of a checkpoint, and read it.
 
     Raises:
-        CheckpointError: the file is missing, truncated, altered, or no checkpoint of this package.
+        CheckpointError: the file does not exist, is truncated or altered, or is not a checkpoint of this package.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
+        raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -59,21 +60,21 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
             raise zipfile.BadZipFile(f"wrong checksum in {damaged}")
         payload = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
-        # Whatever a broken archive makes zipfile or torch raise, the answer to it is the same.
+        # Whatever zipfile or torch raises for a broken archive, the answer is the same.
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} is truncated or damaged, or no checkpoint at all ({reason})") from error
+        came = f"truncated, damaged or not a checkpoint ({reason})"
+        raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
-        raise CheckpointError(f"{path} was not written by recurra train")
+        raise CheckpointError(sentence(str(path), "another kind of file", _CHECKPOINT))
     if payload["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has the checkpoint format {payload['format_version']}, this version of recurra reads "
-            f"{FORMAT_VERSION}; it was written by recurra {payload['versions']['recurra']}"
-        )
+        writer = f"recurra {payload['versions']['recurra']}"
+        came = f"in checkpoint format {payload['format_version']} of {writer}"
+        raise CheckpointError(sentence(str(path), came, f"format {FORMAT_VERSION}", f"open it with {writer}"))
     return payload
 
 
 def scored_weights(payload: Payload) -> dict[str, Tensor]:
-    """The weights of a checkpoint that its scores are of: the averaged ones, where it has them."""
+    """Return the weights that the scores of a checkpoint belong to: the averaged ones if it has them."""
     average = payload["average"]
     weights: dict[str, Tensor] = payload["model"] if average is None else average["weights"]
     return weights
@@ -83,7 +84,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
     """Load the weights of a checkpoint into `model`.
 
     Raises:
-        CheckpointError: they are another model's; the message names parameters in which the two differ.
+        CheckpointError: they belong to another model; the message names parameters that differ.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -93,16 +94,16 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
             f"{name} {saved.get(name, 'missing')}, here {shapes.get(name, 'missing')}" for name in differing[:3]
         )
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise CheckpointError(f"{path} is of another model: it has {listed}{more}")
+        came = f"a checkpoint of another model (it has {listed}{more})"
+        raise CheckpointError(sentence(str(path), came, "one of this model"))
     model.load_state_dict(weights)
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: one file a step, the newest few kept, and the best one.
+    """The checkpoints of one run: the newest few, one file per step, and the best one.
 
-    A file carries its step in its name and is never moved, so there is no moment at which a kill could
-    leave the run without its last checkpoint, as there is where files called "last" and "previous" swap
-    places.
+    A file has its step in its name and never moves. A killed process therefore always leaves the last checkpoint in
+    place, which would not be certain if files called "last" and "previous" swapped places.
     """
 
     def __init__(self, path: Path, *, keep: int = 2) -> None:
@@ -110,20 +111,20 @@ class CheckpointFolder:
         self.keep = keep
 
     def steps(self) -> list[Path]:
-        """The checkpoints there are, oldest first."""
+        """List the checkpoints of steps, oldest first."""
         return sorted(self.path.glob("step-*.pt"))
 
     def _file(self, step: int) -> Path:
-        # Zeros in front make the order of the names the order of the steps.
+        # Leading zeros make the order of names the order of steps.
         return self.path / f"step-{step:010d}.pt"
 
     @property
     def best(self) -> Path:
-        """Where the best checkpoint lies, if there is one."""
+        """The path of the best checkpoint, whether it exists or not."""
         return self.path / "best.pt"
 
     def save(self, step: int, payload: Payload) -> Path:
-        """Write the checkpoint of a step, then drop the ones that are too old to keep."""
+        """Write the checkpoint of a step, then delete those that are too old to keep."""
         target = self._file(step)
         save_checkpoint(target, payload)
         for old in self.steps()[: -self.keep]:
@@ -131,37 +132,39 @@ class CheckpointFolder:
         return target
 
     def save_best(self, payload: Payload) -> None:
-        """Write the best checkpoint, in the place of the one that was best before."""
+        """Write the best checkpoint over the previous best one."""
         save_checkpoint(self.best, payload)
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: a run that goes back to `step` writes them anew."""
+        """Delete the checkpoints of later steps: a run that goes back to `step` writes them again."""
         for path in self.steps():
             if path.name > self._file(step).name:
                 path.unlink()
 
     def find(self, which: str) -> Path:
-        """The file that is meant by "last", "previous", "best" or a path.
+        """Find the file for "last", "previous", "best" or a path.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no such file.
         """
         steps = self.steps()
         if which in ("last", "previous"):
             place = {"last": 1, "previous": 2}[which]
             if len(steps) < place:
-                raise CheckpointError(f"{self.path} has no {which} checkpoint: it holds {len(steps)}")
+                came = f"{which}, but {self.path} has {len(steps)}"
+                raise CheckpointError(sentence("checkpoint", came, f"a folder with at least {place}"))
             return steps[-place]
         path = self.best if which == "best" else Path(which)
         if not path.is_file():
-            raise CheckpointError(f"there is no checkpoint {path}; use last, previous, best or a file's path")
+            came = f"{path}, which does not exist"
+            raise CheckpointError(sentence("checkpoint", came, "last, previous, best or the path of a file"))
         return path
 
     def load(self, which: str, device: torch.device | str = "cpu") -> tuple[Path, Payload]:
         """Find and read a checkpoint.
 
         Raises:
-            CheckpointError: it cannot be used. Where an older one is there, the message offers it.
+            CheckpointError: it cannot be used. The message offers an older one if there is one.
         """
         path = self.find(which)
         try:
@@ -169,6 +172,6 @@ class CheckpointFolder:
         except CheckpointError as error:
             older = [other for other in self.steps() if other != path]
             if which == "last" and older:
-                offer = f"The one before it, {older[-1]}, is there: ask for it with --checkpoint previous"
+                offer = f"The previous one, {older[-1]}, is still there: choose it with --checkpoint previous"
                 raise CheckpointError(f"{error}\n{offer}") from error
             raise

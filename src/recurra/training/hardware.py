@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The hardware that a measurement was made on."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import torch
 
 
 def hardware() -> dict[str, Any]:
-    """The processor, its cores, the threads that PyTorch uses, and the GPU if there is one."""
+    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if there is one."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

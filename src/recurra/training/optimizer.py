@@ -1,9 +1,8 @@
-"""AdamW or SGD over parameter groups made by rule.
+"""AdamW or SGD over parameter groups that follow from rules.
 
-Decided, where the papers are silent: only matrices (and larger) decay, embeddings among them; biases and
-norm scales do not. The parameters that make the state transition (every module with a
-`transition_parameters()` method names its own) may have a learning rate and a weight decay of their own, as
-in GateLoop Table 4.
+The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included; biases
+and norm scales do not. The parameters that make the state transition may have their own learning rate and weight decay,
+as in GateLoop Table 4; each module names its own in a method `transition_parameters()`.
 """
 
 from collections import defaultdict
@@ -13,14 +12,17 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from recurra.checks import sentence
 from recurra.training.config import OptimizerConfig
 
 ParameterGroup = dict[str, Any]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimiser of `config.algorithm` over `parameter_groups`, in its fused form: one pass over each parameter, on
-    the CPU as on a GPU."""
+    """Build the optimiser of `config.algorithm` over `parameter_groups`.
+
+    Uses the fused form, with one pass over each parameter, on the CPU and on a GPU.
+    """
     groups = parameter_groups(model, config)
     options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
     return _ALGORITHMS[config.algorithm](groups, lr=config.learning_rate, fused=True, **options)
@@ -31,13 +33,13 @@ _TORCH_NAMES = {"epsilon": "eps"}
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
-    """Sort the trainable parameters of `model` into groups of one learning rate and one weight decay.
+    """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
 
-    Each group holds `name`, `params`, `lr`, `peak_lr` (what a schedule scales) and `weight_decay`. Tied
+    Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales) and `weight_decay`. Tied
     parameters count once, under their first name.
 
     Raises:
-        ValueError: a module claims a transition parameter that the model does not have.
+        ValueError: a module names a transition parameter that the model does not have.
     """
     transition = transition_parameter_ids(model)
     members: dict[tuple[str, float, float], list[nn.Parameter]] = defaultdict(list)
@@ -63,10 +65,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
 
 
 def transition_parameter_ids(model: nn.Module) -> set[int]:
-    """The `id` of every parameter that a submodule names in `transition_parameters()`.
+    """Collect the `id` of every parameter that a submodule names in `transition_parameters()`.
 
     Raises:
-        ValueError: one of them is no parameter of `model`, so that no rule would ever reach it.
+        ValueError: one of them is not a parameter of `model`, so that no rule would ever reach it.
     """
     own = {id(parameter) for parameter in model.parameters()}
     found: set[int] = set()
@@ -76,16 +78,15 @@ def transition_parameter_ids(model: nn.Module) -> set[int]:
             continue
         ids = {id(parameter) for parameter in offers()}
         if not ids <= own:
-            raise ValueError(
-                f"{name or type(module).__name__}.transition_parameters() names {len(ids - own)} tensor(s) "
-                "that are no parameters of the model; return the module's own nn.Parameter objects"
-            )
+            method = f"{name or type(module).__name__}.transition_parameters()"
+            came = f"a list with {len(ids - own)} tensor(s) that are not parameters of the model"
+            raise ValueError(sentence(method, came, "the module's own nn.Parameter objects"))
         found |= ids
     return found
 
 
 def check_groups(model: nn.Module, groups: Iterable[ParameterGroup]) -> None:
-    """Raise a ValueError with the names, unless the groups hold every trainable parameter exactly once."""
+    """Raise a ValueError with the names unless every trainable parameter is in exactly one group."""
     counts: dict[int, int] = defaultdict(int)
     for group in groups:
         for parameter in group["params"]:
@@ -95,10 +96,8 @@ def check_groups(model: nn.Module, groups: Iterable[ParameterGroup]) -> None:
     repeated = [name for key, name in names.items() if counts[key] > 1]
     foreign = sum(key not in names for key in counts)
     if missing or repeated or foreign:
-        raise ValueError(
-            "the parameter groups must hold every trainable parameter exactly once; "
-            f"missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
-        )
+        came = f"a list with parameters missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
+        raise ValueError(sentence("groups", came, "every trainable parameter of the model exactly once"))
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""How far a run is, for whoever watches: a bar on a terminal, plain lines anywhere else."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,33 +12,33 @@ from recurra.training.metrics import UNITS
 
 @runtime_checkable
 class RunProgress(Protocol):
-    """What the training loop tells."""
+    """What the training loop reports."""
 
     def note(self, text: str) -> None:
-        """Say something in a line of its own."""
+        """Show a line of text."""
         ...
 
     def advance(self, step: int) -> None:
-        """A step was made."""
+        """Report that a step is done."""
         ...
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        """A row of the log was written."""
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Report a record of the log."""
         ...
 
     def close(self) -> None:
-        """The run has ended."""
+        """End the report."""
         ...
 
 
 def watch(total_steps: int, first_step: int, console: Console) -> RunProgress:
-    """The progress that suits the console: `BarProgress` on a terminal, else `PlainProgress`."""
+    """Choose the progress for a console: `BarProgress` on a terminal, `PlainProgress` elsewhere."""
     kind = BarProgress if console.is_terminal else PlainProgress
     return kind(total_steps, first_step, console)
 
 
 class BarProgress:
-    """One line that moves: epoch, steps, loss, tokens/s, time left; evaluations stay as lines above it."""
+    """A bar with epoch, steps, loss, tokens/s and time left; evaluations stay as lines above it."""
 
     def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
         self._total_steps = total_steps
@@ -64,25 +64,25 @@ class BarProgress:
         """Move the bar."""
         self._progress.update(self._task, completed=step)
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        """Show the newest loss and speed; print a line for an evaluation."""
-        self._progress.update(self._task, epoch=row["epoch"])
-        if "train_loss" in row:
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Show the newest loss and speed, and print a line for an evaluation."""
+        self._progress.update(self._task, epoch=record["epoch"])
+        if "train_loss" in record:
             self._progress.update(
                 self._task,
-                loss=f"{row['train_loss']:.4f}",
-                speed=", ".join(_speeds(row)),
+                loss=f"{record['train_loss']:.4f}",
+                speed=", ".join(_speeds(record)),
             )
-        if "valid_loss" in row:
-            self.note(describe(row, self._total_steps))
+        if "valid_loss" in record:
+            self.note(describe(record, self._total_steps))
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar and leave it on the terminal."""
         self._progress.stop()
 
 
 class PlainProgress:
-    """One line a report, with the time left: for log files and pipes."""
+    """A line per record, with the time left: for log files and pipes."""
 
     def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
         self._total_steps, self._console = total_steps, console
@@ -92,29 +92,29 @@ class PlainProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, step: int) -> None:
-        """Nothing: the reports say where the run is."""
+        """Do nothing: the records say how far the run is."""
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        """Print the row, and how long the rest takes at the mean speed so far."""
-        left = round((self._total_steps - row["step"]) * row["seconds"] / row["step"])
-        self.note(f"{describe(row, self._total_steps)}  {timedelta(seconds=left)} left")
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Print the record, and the time that the rest takes at the mean speed so far."""
+        left = round((self._total_steps - record["step"]) * record["seconds"] / record["step"])
+        self.note(f"{describe(record, self._total_steps)}  {timedelta(seconds=left)} left")
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Do nothing: there is nothing to clean up."""
 
 
-def describe(row: Mapping[str, Any], total_steps: int) -> str:
-    """A row of the log in one line."""
-    parts = [f"epoch {row['epoch']}  step {row['step']}/{total_steps}"]
-    if "train_loss" in row:
-        parts += [f"loss {row['train_loss']:.4f}", *_speeds(row)]
+def describe(record: Mapping[str, Any], total_steps: int) -> str:
+    """Write a record of the log as one line."""
+    parts = [f"epoch {record['epoch']}  step {record['step']}/{total_steps}"]
+    if "train_loss" in record:
+        parts += [f"loss {record['train_loss']:.4f}", *_speeds(record)]
     for name, form in (("valid_loss", "validation: loss {:.4f}"), ("valid_accuracy", "accuracy {:.4f}")):
-        if name in row:
-            parts.append(form.format(row[name]))
+        if name in record:
+            parts.append(form.format(record[name]))
     return "  ".join(parts)
 
 
-def _speeds(row: Mapping[str, Any]) -> list[str]:
-    """The speed, in the unit of the data, where the row has it."""
+def _speeds(record: Mapping[str, Any]) -> list[str]:
+    """Write the speed of a record, if it has one, in the unit of the data."""
     named = {unit: f"{unit}_per_second" for unit in UNITS}
-    return [f"{row[name]:,.0f} {unit}/s" for unit, name in named.items() if name in row]
+    return [f"{record[name]:,.0f} {unit}/s" for unit, name in named.items() if name in record]

@@ -1,5 +1,4 @@
-"""The random states of Python, NumPy and PyTorch as plain data, so that a resumed run draws what it would
-have drawn."""
+"""The random states of Python, NumPy and PyTorch as plain data, so that a resumed run draws the same numbers."""
 
 import random
 from typing import Any
@@ -9,8 +8,8 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all generators that training may draw from, as numbers, lists and tensors."""
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the global generator is what is saved
+    """Return the states of all generators that training may draw from, as numbers, lists and tensors."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - this saves the global generator
     return {
         "python": list(random.getstate()),
         "numpy": {
@@ -23,8 +22,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned; a number of CUDA devices that differs leaves theirs as they
-    are."""
+    """Restore what `random_state` returned. If the number of CUDA devices differs, their states stay as they are."""
     kind, words, spare = state["python"]
     random.setstate((kind, tuple(words), spare))
     numpy_state = state["numpy"]

@@ -1,22 +1,23 @@
-"""The folder of a run: what lies where, and that no run is overwritten."""
+"""The folder of a run: where each file goes, and a guard against overwriting a run."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.data.files import replacing
 
 
 class RunFolder:
-    """Where one run keeps everything.
+    """All files of a run.
 
-    config.yaml     the complete experiment, a recipe in itself
-    tokenizer.json  of text: the vocabulary, so that the run can be used where its corpus is not
-    classes.txt     of videos: the names of the classes, one a line
-    metrics.csv     one row for each report
-    tensorboard/    the same for TensorBoard
+    config.yaml     the complete experiment, as a recipe
+    tokenizer.json  for text: the vocabulary, so that the run can be used without its corpus
+    classes.txt     for videos: the names of the classes, one per line
+    metrics.csv     the log, one record per line
+    tensorboard/    the same records for TensorBoard
     checkpoints/    step-*.pt, best.pt
-    summary.json    the results at the last checkpoint and at the end, the versions and the hardware
+    summary.json    the results, versions and hardware, written with each checkpoint and at the end
     figures/        what `recurra plot` draws
     """
 
@@ -32,20 +33,20 @@ class RunFolder:
         self.figures = self.path / "figures"
 
     def require_new(self) -> None:
-        """Raise FileExistsError if a run lives here."""
+        """Raise FileExistsError if the folder already contains a run."""
         if self.config.exists():
-            raise FileExistsError(
-                f"{self.path} holds a run already; go on with it by `recurra train --resume {self.path}`, "
-                "or choose another folder with --run"
-            )
+            mend = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run"
+            came = f"{self.path}, which already contains a run"
+            raise FileExistsError(sentence("run", came, "a folder without a run", mend))
 
     def require_run(self) -> None:
-        """Raise FileNotFoundError if no run lives here."""
+        """Raise FileNotFoundError if the folder does not contain a run."""
         if not self.config.is_file():
-            raise FileNotFoundError(f"{self.path} holds no run: there is no {self.config}")
+            came = f"{self.path}, which has no {self.config.name}"
+            raise FileNotFoundError(sentence("run", came, "the folder of a run"))
 
     def write_config(self, text: str) -> None:
-        """Write config.yaml, and the folder if it is missing."""
+        """Write config.yaml, and make the folder if it does not exist."""
         with replacing(self.config) as file:
             file.write(text.encode())
 

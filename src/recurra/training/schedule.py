@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing that can drift on resuming."""
+"""The learning rate as a pure function of the step: nothing to save, and nothing that can drift when a run resumes."""
 
 import math
 
@@ -8,24 +8,24 @@ from recurra.training.config import ScheduleConfig
 
 
 def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
-    """The fraction of the peak learning rate at an update.
+    """Compute the learning rate at an update, as a fraction of its peak.
 
-    Linear from 1/warmup_steps to 1 over the warm-up, then half a cosine that reaches `final_fraction` at
-    `total_steps`, or, in steps, `factor` to the power of how many of the epochs `steps` have ended. A run that ends
-    inside its warm-up never leaves the line.
+    During the warm-up the fraction rises linearly from 1/warmup_steps to 1. Then it follows half a cosine that reaches
+    `final_fraction` at `total_steps`; or, with steps, it is `factor` to the power of how many of the epochs in `steps`
+    have ended. A run that ends during its warm-up stays on the line.
 
     Args:
-        step: the update's number, from 0.
+        step: the number of the update, from 0.
         total_steps: updates in the whole run.
-        config: the warm-up, and how the rate falls.
-        steps_per_epoch: updates in an epoch; a cosine knows no epochs.
+        config: the warm-up and the decay.
+        steps_per_epoch: updates in an epoch; only used with steps.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     options = config.options
     if config.shape == "steps":
-        n_falls = sum(step >= epoch * steps_per_epoch for epoch in options["steps"])
-        return float(options["factor"] ** n_falls)
+        n_drops = sum(step >= epoch * steps_per_epoch for epoch in options["steps"])
+        return float(options["factor"] ** n_drops)
     floor: float = options["final_fraction"]
     done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
@@ -33,6 +33,6 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
 
 
 def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
-    """Set each parameter group's learning rate to `factor` times its `peak_lr`."""
+    """Set the learning rate of each parameter group to `factor` times its `peak_lr`."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]

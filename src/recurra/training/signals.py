@@ -1,4 +1,4 @@
-"""A polite end: the first SIGINT or SIGTERM asks the loop to stop, the second one stops it where it is."""
+"""Stopping a run: the first SIGINT or SIGTERM asks the loop to stop, and the second one stops it at once."""
 
 import signal
 import threading
@@ -7,12 +7,11 @@ from typing import Any
 
 
 class StopSignal:
-    """While entered, remembers the signal that asked the process to end.
+    """A context that remembers the signal that asked the process to end.
 
-    A training step is not to be torn apart, and a checkpoint is to be written after it; so the first signal
-    is only noted, and the handlers of before come back with it: the next one acts as it would have without
-    this class. Python allows handlers in the main thread alone; elsewhere nothing is changed and `received`
-    stays None.
+    A training step should finish and its checkpoint be written, so the first signal is only recorded. It also restores
+    the previous handlers, so that the next signal acts as it would without this class. Python allows handlers only in
+    the main thread; in other threads nothing changes and `received` stays None.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The weights that a video model starts from: of a run, of TimeSformer as published, of Hugging Face's port of it."""
+"""The weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.checks import sentence
 from recurra.convert import read_weights, timesformer_from_huggingface, timesformer_from_original
 from recurra.models import CompactRecurrentViT, TimeSformer, TimeSformerConfig, load_timesformer
 from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
@@ -20,7 +21,7 @@ _HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class _Source(NamedTuple):
-    """Weights by our names, of the model's sizes; the classifier's are of `n_classes` classes, or already fresh."""
+    """Weights by our names and in the sizes of the model, with a classifier for `n_classes` classes, or a fresh one."""
 
     weights: dict[str, Tensor]
     n_classes: int
@@ -28,23 +29,23 @@ class _Source(NamedTuple):
 
 
 def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
-    """Give a fresh model trained weights.
+    """Load trained weights into a fresh model.
 
-    A CR-ViT may start from a TimeSformer (`load_timesformer`) or from a CR-ViT, a TimeSformer from a TimeSformer.
-    Where the image size or the frames of a segment differ, the embeddings of places or times are interpolated, nearest;
-    where the number of classes differs, the classifier stays fresh.
+    A CR-ViT can start from a TimeSformer (`load_timesformer`) or a CR-ViT; a TimeSformer only from a TimeSformer. If
+    the image size or the number of frames differs, the embeddings of places or times are interpolated (nearest). If the
+    number of classes differs, the classifier stays fresh.
 
     Args:
         model: changed in place.
-        path: a run's folder (its best checkpoint), a checkpoint of a run (.pt), weights of TimeSformer's own code
-            (.pyth), or a Hugging Face folder or file.
+        path: the folder of a run (its best checkpoint), a checkpoint of a run (.pt), weights of the original
+            TimeSformer code (.pyth), or a Hugging Face folder or file.
 
     Returns:
-        What was done, in a line.
+        a line that says what was done.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it holds no weights of such a model, or of one with other sizes.
+        FileNotFoundError: the path does not exist.
+        ValueError: it has no weights of such a model, or weights of other sizes.
     """
     place = Path(path).expanduser()
     source = _of_checkpoint(model, place) if _is_ours(place) else _published(model, place)
@@ -53,7 +54,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     weights = dict(source.weights)
     has_memory = any(name.startswith("memory.") for name in weights)
     if has_memory and isinstance(model, TimeSformer):
-        raise ValueError(f"{source.what} is a CR-ViT; a TimeSformer can only start from a TimeSformer")
+        raise ValueError(sentence(source.what, "a CR-ViT", "a TimeSformer, for a TimeSformer to start from"))
     if isinstance(model, CompactRecurrentViT) and not has_memory:
         if fresh_head:
             weights |= {name: tensor[..., : model.config.d_model] for name, tensor in own_head.items()}
@@ -77,10 +78,12 @@ def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _So
         file, saved = place, load_checkpoint(place)
     weights = scored_weights(saved)
     if "embedding.positions" not in weights:
-        raise ValueError(f"{file} is of a {saved['config'].get('experiment')} run; expected one of a video model")
+        came = f"a checkpoint of a {saved['config'].get('experiment')} run"
+        raise ValueError(sentence(str(file), came, "one of a video model"))
     n_heads = saved["config"]["model"]["n_heads"]
     if n_heads != model.config.n_heads:
-        raise ValueError(f"{file} is of a model with model.n_heads {n_heads}; this one has {model.config.n_heads}")
+        came, expected = f"a model with model.n_heads {n_heads}", f"one with model.n_heads {model.config.n_heads}"
+        raise ValueError(sentence(str(file), came, expected))
     n_classes = len(weights["head.weight"])
     return _Source(_resized(weights, model.config), n_classes, f"{file}, step {saved['position']['step']}")
 
@@ -101,18 +104,16 @@ def _weights_file(place: Path) -> Path:
     if place.is_file():
         return place
     if not place.exists():
-        raise FileNotFoundError(f"model.init_from is {place}, and there is no such file or folder")
+        raise FileNotFoundError(sentence("model.init_from", f"{place}, which does not exist", "a file or folder"))
     for name in _HUGGING_FACE_FILES:
         if (place / name).is_file():
             return place / name
-    raise ValueError(
-        f"{place} is neither a run's folder (with checkpoints) nor a Hugging Face folder (with "
-        f"{' or '.join(_HUGGING_FACE_FILES)})"
-    )
+    expected = f"the folder of a run, or a Hugging Face folder with {' or '.join(_HUGGING_FACE_FILES)}"
+    raise ValueError(sentence("model.init_from", f"{place}, a folder without weights", expected))
 
 
 def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Bring the embeddings of places and times to the model's numbers of them, as `recurra.convert` does."""
+    """Interpolate the embeddings of places and times to the sizes of the model, as `recurra.convert` does."""
     resized = dict(weights)
     positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
     grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
