@@ -140,7 +140,7 @@ def test_a_run_that_went_round_has_its_experiment_and_says_what_it_lacks(run, tm
     scores = [json.loads((folder / "eval-test.json").read_text()) for folder in (run, tmp_path / "run")]
     assert scores[0]["loss"] == scores[1]["loss"]
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
-    assert "no training can go on from there" in capsys.readouterr().err
+    assert "expected one that training can continue from" in capsys.readouterr().err
 
 
 def test_a_run_of_a_model_from_elsewhere_says_so(single, tmp_path):

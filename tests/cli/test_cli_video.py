@@ -182,7 +182,7 @@ def test_a_bad_start_leaves_no_run_behind(capsys):
         "--model.init_from",
         "nowhere",
     )
-    assert "no such file or folder" in failure(capsys, *words)
+    assert "which does not exist; expected a file or folder" in failure(capsys, *words)
     assert not Path("runs/none").exists()
 
 

@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(
         return norm
 
     trainer._update = poisoned
-    with pytest.raises(TrainingDiverged, match=r"step 6: norm\.weight is .* not finite; .*optimizer\.learning_rate"):
+    with pytest.raises(TrainingDiverged, match=r"step 6: decay is .* not finite; .*optimizer\.learning_rate"):
         trainer.fit(quiet())
     assert [path.name for path in trainer.checkpoints.steps()] == ["step-0000000002.pt", "step-0000000004.pt"]
 
