@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from recurra.data.text_batches import StreamSource
 from recurra.evaluation import evaluate
+from recurra.models import DataSizes
 from recurra.training import (
     AveragingConfig,
-    DataSizes,
     Experiment,
     OptimizerConfig,
     RunFolder,

@@ -3,19 +3,16 @@ from dataclasses import MISSING, asdict, fields, replace
 import pytest
 
 from recurra.data import MemoryHorizonConfig, TextConfig
-from recurra.models import CompactRecurrentTransformer, LanguageModelConfig, TransformerXL
-from recurra.training import (
-    EXPERIMENTS,
-    CompactRecurrentTransformerExperiment,
+from recurra.models import (
+    CompactRecurrentTransformer,
     CompactRecurrentTransformerShape,
     DataSizes,
-    Experiment,
-    MemoryHorizonExperiment,
-    TextExperiment,
-    TrainingConfig,
-    TransformerXLExperiment,
+    LanguageModelConfig,
+    LanguageModelShape,
+    TransformerXL,
     TransformerXLShape,
 )
+from recurra.training import EXPERIMENTS, Experiment, MemoryHorizonExperiment, TextExperiment, TrainingConfig
 from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
 from recurra.training.recipe import _keys
 
@@ -56,14 +53,14 @@ def segmented(kind: type[TextExperiment], recipe: type, length: int, **options):
 
 
 def test_segments_and_vocabulary_are_the_datas():
-    model = segmented(CompactRecurrentTransformerExperiment, CompactRecurrentTransformerShape, 5, memory="ncgru")
+    model = segmented(EXPERIMENTS["text-crt"], CompactRecurrentTransformerShape, 5, memory="ncgru")
     assert type(model) is CompactRecurrentTransformer
     assert (model.config.vocab_size, model.config.segment_length, model.config.memory) == (13, 5, "ncgru")
 
 
 @pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
 def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
-    model = segmented(TransformerXLExperiment, TransformerXLShape, 5, mem_len=mem_len)
+    model = segmented(EXPERIMENTS["text-transformer-xl"], TransformerXLShape, 5, mem_len=mem_len)
     assert type(model) is TransformerXL
     assert (model.config.segment_length, model.config.mem_len) == (5, expected)
 
@@ -90,7 +87,7 @@ def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, 
 @pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
 def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
     with pytest.raises(ValueError, match=r"cutoffs is .* expected increasing numbers from 1 to 12"):
-        segmented(TransformerXLExperiment, TransformerXLShape, 5, cutoffs=cutoffs)
+        segmented(EXPERIMENTS["text-transformer-xl"], TransformerXLShape, 5, cutoffs=cutoffs)
 
 
 def test_differences_name_keys_and_both_values():

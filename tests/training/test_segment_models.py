@@ -1,4 +1,4 @@
-"""Models of segments in the trainer: windows of several segments, precision, resuming."""
+"""Models of segments in the trainer: steps of several segments, precision, resuming."""
 
 import io
 import math
@@ -9,17 +9,8 @@ from rich.console import Console
 
 from recurra.data import TextConfig
 from recurra.evaluation import evaluate
-from recurra.training import (
-    EXPERIMENTS,
-    CompactRecurrentTransformerShape,
-    OptimizerConfig,
-    RunFolder,
-    Trainer,
-    TrainingConfig,
-    TransformerXLShape,
-    load_recipe,
-    to_yaml,
-)
+from recurra.models import CompactRecurrentTransformerShape, TransformerXLShape
+from recurra.training import EXPERIMENTS, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
 MODELS = {
