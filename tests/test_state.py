@@ -88,8 +88,18 @@ def other_layouts() -> dict[str, object]:
 def test_states_of_other_layouts_are_not_concatenated(name):
     other = other_layouts()[name]
     assert states.layout(other) != states.layout(rows(1))
-    with pytest.raises(ValueError, match="state 1 has another layout than state 0"):
+    with pytest.raises(ValueError, match=r"states\[1\] is of another layout than states\[0\]"):
         states.concatenate([rows(1), other])
+
+
+def test_states_of_several_layouts_become_one_batch_each():
+    other, another = other_layouts()["number"], other_layouts()["nothing"]
+    found = states.concatenate_alike([rows(1), other, rows(2), another, another, rows(3)])
+    assert [numbers for numbers, _ in found] == [[0, 2, 5], [1], [3, 4]]
+    assert found[0][1].layers[1][0].tolist() == [1, 2, 3]
+    assert states.layout(found[1][1]) == states.layout(other)
+    assert found[2][1] is None
+    assert states.concatenate_alike([]) == []
 
 
 def test_the_batch_is_no_part_of_the_layout():
@@ -116,7 +126,7 @@ def test_detach():
 
 
 def test_foreign_content_is_refused():
-    with pytest.raises(TypeError, match="it came with str"):
+    with pytest.raises(TypeError, match="state holds a str; expected tensors"):
         states.detach(("hidden",))
 
 
@@ -160,5 +170,5 @@ def test_select_at_different_places(index, rows):
 
 
 def test_streams_at_different_places_are_not_concatenated():
-    with pytest.raises(ValueError, match="split the states"):
+    with pytest.raises(ValueError, match="expected states of one layout: split them first"):
         states.concatenate([two_places(), two_places()])

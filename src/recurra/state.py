@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 State = TypeVar("State")
 
@@ -87,7 +87,11 @@ def layout(state: Any) -> Hashable:
     States can be concatenated if, and only if, their layouts are equal.
     """
     leaves, structure = tree_flatten(state)
-    return structure, tuple(
+    return structure, _forms(leaves)
+
+
+def _forms(leaves: Sequence[Any]) -> Hashable:
+    return tuple(
         (leaf.dtype, leaf.device, leaf.shape[1:]) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
     )
 
@@ -104,20 +108,40 @@ def concatenate(states: Sequence[State]) -> State:
     """
     if not states:
         raise ValueError("states is empty; expected at least one state to concatenate")
-    if any(_is_ragged(part) for state in states for part in tree_leaves(state, is_leaf=_is_ragged)):
+    (_, joined), *others = concatenate_alike(states)
+    if others:
         raise ValueError(
-            "states holds a Ragged state; expected states of one layout: split them first, or use recurra.state.batch"
+            f"states[{others[0][0][0]}] is of another layout than states[0]; expected states of one layout "
+            "(recurra.state.layout): concatenate_alike makes one batch for each"
         )
-    first = layout(states[0])
+    return joined
+
+
+def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
+    """Put streams side by side in as few batched states as possible: one for each layout among them.
+
+    Returns:
+        For each layout, the places in `states` of its streams, in ascending order, and their batched state.
+
+    Raises:
+        ValueError: a state is `Ragged`.
+    """
+    groups: dict[tuple[TreeSpec, Hashable], tuple[list[int], list[Sequence[Any]]]] = {}
     for number, state in enumerate(states):
-        if layout(state) != first:
+        leaves, structure = tree_flatten(state, is_leaf=_is_ragged)
+        if any(map(_is_ragged, leaves)):
             raise ValueError(
-                f"states[{number}] is of the layout {layout(state)}; expected that of states[0], {first}: only states "
-                "of one layout can be concatenated"
+                "states holds a Ragged state; expected states of one layout: split them first, or use "
+                "recurra.state.batch"
             )
-    columns = [list(tensors(state)) for state in states]
-    batched = iter([torch.cat(column) for column in zip(*columns)])
-    return map_tensors(lambda _: next(batched), states[0])
+        numbers, rows = groups.setdefault((structure, _forms(leaves)), ([], []))
+        numbers.append(number)
+        rows.append(leaves)
+    return [(numbers, _joined(rows, key[0])) for key, (numbers, rows) in groups.items()]
+
+
+def _joined(rows: Sequence[Sequence[Any]], structure: TreeSpec) -> Any:
+    return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*rows)], structure)
 
 
 def batch(states: Sequence[State]) -> State | Ragged:
@@ -143,8 +167,14 @@ def split(state: State) -> list[State]:
     count = n_streams(state)
     if count is None:
         raise ValueError("state has no tensor; expected at least one, whose dimension 0 counts the streams")
-    # Copies: a view of one stream would keep those of all streams alive.
-    return [map_tensors(Tensor.clone, select(state, slice(number, number + 1))) for number in range(count)]
+    leaves, structure = tree_flatten(state, is_leaf=_is_ragged)
+
+    def apart(leaf: Any) -> Sequence[Any]:
+        if isinstance(leaf, Tensor):  # copies: a view of one stream would keep those of all streams alive
+            return [row.clone() for row in leaf.split(1)[:count]]
+        return [map_tensors(Tensor.clone, one) for one in leaf.states] if _is_ragged(leaf) else [_plain(leaf)] * count
+
+    return [tree_unflatten(row, structure) for row in zip(*map(apart, leaves))]
 
 
 def to(state: State, device: torch.device | str) -> State:

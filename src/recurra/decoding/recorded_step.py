@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from recurra.checks import require_at_least, sentence
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.step_inputs import form_of, have_forms, tensors_like
+from recurra.decoding.step_inputs import StateForm, form_of, have_forms
 from recurra.decoding.step_memory import StepNotCompiled
-from recurra.state import map_tensors, tensors
+from recurra.state import tensors
 
 _CHECKED_STEPS = 3
 
@@ -60,7 +60,8 @@ class RecordedStep(nn.Module):
             came = f"a {type(model).__name__} in training mode"
             raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
         self.model, self.vocab_size = model, vocab_size
-        self._like, program = self._made_for(1)
+        like, program = self._made_for(1)
+        self._states = StateForm(like)
         self._programs: dict[int, Program | None] = {1: program}
         self._recording = threading.Lock()
         self.eval()
@@ -69,11 +70,11 @@ class RecordedStep(nn.Module):
         """Give the logits after every token, continuing from `state`; None is the start of a stream."""
         results = None
         if state is not None and tokens.ndim == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled():
-            program, inputs = self.program(len(tokens)), tensors_like(state, self._like)
+            program, inputs = self.program(len(tokens)), self._states.flatten(state)
             results = None if program is None or inputs is None else program.run([tokens, *inputs])
         if results is None:
             return self.model(tokens, state)
-        return results[0], _with_tensors(self._like, results[1:])
+        return results[0], self._states.unflatten(results[1:])
 
     def program(self, batch: int) -> Program | None:
         """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
@@ -160,18 +161,12 @@ class FlatStep(nn.Module):
 
     def __init__(self, model: nn.Module, like: Any) -> None:
         super().__init__()
-        self.model, self._like = model, like
+        self.model, self._states = model, StateForm(like)
 
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         """Run one step."""
-        logits, state = self.model(tokens, _with_tensors(self._like, flat))
+        logits, state = self.model(tokens, self._states.unflatten(flat))
         return (logits, *tensors(state))
-
-
-def _with_tensors(like: Any, flat: Sequence[Tensor]) -> Any:
-    """Give a state structured as `like`, with these tensors."""
-    parts = iter(flat)
-    return map_tensors(lambda _: next(parts), like)
 
 
 def _require_steady(before: Any, after: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Form = tuple[type, torch.Size, torch.dtype, torch.device, torch.layout]
 """What must be equal: a step is recorded for one of these per input. Strides and offsets may differ."""
@@ -20,13 +21,30 @@ def have_forms(tensors: Sequence[Tensor], forms: Sequence[Form]) -> bool:
     return len(tensors) == len(forms) and all(form_of(tensor) == form for tensor, form in zip(tensors, forms))
 
 
-def tensors_like(state: Any, like: Any) -> list[Tensor] | None:
-    """Give the tensors of `state`, depth first, if it is nested as `like` is, with the same numbers; else None.
+class StateForm:
+    """How the states of a recorded step are nested, and the numbers in them.
 
-    This runs in every step. For 12 layers it takes 6 us, where flattening by `torch.utils._pytree` takes 60.
+    Args:
+        like: one of them.
     """
-    found: list[Tensor] = []
-    return found if _collect(state, like, found) else None
+
+    def __init__(self, like: Any) -> None:
+        self._like = like
+        self._leaves, self._structure = tree_flatten(like)
+
+    def flatten(self, state: Any) -> list[Tensor] | None:
+        """Give the tensors of a state, depth first; None if it is nested differently or has other numbers.
+
+        This runs in every step. For 12 layers it takes 6 us, where flattening by `torch.utils._pytree` takes 60.
+        """
+        found: list[Tensor] = []
+        return found if _collect(state, self._like, found) else None
+
+    def unflatten(self, flat: Sequence[Tensor]) -> Any:
+        """Give the state of these tensors."""
+        parts = iter(flat)
+        leaves = [next(parts) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        return tree_unflatten(leaves, self._structure)
 
 
 def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:

@@ -1,7 +1,7 @@
 """Feed tokens to a model, for one stream or for many that stand at different places."""
 
 import inspect
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.state import concatenate, layout, select, split
+from recurra.state import concatenate_alike, select, split
 
 TOKENS_PER_CALL = 4096
 """Maximum number of tokens, over all rows, that a model gets in one call: it bounds the memory that a text takes."""
@@ -75,26 +75,23 @@ def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[Fee
     Raises:
         ValueError: a request has no token.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for number, request in enumerate(requests):
-        groups.setdefault(layout(request.state), []).append(number)
+    order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
     results: dict[int, FeedResult] = {}
-    for numbers in groups.values():
-        numbers.sort(key=lambda number: len(requests[number].tokens))
-        results.update(zip(numbers, _feed_group(model, [requests[number] for number in numbers])))
+    for places, state in concatenate_alike([requests[number].state for number in order]):
+        numbers = [order[place] for place in places]
+        results.update(zip(numbers, _feed_group(model, [requests[number].tokens for number in numbers], state)))
     return [results[number] for number in range(len(requests))]
 
 
-def _feed_group(model: nn.Module, requests: Sequence[FeedRequest]) -> Iterator[FeedResult]:
-    """Feed streams whose states have one layout, the shortest text first."""
-    lengths = [len(request.tokens) for request in requests]
-    state = concatenate([request.state for request in requests])
+def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterator[FeedResult]:
+    """Feed the streams of one batched state, the shortest text first."""
     done = n_read = 0
-    for length, same_length in groupby(lengths):
+    for length, same_length in groupby(map(len, texts)):
         n_done = len(list(same_length))
-        tokens = torch.stack([request.tokens[n_read:length] for request in requests[done:]])
-        logits, state = feed(model, tokens, state)
-        # Copies: what a stream keeps must not keep the batch alive.
-        yield from map(FeedResult, map(Tensor.clone, logits[:n_done]), split(select(state, slice(n_done))))
-        state = select(state, slice(n_done, None))
+        logits, state = feed(model, torch.stack([text[n_read:length] for text in texts[done:]]), state)
         done, n_read = done + n_done, length
+        ended, state = (
+            (state, None) if done == len(texts) else (select(state, slice(n_done)), select(state, slice(n_done, None)))
+        )
+        # Copies: what a stream keeps must not keep the batch alive.
+        yield from map(FeedResult, map(Tensor.clone, logits[:n_done]), split(ended))
