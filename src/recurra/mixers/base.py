@@ -171,13 +171,17 @@ def _check_state(state: Any, layout: Any, batch: int, real: torch.dtype, device:
     if type(state) is not type(layout):
         raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
     sizes: dict[str, int] = {}
-    for name, tensor, carried in zip(layout._fields, state, layout):
+    for tensor, carried, name in zip(state, layout, layout._fields):
         dtype = _COMPLEX[real] if carried.is_complex else real
-        if not isinstance(tensor, Tensor) or not (
-            _fits(tensor.shape, batch, carried.shape, sizes) and tensor.dtype == dtype and tensor.device == device
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.dtype is dtype
+            and (tensor.shape == (batch, *carried.shape) or _fits(tensor.shape, batch, carried.shape, sizes))
+            and tensor.device == device
         ):
-            expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, carried.shape, sizes)} on {device}"
-            raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
+            continue
+        expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, carried.shape, sizes)} on {device}"
+        raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
 
 
 def _fits(shape: torch.Size, batch: int, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> bool:
