@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recurra.checks import require_layout
 from recurra.data.text_batches import StreamSource
 from recurra.evaluation import evaluate
 from recurra.models import DataSizes
+from recurra.models.likelihood import negative_log_likelihood
 from recurra.training import (
     AveragingConfig,
     Experiment,
@@ -52,6 +54,16 @@ class ToyModel(nn.Module):
             total = self.decay.sigmoid() * total + step.float()
             outputs.append(total)
         return self.head(self.norm(torch.stack(outputs, 1))), (Memory(total),)
+
+    def loss(self, tokens: Tensor, targets: Tensor, state: tuple[Memory] | None = None) -> tuple[Tensor, tuple[Memory]]:
+        logits, state = self(tokens, state)
+        return negative_log_likelihood(logits, targets), state
+
+    def initial_state(self, batch: int) -> tuple[Memory]:
+        return (Memory(torch.zeros(batch, 6)),)
+
+    def require_state(self, state: tuple[Memory], batch: int) -> None:
+        require_layout("state.total", state[0].total, (batch, 6), torch.float32, self.decay.device)
 
 
 @dataclass

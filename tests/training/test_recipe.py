@@ -52,14 +52,13 @@ def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
         "data",
         "--training.max_steps",
         "4",
-        "--model.mixer",
-        "[a, b]",
     ]
     experiment = load_recipe(recipe(), words)
     assert experiment.training.epochs == 9
     assert experiment.optimizer.betas == (0.1, 0.2)
     assert experiment.model.mixer_options == {"n_heads": 64, "transition": "data"}
-    assert experiment.model.mixer == ["a", "b"]
+    stacked = ["--model.mixer", "[a, b]", "--model.n_layer=2"]
+    assert load_recipe(recipe("experiment: memory-horizon\n"), stacked).model.mixer == ["a", "b"]
     assert load_recipe(recipe(), ["--training.max_steps", "null"]).training.max_steps is None
 
 
@@ -89,7 +88,7 @@ def test_a_text_recipe_needs_a_path(recipe):
     with pytest.raises(RecipeError, match=r"data\.path"):
         load_recipe(path)
     experiment = load_recipe(path, ["--data.path", "/somewhere"])
-    assert type(experiment) is TextExperiment
+    assert isinstance(experiment, TextExperiment)
     assert experiment.data.path == "/somewhere"
 
 
@@ -122,7 +121,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
         ("training: {precision: half}", "training.precision", "32-true"),
         ("data: {n_samples: -1}", "n_samples", "at least 10"),
         ("data: {n_samples: 1.5}", "n_samples", "int"),
-        ("model: {dropout: 2}", "model.dropout", r"in [0, 1)"),
+        ("model: {dropout: 2}", "dropout", r"in [0, 1)"),
         ("optimizer: {betas: [0.1]}", "optimizer.betas", ""),
         ("schedule: 3", "schedule", "a section with keys and values"),
         ("data: null", "data", "a section with keys and values"),
@@ -149,8 +148,8 @@ def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("data: {}", "experiment is None; expected one of memory-horizon, text, "),
-        ("experiment: vision", "experiment is 'vision'; expected one of memory-horizon, text, "),
+        ("data: {}", "experiment is None; expected one of memory-horizon, text"),
+        ("experiment: vision", "experiment is 'vision'; expected one of memory-horizon, text"),
         ("- a\n- b", "is a list; expected the keys and values"),
         ("", "is None; expected the keys and values"),
         ("a: [", "which cannot be read"),
