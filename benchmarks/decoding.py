@@ -1,14 +1,15 @@
-"""One token at a time and long prompts: the 125M GateLoop in every form for decoding, beside GPT-2 of its size.
+"""One token at a time and long prompts: the 125M GateLoop in every form for decoding, compared with GPT-2 of its size.
 
     python -m benchmarks.decoding
 
-Random weights, 2 threads. GateLoop: 12 layers of 624 channels, GPT-2's vocabulary, head and embedding tied. GPT-2 is
-transformers' own with its cache of keys and values. Times are medians in milliseconds, taken in turn in one run, in
-blocks of steps: torch and Numba each have threads of their own, which wait for work a while after a step and would slow
-the other's. Beside them stands the rate at which torch sums a large tensor in the same run, which bounds them all.
+Random weights, 2 threads. GateLoop has 12 layers of 624 channels, GPT-2's vocabulary, and its head and embedding tied.
+GPT-2 is transformers' own, with its cache of keys and values. Times are medians in milliseconds, taken in turn in one
+run. Steps are timed in blocks: torch and Numba have separate threads, which keep waiting for work after a step and
+would slow the other's. The rate at which torch sums a large tensor in the same run bounds them all.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -26,7 +27,8 @@ from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.training.allocator import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
-BLOCK = 4  # steps in a row that are timed, after one that is not
+STREAMS = (2, 8, 16)  # side by side; up to 8 are one compiled step
+BLOCK = 4  # timed steps in a row, after one that is not timed
 SUMMED = 320_000_000  # bytes
 
 
@@ -52,20 +54,20 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 class Ours:
-    """A stream of one of our models, `position` tokens long."""
+    """Streams of one of our models side by side, each `position` tokens long."""
 
-    def __init__(self, model: Any, position: int) -> None:
-        self.model, self.token = model, torch.zeros(1, 1, dtype=torch.int64)
+    def __init__(self, model: Any, position: int, n_streams: int = 1) -> None:
+        self.model, self.token = model, torch.zeros(n_streams, 1, dtype=torch.int64)
         _, self.state = model(self.token)
-        for _ in range(0, position - 1, 4096):  # what was read does not matter for the time, that much was does
-            _, self.state = model(torch.randint(VOCABULARY, (1, min(4096, position - 1))), self.state)
+        for _ in range(0, position - 1, 4096):  # which tokens were read does not affect the time, only how many
+            _, self.state = model(torch.randint(VOCABULARY, (n_streams, min(4096, position - 1))), self.state)
 
     def step(self) -> None:
         _, self.state = self.model(self.token, self.state)
 
 
 class Gpt2:
-    """A stream of GPT-2 with so many tokens in its cache."""
+    """A stream of GPT-2 with `position` tokens in its cache."""
 
     def __init__(self, model: Any, position: int) -> None:
         from transformers import DynamicCache
@@ -103,6 +105,8 @@ def main() -> None:
     forms["float32, recorded, not compiled"] = RecordedStep(lay_out_linear_layers(model), VOCABULARY)
     streams: dict[str, Ours | Gpt2] = {f"GateLoop, {name}": Ours(form, 100) for name, form in forms.items()}
     streams["GateLoop, float32, at 100,000 tokens"] = Ours(forms["float32"], 100_000)
+    for name, n_streams in itertools.product(("as it is", "float32", "int8"), STREAMS):
+        streams[f"GateLoop, {name}, {n_streams} streams"] = Ours(forms[name], 100, n_streams)
     streams |= {f"GPT-2, {context:,} tokens in its cache": Gpt2(other, context) for context in CONTEXTS}
     steps = {name: stream.step for name, stream in streams.items()} | {"sum": torch.ones(SUMMED // 4).sum}
     times = timed(steps, arguments.rounds)
@@ -113,7 +117,7 @@ def main() -> None:
         "GPT-2": milliseconds(lambda: other(prompt, logits_to_keep=1, use_cache=True)),
     }
     medians = {name: statistics.median(values) for name, values in times.items()}
-    table = Table("one token", "ms", "over GateLoop, float32")
+    table = Table("one token (of each stream)", "ms", "over GateLoop, float32")
     for name, value in medians.items():
         table.add_row(name, f"{value:.2f}", f"{value / medians['GateLoop, float32']:.2f}")
     for name, value in prefill.items():

@@ -1,11 +1,11 @@
-"""Many streams in one process, each as if it were alone.
+"""Many streams in one process, each compared with itself alone.
 
-    python -m benchmarks.sessions             # some minutes on one thread
+    python -m benchmarks.sessions             # several minutes on one thread
 
-Two hundred streams of the GateLoop language model and of the Compact Recurrent Transformer, random weights, are fed
-side by side in random order and lengths, forked and reset, and every one is then fed alone with what it had read.
-Compared are the logits after its last token and its state; the difference is that of matrix products of other sizes,
-which round differently. Beside it: the speed together and alone.
+Two hundred streams of the GateLoop language model and of the Compact Recurrent Transformer, with random weights, are
+fed side by side in random order and lengths, forked and reset. Then each is fed alone what it had read, and the logits
+after its last token and its state are compared; they differ only because matrix products of other sizes round
+differently. The speeds together and alone are measured too.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def run(model: nn.Module, n_streams: int, n_turns: int, longest: int) -> dict:
-    """Feed, fork and reset by chance, then feed every stream alone and compare."""
+    """Feed, fork and reset at random, then feed every stream alone and compare."""
     chance = random.Random(0)
     streams, read = Streams(model), {}
     for name in range(n_streams):
@@ -93,16 +93,36 @@ def run(model: nn.Module, n_streams: int, n_turns: int, longest: int) -> dict:
         "state bytes of all": sum(n_bytes(stream.state) for stream in streams.values()),
         "tokens/s together": round(n_tokens / seconds),
         "tokens/s alone, whole texts at once": round(n_alone / alone_seconds),
-        "tokens/s alone, one at a time": round(_step_rate(model)),
-        "tokens/s together, one of each at a time": round(_step_rate(model, streams)),
+        "tokens/s alone, one at a time": round(_step_rate(_begun(Streams(model), 1))),
+        "tokens/s together, one of each at a time": round(_step_rate(streams)),
+    } | _prepared_rates(model)
+
+
+def _prepared_rates(model: nn.Module) -> dict[str, int]:
+    """Measure steps of the model and of its copy for decoding, alone and 8 side by side; float32 only."""
+    if next(model.parameters()).dtype != torch.float32:
+        return {}
+    return {
+        f"tokens/s of {n_streams}, one of each at a time, weights {weights}": round(
+            _step_rate(_begun(streams, n_streams))
+        )
+        for weights in (None, "float32", "int8")
+        for n_streams in (1, 8)
+        for streams in [Streams(model, weights=weights)]
     }
 
 
-def _step_rate(model: nn.Module, streams: Streams | None = None, n_steps: int = 100) -> float:
-    """Tokens a second, one step after the other: of one stream, or of all that have begun."""
-    streams = streams or Streams(model)
-    if not len(streams):
-        streams.open(0)
+def _begun(streams: Streams, n_streams: int) -> Streams:
+    """Open streams and feed them a few tokens, which compiles what is compiled."""
+    for name in range(n_streams):
+        streams.open(name)
+    for _ in range(3):
+        streams.feed({name: [1] for name in streams})
+    return streams
+
+
+def _step_rate(streams: Streams, n_steps: int = 100) -> float:
+    """Measure tokens per second of all streams, one step after the other."""
     start = time.perf_counter()
     for _ in range(n_steps):
         streams.feed({name: [1] for name in streams})
@@ -112,9 +132,9 @@ def _step_rate(model: nn.Module, streams: Streams | None = None, n_steps: int = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=200, help="(default: 200)")
-    parser.add_argument("--turns", type=int, default=60, help="times that some of them are fed (default: 60)")
-    parser.add_argument("--longest", type=int, default=60, help="tokens of the longest text (default: 60)")
-    parser.add_argument("--double", action="store_true", help="in float64, in which the differences all but vanish")
+    parser.add_argument("--turns", type=int, default=60, help="how many times some of them are fed (default: 60)")
+    parser.add_argument("--longest", type=int, default=60, help="tokens in the longest text (default: 60)")
+    parser.add_argument("--double", action="store_true", help="in float64, where the differences almost vanish")
     parser.add_argument("--threads", type=int, default=1, help="(default: 1)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
