@@ -1,9 +1,18 @@
+"""States as plain data: what a checkpoint holds, and what it refuses."""
+
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from recurra import state as states
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+)
 from recurra.saved_state import state_from_plain, state_to_plain
 
 
@@ -18,18 +27,13 @@ class Outer(NamedTuple):
 
 
 class Model(nn.Module):
-    """Its state has everything that a state may hold."""
+    """Its state has everything that a state may hold; it leaves the tensors to what reads them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-        self.dropout = nn.Dropout()
+    def initial_state(self, batch: int) -> Outer:
+        return Outer((Inner(torch.zeros(batch, 2, dtype=torch.complex64), 1), None), torch.ones(batch, 2))
 
-    def forward(self, tokens: Tensor, state: Outer | None) -> tuple[Tensor, Outer]:
-        self.seen_training = self.training
-        rows = len(tokens)
-        inner = Inner(torch.zeros(rows, 2, dtype=torch.complex64), 1)
-        return tokens, Outer((inner, None), self.weight.expand(rows, 2))
+    def require_state(self, state: Outer, batch: int) -> None:
+        self.asked = (state, batch)
 
 
 @pytest.fixture
@@ -40,9 +44,9 @@ def state() -> Outer:
 
 def test_a_state_comes_back_with_its_structure_and_values(state):
     model = Model()
-    packed = state_to_plain(state)
-    restored = state_from_plain(packed, model)
-    assert type(packed) is list
+    plain = state_to_plain(state)
+    restored = state_from_plain(plain, model)
+    assert type(plain) is list
     assert type(restored) is Outer
     assert type(restored.layers) is tuple
     assert type(restored.layers[0]) is Inner
@@ -51,8 +55,8 @@ def test_a_state_comes_back_with_its_structure_and_values(state):
     assert torch.equal(restored.layers[0].real, state.layers[0].real)
     assert torch.equal(restored.mean, state.mean)
     assert not restored.mean.requires_grad
-    assert model.training
-    assert not model.seen_training
+    assert model.asked[0] is restored
+    assert model.asked[1] == 3
 
 
 def test_no_state_stays_no_state():
@@ -60,25 +64,80 @@ def test_no_state_stays_no_state():
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "message"),
     [
-        lambda packed: packed[:1],
-        lambda packed: [packed[0], packed[1][:2]][::-1],
-        lambda packed: [packed[0], packed[1].double()],
-        lambda packed: [packed[0], packed[1][None]],
-        lambda packed: [packed[0], None],
-        lambda packed: [[packed[0][0], packed[1]], packed[1]],
+        (lambda plain: plain[:1], r"^state is a list of 1 in the saved state; expected a list of 2, as in the model"),
+        (lambda plain: [plain[0], plain[1][:2]][::-1], r"^state\.layers is float32 \(2, 2\) on cpu in the saved state"),
+        (lambda plain: [plain[0], None], r"^state\.mean is None in the saved state; expected float32 \(3, 2\) on cpu"),
+        (lambda plain: [[plain[0][0], plain[1]], plain[1]], r"^state\.layers\.1 is float32 .*; expected None"),
+        (
+            lambda plain: [[[plain[1], 4.5], None], plain[1]],
+            r"^state\.layers\.0\.n_steps is a float .*; expected an int",
+        ),
     ],
 )
-def test_another_models_state_is_refused(state, damage):
-    with pytest.raises(ValueError, match="does not fit the model's"):
+def test_another_structure_is_refused_with_its_place(state, damage, message):
+    with pytest.raises(ValueError, match=message):
         state_from_plain(damage(state_to_plain(state)), Model())
 
 
-def test_the_error_says_where(state):
-    packed = state_to_plain(state)
-    packed[0][0][0] = packed[0][0][0].real
-    with pytest.raises(
-        ValueError, match=r"state.layers.0.real is torch.float32 \(3, 2\) against torch.complex64 \(3, 2\)"
-    ):
-        state_from_plain(packed, Model())
+def models() -> dict[str, nn.Module]:
+    shape = {"n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
+    crt = CompactRecurrentTransformerConfig(vocab_size=5, segment_length=4, n_heads=2, **shape)
+    return {
+        "gateloop": LanguageModel(LanguageModelConfig(vocab_size=5, **shape)),
+        "rotary": LanguageModel(LanguageModelConfig(vocab_size=5, mixer="rotary-attention", **shape)),
+        "crt": CompactRecurrentTransformer(crt),
+    }
+
+
+@pytest.fixture(params=models())
+def model(request) -> nn.Module:
+    return models()[request.param].eval()
+
+
+def test_a_models_state_comes_back(model):
+    _, state = model(torch.randint(5, (3, 6)))
+    restored = state_from_plain(state_to_plain(state), model)
+    assert type(restored) is type(state)
+    tokens = torch.randint(5, (3, 5))
+    assert torch.equal(model(tokens, restored)[0], model(tokens, state)[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.to(torch.complex128 if tensor.is_complex() else torch.float64),
+        lambda tensor: tensor[None],
+        lambda tensor: tensor[..., :1],
+        lambda tensor: torch.cat([tensor, tensor], 1),
+    ],
+    ids=["type", "rank", "size", "twice-as-much"],
+)
+def test_a_changed_tensor_is_refused(model, change):
+    """Each tensor of the saved state in turn; those of another size must not fit by chance."""
+    _, state = model(torch.randint(5, (3, 6)))
+    for number, tensor in enumerate(states.tensors(state)):
+        if change(tensor).shape == tensor.shape and change(tensor).dtype == tensor.dtype:
+            continue
+        counter = iter(range(100))
+        damaged = states.map_tensors(lambda x: change(x) if next(counter) == number else x, state)  # noqa: B023
+        with pytest.raises(ValueError, match=r"state\.\w+ is .*; expected "):
+            state_from_plain(state_to_plain(damaged), model)
+
+
+def test_tensors_of_different_batches_are_refused(model):
+    _, state = model(torch.randint(5, (3, 6)))
+    last = len(list(states.tensors(state))) - 1
+    counter = iter(range(100))
+    damaged = states.map_tensors(lambda x: x[:2] if next(counter) == last else x, state)
+    with pytest.raises(ValueError, match=r"state\.\w+ is .*; expected .*\(3, "):
+        state_from_plain(state_to_plain(damaged), model)
+
+
+def test_a_place_that_no_segment_has_is_refused():
+    model = models()["crt"]
+    _, state = model(torch.randint(5, (3, 6)))
+    for position in (-1, 4):
+        with pytest.raises(ValueError, match=f"state.position is {position}; expected a number from 0 to 3"):
+            state_from_plain(state_to_plain(state._replace(position=position)), model)

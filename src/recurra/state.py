@@ -11,7 +11,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+from recurra.checks import kind_of, sentence
 
 State = TypeVar("State")
 
@@ -110,10 +120,8 @@ def concatenate(states: Sequence[State]) -> State:
         raise ValueError("states is empty; expected at least one state to concatenate")
     (_, joined), *others = concatenate_alike(states)
     if others:
-        raise ValueError(
-            f"states[{others[0][0][0]}] is of another layout than states[0]; expected states of one layout "
-            "(recurra.state.layout): concatenate_alike makes one batch for each"
-        )
+        number = others[0][0][0]
+        raise ValueError(_difference(number, states[number], states[0]))
     return joined
 
 
@@ -142,6 +150,19 @@ def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
 
 def _joined(rows: Sequence[Sequence[Any]], structure: TreeSpec) -> Any:
     return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in zip(*rows)], structure)
+
+
+def _difference(number: int, state: Any, first: Any) -> str:
+    """Say where a state differs in layout from the first."""
+    mend = "concatenate_alike makes one batch for each layout"
+    (leaves, structure), (expected_leaves, expected_structure) = map(tree_flatten_with_path, (state, first))
+    if structure != expected_structure:
+        expected = f"the structure of states[0], {kind_of(first)}"
+        return sentence(f"states[{number}]", f"{kind_of(state)} of another structure", expected, mend)
+    pairs = ((path, leaf, like) for (path, leaf), (_, like) in zip(leaves, expected_leaves))
+    path, leaf, like = next((path, leaf, like) for path, leaf, like in pairs if layout(leaf) != layout(like))
+    came, expected = (kind_of(one) if isinstance(one, Tensor) else repr(one) for one in (leaf, like))
+    return sentence(f"states[{number}]{keystr(path)}", came, f"{expected}, as in states[0], with any batch", mend)
 
 
 def batch(states: Sequence[State]) -> State | Ragged:

@@ -92,13 +92,13 @@ def test_a_scan_refuses_what_are_no_borders(monkeypatch):
         ([0, 7], TypeError, "a list; expected a torch.Tensor"),
         (torch.tensor([0.0, 7.0]), TypeError, "float32; expected int32 or int64"),
         (torch.tensor([[0, 7]]), ValueError, r"\(1, 2\); expected \(N \+ 1,\)"),
-        (torch.tensor([0]), ValueError, "at least one"),
+        (torch.tensor([0]), ValueError, r"\(1,\); expected \(N \+ 1,\) for N >= 1 sequences"),
         (torch.tensor([0, 5, 3, 7]), ValueError, "falls from 5 to 3 after sequence 1"),
         (torch.tensor([1, 7]), ValueError, "from 1 to 7"),
     ):
         with pytest.raises(kind, match=message):
             linear_scan(a, b, cu_seqlens=wrong)
-    with pytest.raises(ValueError, match="2 rows"):
+    with pytest.raises(ValueError, match="cu_seqlens is given for a batch of 2; expected packed tensors of batch 1"):
         linear_scan(a, torch.rand(2, 7, 2), cu_seqlens=torch.tensor([0, 7]))
 
 

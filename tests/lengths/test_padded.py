@@ -1,5 +1,7 @@
 """How rows of different lengths are run, and what the models make of tokens and targets that do not count."""
 
+from typing import NamedTuple
+
 import jaxtyping
 import pytest
 import torch
@@ -9,7 +11,7 @@ import recurra
 from recurra import state as states
 from recurra.layers.vocabulary import counted_tokens
 from recurra.lengths.run import run_lengths
-from recurra.mixers import register_mixer
+from recurra.mixers import Carried, Mixer
 from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
 
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
@@ -19,6 +21,10 @@ def language_model(**options):
     return LanguageModel(
         LanguageModelConfig(vocab_size=9, n_layer=2, d_model=8, d_channel_mixing=8, **options)
     ).double()
+
+
+class SumState(NamedTuple):
+    total: torch.Tensor
 
 
 class Counter(nn.Module):
@@ -95,38 +101,47 @@ def test_padding_is_a_token_or_ignored():
 
 
 def test_a_mixer_without_masks_is_not_fed_padding():
-    @register_mixer("knows-no-masks")
-    class Plain(nn.Module):
+    seen = []
+
+    class Sum(Mixer):
         def __init__(self, d_model):
-            super().__init__()
+            super().__init__(d_model, SumState, total=Carried((d_model,)))
 
-        def forward(self, x, state=None):
-            return x, state
+        def mix(self, x, state, mask):
+            assert mask is None
+            seen.append(x)
+            y = state.total[:, None] + x.cumsum(1)
+            return y, SumState(y[:, -1].clone())
 
-    try:
-        model = language_model(mixer="knows-no-masks")
-        model(torch.randint(9, (4, 5)))
-        with pytest.raises(TypeError, match="mask"):
-            model(torch.randint(9, (4, 5)), mask=MASK)
-        with pytest.raises(TypeError, match="cu_seqlens"):
-            model(torch.randint(9, (1, 5)), cu_seqlens=torch.tensor([0, 5]))
-    finally:
-        from recurra.layers import mixers
-
-        del mixers._mixers._entries["knows-no-masks"]
+    x = torch.randn(4, 5, 3, dtype=torch.float64).masked_fill(~MASK[..., None], torch.nan)
+    padded, state = Sum(3)(x, mask=MASK)
+    packed, last = Sum(3)(x[MASK][None], cu_seqlens=torch.tensor([0, 3, 6, 7, 7]))
+    assert not any(steps.isnan().any() for steps in seen)
+    assert sum(steps.shape[0] * steps.shape[1] for steps in seen) == 2 * MASK.sum()
+    torch.testing.assert_close(padded[MASK], packed[0], rtol=1e-12, atol=1e-12)
+    assert padded[~MASK].eq(0).all()
+    for row, steps in enumerate(MASK):
+        expected = x[row, steps].sum(0)
+        torch.testing.assert_close(state.total[row], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(last.total[row], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_relative_attention_takes_no_encoding_beside_a_mask():
     mixer = recurra.create_mixer("relative-attention", 8)
     x = torch.randn(4, 5, 8)
-    with pytest.raises(ValueError, match="encoding"):
-        mixer(x, None, mixer.encode(x), mask=MASK)
+    encoding = mixer.encode(x, mixer.initial_state(4))
+    with pytest.raises(ValueError, match="encoding is given for sequences of different lengths; expected"):
+        mixer(x, encoding=encoding, mask=MASK)
+    with pytest.raises(ValueError, match="encoding is given for sequences of different lengths; expected"):
+        mixer(x[:1], encoding=encoding, cu_seqlens=torch.tensor([0, 2, 5]))
 
 
 def test_a_mask_of_another_kind(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match="mask is a list; expected booleans"):
+    with pytest.raises(TypeError, match=r"mask is a list; expected a torch\.Tensor"):
         recurra.create_mixer("gateloop", 8)(torch.randn(1, 2, 8), mask=[[True, True]])
+    with pytest.raises(TypeError, match=r"mask is int64 \(1, 2\) on cpu; expected booleans.*mask\.bool\(\)"):
+        recurra.create_mixer("gateloop", 8)(torch.randn(1, 2, 8), mask=torch.ones(1, 2, dtype=torch.int64))
 
 
 @pytest.mark.compile

@@ -19,7 +19,7 @@ def test_an_unknown_name_lists_those_that_exist():
 
 
 def test_an_unknown_option_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"mixer 'gateloop' has no option heads; it has: .*n_heads"):
+    with pytest.raises(ValueError, match=r"mixer 'gateloop' has no option heads; expected one of .*n_heads"):
         recurra.create_mixer("gateloop", 8, heads=2)
 
 

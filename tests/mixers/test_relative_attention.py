@@ -167,8 +167,9 @@ def test_both_orders_of_the_position_product_agree():
 
 def test_a_shared_encoding_may_be_longer_than_needed():
     attention, x = build(segment_length=4, mem_len=6), steps(2, 9)
+    longer = build(segment_length=30, mem_len=20)
     own, _ = attention(x)
-    shared, _ = attention(x, None, build(segment_length=30, mem_len=20).encode(steps(2, 50)))
+    shared, _ = attention(x, encoding=longer.encode(steps(2, 50), longer.initial_state(2)))
     torch.testing.assert_close(shared, own, rtol=1e-12, atol=1e-14)
 
 
@@ -202,7 +203,7 @@ def test_dropout_of_attention_weights_in_training_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_heads": 3}, "n_heads is 3; it must divide d_model = 8"),
+        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_model = 8: or set d_head"),
         ({"n_heads": 0}, "n_heads is 0"),
         ({"d_head": 0}, "d_head is 0"),
         ({"segment_length": 0}, "segment_length is 0"),
@@ -219,10 +220,16 @@ def test_an_odd_number_of_channels_is_refused():
         RelativeAttention(9, n_heads=3)
 
 
-@pytest.mark.parametrize(("before", "lengths"), [(20, {"mem_len": 3}), (7, {"segment_length": 6})])
-def test_a_state_of_a_longer_window_is_refused(before, lengths):
+@pytest.mark.parametrize(
+    ("before", "lengths", "message"),
+    [
+        (20, {"mem_len": 3}, r"state\.memory is float64 \(2, 6, 8\) on cpu; expected float64 \(2, m in 0\.\.3, 8\)"),
+        (7, {"segment_length": 6}, r"state\.segment is float64 \(2, 7, 16\) on cpu; expected .* p in 0\.\.5, 16\)"),
+    ],
+)
+def test_a_state_of_a_longer_window_is_refused(before, lengths, message):
     _, state = build(segment_length=8, mem_len=6)(steps(2, before))
-    with pytest.raises(ValueError, match="start the stream anew"):
+    with pytest.raises(ValueError, match=message):
         build(**{"segment_length": 8, "mem_len": 6, **lengths})(steps(2, 1), state)
 
 

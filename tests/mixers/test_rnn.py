@@ -162,9 +162,9 @@ def test_other_cells_are_refused():
 
 
 def test_wrong_shapes_are_named(rnn):
-    with pytest.raises(ValueError, match="x has 4 channels; expected input_size = 3"):
+    with pytest.raises(ValueError, match=r"x is float64 \(2, 6, 4\) on cpu; expected .*d_model = 3"):
         rnn(torch.randn(2, 6, 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"h has the shape \(3, 5\); expected .*\(2, 5\)"):
+    with pytest.raises(ValueError, match=r"state\.h is float64 \(3, 5\) on cpu; expected float64 \(2, 5\)"):
         rnn(draw(2, 6), RNNState(torch.zeros(3, 5, dtype=torch.float64)))
 
 

@@ -56,7 +56,10 @@ def test_a_stack_of_several_mixers_has_options_for_each():
 
 @pytest.mark.parametrize("options", [{"n_heads": 4}, {"rnn": {}}])
 def test_options_of_a_stack_that_belong_to_no_mixer_are_refused(options):
-    with pytest.raises(ValueError, match=r"mixer_options has .* the names are gateloop, relative-attention"):
+    with pytest.raises(
+        ValueError,
+        match=r"mixer_options is .*; expected options by the names of the mixers, gateloop, relative-attention",
+    ):
         small(mixer=["gateloop", "relative-attention"], mixer_options=options)
 
 
@@ -77,8 +80,11 @@ def test_initial_scale():
         ({"d_channel_mixing": 0}, "d_channel_mixing is 0"),
         ({"output_size": 0}, "output_size is 0"),
         ({"dropout": 1.0}, "dropout is 1.0; expected a probability"),
-        ({"mixer": ["gateloop"]}, "mixer names 1 layers and n_layer is 2"),
-        ({"tie_embeddings": True, "output_size": 5}, "tie_embeddings asks for .* output_size is 5 and vocab_size 7"),
+        ({"mixer": ["gateloop"]}, r"mixer is \['gateloop'\]; expected one name for each of n_layer = 2"),
+        (
+            {"tie_embeddings": True, "output_size": 5},
+            "output_size is 5; expected vocab_size = 7, as tie_embeddings is set",
+        ),
     ],
 )
 def test_impossible_shapes_are_refused(options, message):

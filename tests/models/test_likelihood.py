@@ -4,22 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from recurra.models.likelihood import PlainLikelihood, negative_log_likelihood
-
-
-class Counter(PlainLikelihood):
-    """Logits from the token and the number of tokens before it."""
-
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
-
-    def forward(self, tokens, state=None):
-        first = 0 if state is None else state
-        steps = first + torch.arange(tokens.shape[1])
-        return self.scores[tokens] * steps[:, None], first + tokens.shape[1]
+from recurra.models import negative_log_likelihood
 
 
 def test_one_target_at_a_time():
@@ -53,13 +39,3 @@ def test_targets_outside_the_vocabulary_are_refused(wrong):
 
 def test_no_steps():
     assert negative_log_likelihood(torch.randn(2, 0, 4), torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0)
-
-
-def test_the_mixin_carries_the_state():
-    model, tokens, targets = Counter(), torch.randint(5, (2, 7)), torch.randint(5, (2, 7))
-    whole, last = model.loss(tokens, targets)
-    torch.testing.assert_close(whole, negative_log_likelihood(model(tokens)[0], targets))
-    first, state = model.loss(tokens[:, :3], targets[:, :3])
-    second, state = model.loss(tokens[:, 3:], targets[:, 3:], state)
-    torch.testing.assert_close(torch.cat([first, second], 1), whole)
-    assert state == last == 7

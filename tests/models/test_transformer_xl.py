@@ -132,7 +132,7 @@ def test_other_lengths_with_the_same_weights():
 
 
 def test_only_lengths_can_be_changed():
-    with pytest.raises(TypeError, match="n_layer cannot be changed; the lengths are segment_length, mem_len"):
+    with pytest.raises(TypeError, match="lengths has n_layer; expected only segment_length, mem_len"):
         build().with_lengths(n_layer=3)
     with pytest.raises(ValueError, match="mem_len is -1"):
         build().with_lengths(mem_len=-1)
@@ -220,7 +220,10 @@ def test_ids_outside_the_vocabulary_are_refused(model, wrong):
         ({"mem_len": 0, "same_length": True}, "same_length"),
         ({"cutoffs": [7, 4]}, r"cutoffs is \[7, 4\]"),
         ({"cutoffs": [4, 11]}, r"cutoffs is \[4, 11\]"),
-        ({"cutoffs": [4], "tie_projections": [True]}, "tie_projections has 1 entries; expected one for each of the 2"),
+        (
+            {"cutoffs": [4], "tie_projections": [True]},
+            r"tie_projections is \[True\]; expected one entry for each of the 2 clusters",
+        ),
         ({"norm": "sideways"}, "norm is 'sideways'; expected one of post, pre"),
         ({"dropout_over_time": "never"}, "dropout_over_time is 'never'; expected one of independent, locked"),
         ({"n_layer": 0}, "n_layer is 0"),
@@ -234,7 +237,7 @@ def test_impossible_shapes_are_refused(options, message):
 
 
 def test_impossible_heads_are_refused():
-    with pytest.raises(ValueError, match="n_heads is 5; it must divide d_model = 12"):
+    with pytest.raises(ValueError, match="n_heads is 5; expected a divisor of d_model = 12"):
         build(n_heads=5)
     with pytest.raises(ValueError, match="d_model is 13; expected an even number"):
         build(d_model=13, n_heads=13)

@@ -35,6 +35,8 @@ class Memory(NamedTuple):
 
 
 class ToyModel(nn.Module):
+    forms_logits = True
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 6)

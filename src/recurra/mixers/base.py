@@ -106,7 +106,8 @@ class Mixer(nn.Module, ABC):
         if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
             return self._run(x, state, **shared)
         if shared:
-            raise ValueError(f"{', '.join(shared)} is given beside sequences of different lengths; expected neither")
+            came = "given for sequences of different lengths"
+            raise ValueError(sentence(", ".join(shared), came, "sequences of one length", "omit it"))
         return run_lengths(self._run, x, state, mask=mask, cu_seqlens=cu_seqlens, skips_padding=self.skips_padding)
 
     def _run(self, x: Tensor, state: Any, mask: Tensor | None = None, **shared: Any) -> tuple[Tensor, Any]:

@@ -100,7 +100,7 @@ class LinearRNN(Mixer):
 
     def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:
         d_state = d_model if d_state is None else d_state
-        require_at_least(1, d_state=d_state)
+        require_at_least(1, d_model=d_model, d_state=d_state)
         super().__init__(d_model, LinearRNNState, h=Carried((d_state,)))
         self.recurrence = choose("transition", RECURRENCES, transition)(d_state)
         scale = self.recurrence.stationary_scale()[:, None] * d_model**-0.5

@@ -55,7 +55,7 @@ class LRU(Mixer):
         max_phase: float = 2 * math.pi,
     ) -> None:
         d_state = d_model if d_state is None else d_state
-        require_at_least(1, d_state=d_state)
+        require_at_least(1, d_model=d_model, d_state=d_state)
         super().__init__(d_model, LRUState, h=Carried((d_state,), is_complex=True))
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 <= r_min < r_max <= 1")

@@ -140,7 +140,10 @@ class LanguageModelShell(nn.Module, ABC):
         x = self.embed(tokens)
         if tokens.shape[1] or lengths:
             return self.body(x, state, **lengths)
-        return x, self.initial_state(len(tokens)) if state is None else state
+        if state is None:
+            return x, self.initial_state(len(tokens))
+        self.require_state(state, len(tokens))
+        return x, state
 
     @property
     def kind(self) -> str:

@@ -103,7 +103,8 @@ def experiment_name(entry: ModelEntry) -> str:
 
 def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
     """Make the experiment of a registered language model: a corpus, and the model's shape."""
-    name = experiment_name(entry)
+    if (name := experiment_name(entry)) == TextExperiment.experiment:
+        return TextExperiment
     kind = make_dataclass(
         f"{entry.label}Experiment",
         [
@@ -193,7 +194,7 @@ class MotionsCompactRecurrentViTExperiment(CompactRecurrentViTExperiment):
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "memory-horizon": MemoryHorizonExperiment,
-    **{experiment_name(entry): _text_experiment(entry) for entry in list_models(DataSizes)},
+    **{kind.experiment: kind for kind in map(_text_experiment, sorted(list_models(DataSizes), key=experiment_name))},
     "video-timesformer": TimeSformerExperiment,
     "video-crvit": CompactRecurrentViTExperiment,
     "motions-timesformer": MotionsTimeSformerExperiment,

@@ -1,0 +1,165 @@
+"""What the shell of a language model does for any body: checks, losses, lengths, calls without steps."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurra import state as states
+from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShell, negative_log_likelihood
+from recurra.models.shell import require_layers
+
+VOCABULARY = 5
+MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+
+
+class Sizes(NamedTuple):
+    vocab_size: int = VOCABULARY
+
+
+class CounterState(NamedTuple):
+    layers: tuple[Tensor, ...]
+
+
+class Counter(LanguageModelShell):
+    """Its body multiplies channels by the number of tokens so far, and remembers the shapes of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Sizes()
+        self.embedding = nn.Embedding(VOCABULARY, 4)
+        self.head = nn.Linear(4, VOCABULARY)
+        self.calls: list[tuple[int, ...]] = []
+        self.double()
+
+    def embed(self, tokens):
+        return self.embedding(tokens)
+
+    def body(self, x, state, **lengths):
+        assert not lengths
+        assert x.shape[1]
+        self.calls.append(tuple(x.shape[:2]))
+        before = (self.initial_state(len(x)) if state is None else state).layers[0]
+        return x * (before[:, None] + torch.arange(1.0, x.shape[1] + 1))[..., None], CounterState(
+            (before + x.shape[1],)
+        )
+
+    def losses(self, hidden, targets):
+        return negative_log_likelihood(self.head(hidden), targets)
+
+    def initial_state(self, batch):
+        return CounterState((torch.zeros(batch),))
+
+    def require_state(self, state, batch):
+        (counts,) = require_layers(state, CounterState, 1)
+        if len(counts) != batch:
+            raise ValueError(f"state.layers[0] is of {len(counts)} streams; expected {batch}")
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def test_logits_and_losses_carry_the_state():
+    model, x, targets = Counter(), tokens(2, 7), tokens(2, 7)
+    logits, last = model(x)
+    assert last.layers[0].tolist() == [7, 7]
+    whole, _ = model.loss(x, targets)
+    torch.testing.assert_close(whole, negative_log_likelihood(logits, targets))
+    first, state = model.loss(x[:, :3], targets[:, :3])
+    second, state = model.loss(x[:, 3:], targets[:, 3:], state)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    assert state.layers[0].tolist() == [7, 7]
+
+
+def test_a_body_without_lengths_never_sees_padding():
+    """Logits and losses are zeros at padding, and each sequence is as it would be alone."""
+    model, x, targets = Counter(), tokens(3, 5), tokens(3, 5)
+    logits, state = model(x.masked_fill(~MASK, -100), mask=MASK)
+    losses, _ = model.loss(x, targets, mask=MASK)
+    assert state.layers[0].tolist() == [3, 4, 0]
+    assert model.calls == 2 * [(2, 3), (1, 1)]
+    assert logits[~MASK].eq(0).all()
+    assert losses[~MASK].eq(0).all()
+    for row in range(2):
+        alone, _ = model(x[row : row + 1, MASK[row]])
+        torch.testing.assert_close(logits[row, MASK[row]], alone[0])
+        expected = negative_log_likelihood(alone, targets[row : row + 1, MASK[row]])
+        torch.testing.assert_close(losses[row, MASK[row]], expected[0])
+    packed, last = model(x[MASK][None], cu_seqlens=torch.tensor([0, 3, 7, 7]))
+    torch.testing.assert_close(packed[0], logits[MASK])
+    assert torch.equal(last.layers[0], state.layers[0])
+
+
+def test_no_token_leaves_the_stream_where_it_is():
+    model = Counter()
+    logits, start = model(tokens(2, 0))
+    assert logits.shape == (2, 0, VOCABULARY)
+    assert logits.requires_grad
+    assert start.layers[0].tolist() == [0, 0]
+    _, state = model(tokens(2, 3))
+    losses, same = model.loss(tokens(2, 0), tokens(2, 0), state)
+    assert losses.shape == (2, 0)
+    losses.sum().backward()
+    assert same is state
+    assert model.calls == [(2, 3)]
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_state_is_checked_even_without_tokens(unchecked, length):
+    model = LanguageModel(LanguageModelConfig(VOCABULARY, n_layer=2, d_model=4))
+    with pytest.raises(
+        ValueError, match=r"state\.h is complex64 \(3, 4, 1, 1\) on cpu; expected complex64 \(2, 4, 1, 1\)"
+    ):
+        model(tokens(2, length), model.initial_state(3))
+    with pytest.raises(TypeError, match="state is a CounterState; expected a LanguageModelState, or None to start"):
+        model(tokens(2, length), CounterState((torch.zeros(2),)))
+
+
+def test_layers_of_a_state(unchecked):
+    model = LanguageModel(LanguageModelConfig(VOCABULARY, n_layer=2, d_model=4))
+    state = model.initial_state(2)
+    assert require_layers(state, type(state), 2) is state.layers
+    with pytest.raises(TypeError, match="state is a tuple; expected a LanguageModelState, or None to start"):
+        model(tokens(2, 1), state.layers)
+    with pytest.raises(ValueError, match=r"state\.layers has 1 states; expected one state for each of 2 layers"):
+        model(tokens(2, 1), state._replace(layers=state.layers[:1]))
+    with pytest.raises(ValueError, match=r"state\.layers has 2 states, None among them; expected one state for each"):
+        model(tokens(2, 1), state._replace(layers=(state.layers[0], None)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ([[1, 2]], TypeError, "tokens is a list; expected a torch.Tensor"),
+        (torch.tensor([1, 2]), ValueError, r"tokens is int64 \(2,\) on cpu; expected int64 token ids"),
+        (torch.tensor([[1.0, 2.0]]), ValueError, r"tokens is float32 \(1, 2\) on cpu; expected int64 token ids"),
+    ],
+)
+def test_other_tokens_are_refused(unchecked, wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        Counter()(wrong)
+
+
+def test_lengths_are_checked(unchecked):
+    model, x = Counter(), tokens(3, 5)
+    with pytest.raises(ValueError, match="mask and cu_seqlens are both given; expected one"):
+        model(x, mask=MASK, cu_seqlens=torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match=r"mask is of shape \(3, 4\); expected \(B, L\) = \(3, 5\)"):
+        model(x, mask=MASK[:, 1:])
+    with pytest.raises(ValueError, match="state is of 2 streams; expected one for each of the 3 sequences"):
+        model(x, model.initial_state(2), mask=MASK)
+    with pytest.raises(IndexError, match="tokens is a tensor with the id 5; expected ids from 0 to 4"):
+        model(torch.full((3, 5), 5), mask=MASK)
+
+
+def test_sequences_continue_from_a_ragged_state():
+    """Each sequence continues at its own place; the shell splits the batch and puts it together again."""
+    model = Counter()
+    state = states.Ragged((CounterState((torch.tensor([2.0]),)), CounterState((torch.tensor([7.0]),))))
+    x = tokens(2, 3)
+    logits, last = model(x, state)
+    for row, single in enumerate(state.states):
+        torch.testing.assert_close(logits[row : row + 1], model(x[row : row + 1], single)[0])
+    assert last.layers[0].tolist() == [5, 10]
