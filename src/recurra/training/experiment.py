@@ -1,7 +1,7 @@
-"""Experiments: data, model and training in one object, a class for each kind of data and model.
+"""Experiments: data, model and training in one object, with a class for each kind of data and model.
 
-A recipe's key `experiment` chooses the class from `EXPERIMENTS`. Every registered language model has one,
-`text-NAME`; another kind of data is one class with a `data` and a `model` field and one line in that table.
+The key `experiment` of a recipe chooses the class from `EXPERIMENTS`. Every registered language model has one,
+`text-NAME`. A new kind of data takes one class with a `data` and a `model` field, and one line in that table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
+from recurra.checks import kind_of, sentence
 from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
 from recurra.data.video import MotionsConfig, VideoConfig
 from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
@@ -21,19 +22,19 @@ from recurra.training.starting_weights import start_from
 
 @runtime_checkable
 class DataConfig(Protocol):
-    """What builds a data set."""
+    """A config that builds a data set."""
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
-        """Make the data set, or open it."""
+        """Make or open the data set."""
         ...
 
 
 @dataclass(kw_only=True)
 class Experiment:
-    """What all experiments have: data, a model, and how to train it."""
+    """The parts of every experiment: data, a model, and how to train it."""
 
     unit: ClassVar[Unit] = "tokens"
-    """What the data's steps are, and speed is counted in."""
+    """The unit of the data: what its steps are, and how speed is counted."""
 
     experiment: str
     data: DataConfig
@@ -52,18 +53,18 @@ class Experiment:
         return self.data.build()
 
     def build_model(self, data: DataSet) -> nn.Module:
-        """Make the model for the sizes of `data`, with fresh weights."""
+        """Make the model, with fresh weights, in the sizes that `data` needs."""
         return self.model.build(self.sizes(data))
 
     def sizes(self, data: DataSet) -> DataSizes | VideoSizes:
-        """What the model takes from `data`."""
+        """Return the sizes that the model takes from `data`."""
         return DataSizes(_vocab_size(data), data.output_size)
 
     def load_initial_weights(self, model: nn.Module) -> str:
-        """Give a fresh model the weights that the run starts from, where these are others than its own.
+        """Load the weights that the run starts from into a fresh model, if the experiment names any.
 
         Returns:
-            where they are from, in a line of words; nothing where the fresh ones stay.
+            a line that says where the weights are from; empty if the fresh ones stay.
         """
         return ""
 
@@ -92,7 +93,7 @@ class TextExperiment(Experiment):
     """The model."""
 
     def sizes(self, data: DataSet) -> DataSizes:
-        """What the model takes from `data`: the vocabulary, and what a segment is."""
+        """Return the sizes that the model takes from `data`: the vocabulary and the length of a segment."""
         return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
 
 
@@ -121,13 +122,13 @@ def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
 
 def _vocab_size(data: DataSet) -> int:
     if not isinstance(data, TokenDataSet):
-        raise TypeError(f"the model reads tokens, and the inputs of {type(data).__name__} are not")
+        raise TypeError(sentence("data", kind_of(data), "a data set of tokens, for a language model"))
     return data.vocab_size
 
 
 @dataclass(kw_only=True)
 class VideoExperiment(Experiment):
-    """What the experiments over videos have in common: segments of frames, and weights to start from."""
+    """The common parts of experiments over videos: segments of frames, and weights to start from."""
 
     unit: ClassVar[Unit] = "frames"
 
@@ -136,21 +137,21 @@ class VideoExperiment(Experiment):
     model: TimeSformerRecipe | CompactRecurrentViTRecipe
 
     def sizes(self, data: DataSet) -> VideoSizes:
-        """What the model takes from `data`: the classes, and what a segment is."""
+        """Return the sizes that the model takes from `data`: the classes and the size of a segment."""
         return self.sizes_of(data.output_size)
 
     def sizes_of(self, n_classes: int) -> VideoSizes:
-        """What the model takes from a data set with this many classes; it does not have to exist on disk."""
+        """Return the sizes for a data set with this many classes; it does not have to exist on disk."""
         return VideoSizes(n_classes, self.data.n_frames, self.data.image_size)
 
     def load_initial_weights(self, model: nn.Module) -> str:
-        """Give a fresh model the weights of `model.init_from`."""
+        """Load the weights of `model.init_from` into a fresh model."""
         return start_from(model, self.model.init_from) if self.model.init_from else ""  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True)
 class TimeSformerExperiment(VideoExperiment):
-    """Classification of videos with TimeSformer, which sees each segment by itself."""
+    """Classification of videos with TimeSformer, which sees each segment on its own."""
 
     experiment: Literal["video-timesformer"] = "video-timesformer"
     """The kind of experiment."""
@@ -179,7 +180,7 @@ class MotionsTimeSformerExperiment(TimeSformerExperiment):
     experiment: Literal["motions-timesformer"] = "motions-timesformer"  # type: ignore[assignment]
     """The kind of experiment."""
     data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
-    """The videos, which are made when they are first needed."""
+    """The videos, which are written on first use."""
 
 
 @dataclass(kw_only=True)
@@ -189,7 +190,7 @@ class MotionsCompactRecurrentViTExperiment(CompactRecurrentViTExperiment):
     experiment: Literal["motions-crvit"] = "motions-crvit"  # type: ignore[assignment]
     """The kind of experiment."""
     data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
-    """The videos, which are made when they are first needed."""
+    """The videos, which are written on first use."""
 
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
@@ -216,12 +217,12 @@ RESUMABLE = frozenset(
         "training.tensorboard",
     }
 )
-"""What may change when a run is resumed: how long it goes on, where things lie, how often it reports.
-Anything else would either be ignored (a seed) or make the rest of the run another experiment."""
+"""The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any
+other setting would either have no effect (a seed) or make the rest of the run another experiment."""
 
 
 def to_plain(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as dicts, lists, strings and numbers: for YAML files and checkpoints."""
+    """Write the experiment as dicts, lists, strings and numbers, for YAML files and checkpoints."""
     return _plain(asdict(experiment))
 
 
@@ -232,12 +233,12 @@ def _plain(value: Any) -> Any:
 
 
 def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
-    """Refuse to go on from a checkpoint with settings that are not its own.
+    """Refuse to resume from a checkpoint with other settings than its own.
 
     Raises:
-        ValueError: something outside `RESUMABLE` differs; the message names the keys and both values.
+        ValueError: a setting outside `RESUMABLE` differs; the message names the keys and both values.
     """
-    # A checkpoint that does not know a key was made when there was no choice: with what is now its default.
+    # A checkpoint without a key is older than the setting, and was made with what is now its default.
     known = {key for key, _ in flat(saved)}
     changed = [
         f"{key} (was {before!r}, now {now!r})"
@@ -245,14 +246,13 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
         if key not in RESUMABLE and (key in known or now != _plain(_default(experiment, key)))
     ]
     if changed:
-        raise ValueError(
-            f"a run goes on with the settings that it was started with; changed: {', '.join(changed)}. "
-            f"Only these may change: {', '.join(sorted(RESUMABLE))}"
-        )
+        came = f"not that of the checkpoint in {', '.join(changed)}"
+        mend = f"only {', '.join(sorted(RESUMABLE))} may change"
+        raise ValueError(sentence("the experiment", came, "the same settings", mend))
 
 
 def _default(experiment: Experiment, key: str) -> Any:
-    """The default of a dotted key; MISSING where it has none."""
+    """Find the default of a dotted key; MISSING if it has none."""
     *sections, name = key.split(".")
     owner: Any = experiment
     for section in sections:
@@ -263,8 +263,7 @@ def _default(experiment: Experiment, key: str) -> Any:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys, dotted, in which two experiments as plain data differ, with both values; None where one has no such
-    key."""
+    """Find the dotted keys in which two experiments as plain data differ, with both values; a missing key has None."""
     before, now = dict(flat(one)), dict(flat(other))
     return {
         key: (before.get(key), now.get(key))
@@ -274,7 +273,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested dicts by their dotted keys."""
+    """Yield the values of nested dicts by their dotted keys."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

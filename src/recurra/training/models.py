@@ -10,25 +10,25 @@ from recurra.models import CompactRecurrentViTShape, TimeSformerShape
 
 @runtime_checkable
 class ModelRecipe(Protocol):
-    """What builds a model once its data are known: the shape of any registered model."""
+    """A config that builds a model once the sizes of its data are known: the shape of any registered model."""
 
     def build(self, sizes: Any) -> nn.Module:
         """Make the model with fresh weights.
 
         Args:
-            sizes: the data's, of the kind that the model takes: `DataSizes` or `VideoSizes`.
+            sizes: the sizes of the data: `DataSizes` or `VideoSizes`, whichever the model takes.
         """
         ...
 
 
 @dataclass(kw_only=True)
 class StartingWeights:
-    """What recipes of video models say besides the shape: where the weights come from."""
+    """What recipes of video models have beside the shape: the weights to start from."""
 
     init_from: str | None = None
-    """Start from these weights instead of fresh ones: a run's folder (its best checkpoint), a checkpoint, the published
-    weights of TimeSformer (.pyth), or a Hugging Face folder or file of it. Embeddings of other sizes are interpolated,
-    and other classes get a fresh classifier. A resumed run continues with its own weights."""
+    """Start from these weights instead of fresh ones: the folder of a run (its best checkpoint), a checkpoint, the
+    published weights of TimeSformer (.pyth), or a Hugging Face folder or file. Embeddings of other sizes are
+    interpolated; for other classes the classifier is fresh. A resumed run continues with its own weights."""
 
 
 @dataclass(kw_only=True)

@@ -58,19 +58,18 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     exist.
     """
     refuse_protocol("csv", protocol)
-    rows: dict[Split, list[tuple[str, str, str]]] = {}
+    lists: dict[Split, list[tuple[str, str, str]]] = {}
     for split in SPLITS:
         path = _first_file(folder, [f"{name}.csv" for name in _SPLIT_NAMES[split]])
         if path is not None:
-            rows[split] = _read_list(path)
-    if not rows:
-        raise ValueError(
-            sentence("path", f"{folder}, which has no list", "train.csv, valid.csv (or val.csv) or test.csv")
-        )
-    names = _class_names(folder, rows)
+            lists[split] = _read_list(path)
+    if not lists:
+        expected = "train.csv, valid.csv (or val.csv) or test.csv"
+        raise ValueError(sentence("path", f"{folder}, which has no list", expected))
+    names = _class_names(folder, lists)
     numbers = {name: number for number, name in enumerate(names)}
     videos: dict[Split, list[Video]] = {}
-    for split, listed in rows.items():
+    for split, listed in lists.items():
         videos[split] = []
         for path_text, label, where in listed:
             number = numbers.get(label, int(label) if label.isdecimal() else -1)
@@ -122,7 +121,7 @@ def ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
     """
     number = protocol or "1"
     require_choice(("1", "2", "3"), protocol=number)
-    rows: dict[Split, list[Path]] = {}
+    lists: dict[Split, list[Path]] = {}
     for split in ("train", "test"):
         name = f"{split}list0{number}.txt"
         path = _first_file(folder, [name, f"ucfTrainTestlist/{name}"])
@@ -130,16 +129,16 @@ def ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
             expected = f"{name} in the folder or in its ucfTrainTestlist"
             raise FileNotFoundError(sentence("path", f"{folder}, which has no {name}", expected))
         lines = path.read_text(encoding="utf-8").splitlines()
-        rows[split] = [folder / line.split()[0] for line in lines if line.strip()]
-    names = tuple(sorted({path.parent.name for path in rows["train"]}))
-    unknown = sorted({path.parent.name for path in rows["test"]} - set(names))
+        lists[split] = [folder / line.split()[0] for line in lines if line.strip()]
+    names = tuple(sorted({path.parent.name for path in lists["train"]}))
+    unknown = sorted({path.parent.name for path in lists["test"]} - set(names))
     if unknown:
         came = f"a list with other classes than the training list ({some(unknown)})"
         raise ValueError(sentence("the test list", came, "the same classes"))
     numbers = {name: label for label, name in enumerate(names)}
-    _require_files(path for paths in rows.values() for path in paths)
+    _require_files(path for paths in lists.values() for path in paths)
     return Listing(
-        names, {split: [Video(path, numbers[path.parent.name]) for path in paths] for split, paths in rows.items()}
+        names, {split: [Video(path, numbers[path.parent.name]) for path in paths] for split, paths in lists.items()}
     )
 
 
@@ -173,7 +172,7 @@ def _read_list(path: Path) -> list[tuple[str, str, str]]:
     by_commas = "," in lines[0][1]
     texts = [line for _, line in lines]
     split_lines = list(csv.reader(texts, skipinitialspace=True)) if by_commas else [line.split() for line in texts]
-    rows = []
+    entries = []
     for (number, line), columns in zip(lines, split_lines):
         columns = [column.strip() for column in columns]
         if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
@@ -181,19 +180,19 @@ def _read_list(path: Path) -> list[tuple[str, str, str]]:
         if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
             expected = "path,label or path,pose,label, the same in all lines"
             raise ValueError(sentence(f"{path}:{number}", repr(line), expected))
-        rows.append((columns[0], columns[-1], f"{path}:{number}"))
-    return rows
+        entries.append((columns[0], columns[-1], f"{path}:{number}"))
+    return entries
 
 
-def _class_names(folder: Path, rows: Mapping[Split, list[tuple[str, str, str]]]) -> tuple[str, ...]:
+def _class_names(folder: Path, lists: Mapping[Split, list[tuple[str, str, str]]]) -> tuple[str, ...]:
     listed = folder / "classes.txt"
     if listed.is_file():
         names = tuple(line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip())
         if len(set(names)) != len(names):
             raise ValueError(sentence(str(listed), "a list that names a class twice", "distinct names"))
         return names
-    naming = [rows["train"]] if "train" in rows else list(rows.values())
-    labels = {label for listed_rows in naming for _, label, _ in listed_rows}
+    naming = [lists["train"]] if "train" in lists else list(lists.values())
+    labels = {label for entries in naming for _, label, _ in entries}
     if all(label.isdecimal() for label in labels):
         return tuple(str(number) for number in range(max(map(int, labels), default=-1) + 1))
     return tuple(sorted(labels))
