@@ -27,7 +27,7 @@ from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.training.allocator import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
-STREAMS = (2, 8, 16)  # side by side; up to 8 are one compiled step
+STREAMS = (2, 8, 16)  # side by side; more than 8 run in pieces
 BLOCK = 4  # timed steps in a row, after one that is not timed
 SUMMED = 320_000_000  # bytes
 

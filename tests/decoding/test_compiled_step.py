@@ -10,6 +10,7 @@ from torch import nn
 from recurra import state as states
 from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, lay_out_linear_layers, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
+from recurra.decoding.recorded_step import MOST_ROWS
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -109,16 +110,16 @@ def test_wide_models_over_threads(threads):
 @pytest.mark.parametrize("numbers", ["float32", "int8"])
 def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
     compiled = CompiledStep(lay_out_linear_layers(language_model(), numbers), 31)
-    alone = [compiled(torch.tensor([[token]])) for token in range(MOST_VECTORS + 1)]
+    alone = [compiled(torch.tensor([[token % 31]])) for token in range(MOST_ROWS + 1)]
     calls = count_model_calls(compiled)
-    for batch in (3, 1, MOST_VECTORS, MOST_VECTORS + 1, 3):
+    for batch in (3, 1, MOST_VECTORS, MOST_VECTORS + 3, MOST_ROWS, MOST_ROWS + 1, 3):
         tokens, state = torch.randint(31, (batch, 1)), states.concatenate([state for _, state in alone[:batch]])
         compiled(tokens, state)  # recorded where it is the first of its size
         before = len(calls)
         logits, after = compiled(tokens, state)
-        assert len(calls) - before == (batch > MOST_VECTORS)
+        assert len(calls) - before == (batch > MOST_ROWS)
         assert_near((logits, after), compiled.model(tokens, state))
-        if batch <= MOST_VECTORS:  # a row is the same in every batch, bit for bit
+        if batch <= MOST_ROWS:  # a row is the same in every batch, bit for bit
             for row, one in enumerate(states.split(after)):
                 right = compiled(tokens[row : row + 1], alone[row][1])
                 assert torch.equal(logits[row : row + 1], right[0])

@@ -45,7 +45,7 @@ def test_a_recorded_stream_is_the_models(mixer, numbers):
 def test_batches_of_every_size():
     model = language_model("gateloop")
     recorded = RecordedStep(model, 31)
-    for batch in (1, 3, 9):
+    for batch in (1, 3, 13, 33):
         tokens = torch.randint(31, (batch, 4))
         expected, _ = model(tokens)
         logits, state = recorded(tokens[:, :2])

@@ -95,7 +95,7 @@ REFUSED: dict[str, Callable] = {
     "another model's": lambda state: Other(state.layers),
     "a tensor": lambda state: next(tensors(state)),
 }
-BATCHES = {"one row": 1, "two rows": 2}
+BATCHES = {"one row": 1, "two rows": 2, "eleven rows, in two pieces": 11}
 
 
 class AskedTheModel(Exception):

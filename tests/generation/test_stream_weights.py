@@ -61,7 +61,7 @@ def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
     streams, alone = Streams(gateloop.float(), weights=weights), Stream(gateloop, weights=weights)
-    for name in range(MOST_VECTORS):
+    for name in range(MOST_VECTORS + 3):
         streams.open(name).feed([name])
     streams.feed({name: [1] for name in streams})  # the first step of this many rows records it
     calls = []

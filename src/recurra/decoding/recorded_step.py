@@ -8,6 +8,7 @@ that list. There is no second way of stepping: the recording comes from the mode
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,9 @@ from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.step_inputs import StateForm, form_of, have_forms
 from recurra.decoding.step_memory import StepNotCompiled
 from recurra.state import tensors
+
+MOST_ROWS = 4 * MOST_VECTORS
+"""Rows of the largest batch that runs recorded steps, in pieces; above it torch's products over all rows are faster."""
 
 _CHECKED_STEPS = 3
 
@@ -39,8 +43,9 @@ class RecordedStep(nn.Module):
     """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
 
     The step of one row is recorded at construction, that of each other batch size, up to `MOST_VECTORS` rows, when it
-    first occurs. All other inputs go through the model: several tokens per row, the first step of a stream, and tokens
-    or states that are not what the model gave when the step was recorded (the model refuses those that do not fit it).
+    first occurs; batches of up to `MOST_ROWS` rows run in pieces of that size. All other inputs go through the model:
+    several tokens per row, the first step of a stream, and tokens or states that are not what the model gave when the
+    step was recorded (the model refuses those that do not fit it).
     The model's weights must not change. Its attributes (`config`, `head`) are found here too.
 
     Args:
@@ -70,11 +75,28 @@ class RecordedStep(nn.Module):
         """Give the logits after every token, continuing from `state`; None is the start of a stream."""
         results = None
         if state is not None and tokens.ndim == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled():
-            program, inputs = self.program(len(tokens)), self._states.flatten(state)
-            results = None if program is None or inputs is None else program.run([tokens, *inputs])
+            flat = self._states.flatten(state)
+            results = None if flat is None else self._run([tokens, *flat])
         if results is None:
             return self.model(tokens, state)
         return results[0], self._states.unflatten(results[1:])
+
+    def _run(self, inputs: list[Tensor]) -> list[Tensor] | None:
+        """Run recorded steps for tokens and the tensors of a state; None for what they do not take."""
+        rows = len(inputs[0])
+        pieces = [inputs]
+        if rows > MOST_VECTORS:
+            if rows > MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
+                return None
+            pieces = [list(piece) for piece in zip(*(tensor.split(MOST_VECTORS) for tensor in inputs))]
+        done = []
+        for piece in pieces:
+            program = self.program(len(piece[0]))
+            results = None if program is None else program.run(piece)
+            if results is None:
+                return None
+            done.append(results)
+        return done[0] if len(done) == 1 else [torch.cat(parts) for parts in zip(*done)]
 
     def program(self, batch: int) -> Program | None:
         """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
@@ -133,6 +155,10 @@ class RecordedStep(nn.Module):
                     f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
                 )
             mine = results[1:]
+
+
+def _are_rows(tensor: Tensor, rows: int) -> bool:
+    return tensor.layout == torch.strided and tensor.shape[:1] == (rows,)
 
 
 class TracedProgram:

@@ -117,7 +117,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
         """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
 
-        Single tokens of up to 8 rows are then compiled steps where `recurra.decoding.prepare_for_decoding` can make
+        Single tokens of up to 32 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can make
         them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained. The
         copy is dropped when the model is put in training mode, or to another type or device.
 
