@@ -16,7 +16,7 @@ def state_to_plain(state: Any) -> Any:
 
 
 def state_from_plain(plain: Any, model: nn.Module) -> Any:
-    """Give plain data the structure of the states of `model`, its tensors on the model's device.
+    """Rebuild a state of `model` from plain data, its tensors on the model's device.
 
     Args:
         plain: what `state_to_plain` made of a state, None included.

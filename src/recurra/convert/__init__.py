@@ -1,4 +1,4 @@
-"""Weights of other code bases, by their own names, into the models of this one; language models in a single file."""
+"""Weights of other code bases, by their own names, for the models here; language models in a single file."""
 
 from recurra.convert.files import read_weights
 from recurra.convert.portable import (

@@ -33,7 +33,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
-    """Take the weights by their names out of a checkpoint, or give them back where they are all there is.
+    """Return the weights by name, from a checkpoint or from a dictionary that holds nothing else.
 
     Raises:
         ValueError: there are none.
@@ -43,7 +43,7 @@ def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
             content = content[name]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(
-            f"{source} holds no weights by their names; expected tensors, or a checkpoint that has them under "
+            f"{source} holds no weights by name; expected tensors, or a checkpoint with them under "
             f"{', '.join(_CONTAINERS)}"
         )
     return dict(content)

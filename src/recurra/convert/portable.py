@@ -1,4 +1,4 @@
-"""A trained language model apart from where it was trained: what all forms of it on disk have in common."""
+"""A trained language model apart from where it was trained: what all its formats on disk share."""
 
 import tempfile
 from pathlib import Path
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
 
 LARGEST_DIFFERENCE = 1e-5
-"""What the logits of a model may differ by after it was converted, in float32."""
+"""Largest difference of a model's logits after conversion, in float32."""
 
 
 class PortableModel(NamedTuple):
-    """A language model, and what else is known of it.
+    """A language model, and whatever else is known about it.
 
-    tokenizer: the run's; None where there is none.
-    experiment: the run's whole experiment as plain data; None where the model comes from elsewhere.
-    step: the update after which the weights were taken; None likewise.
+    tokenizer: the run's; None if there is none.
+    experiment: the run's whole experiment as plain data; None if the model comes from elsewhere.
+    step: the update after which the weights were saved; None likewise.
     """
 
     model: nn.Module
@@ -29,7 +29,7 @@ class PortableModel(NamedTuple):
 
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Give the names of parameters that have another name before, with that name."""
+    """Map the later names of shared parameters to their first names."""
     first: dict[int, str] = {}
     tied = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -40,7 +40,7 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
-    """Give a tokenizer as text.
+    """Return a tokenizer as text.
 
     Raises:
         TypeError: it is neither a `Vocabulary` nor a `BytePairEncoding`.
@@ -51,10 +51,10 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
 
 
 def tokenizer_from_json(text: str) -> TextEncoder:
-    """Read what `tokenizer_to_json` gave.
+    """Read what `tokenizer_to_json` returned.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not a tokenizer.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
@@ -90,7 +90,7 @@ def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "B L V"]:
 
 
 def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
-    """Give `largest_difference`.
+    """Return `largest_difference`.
 
     Raises:
         ValueError: it is above `LARGEST_DIFFERENCE`, or NaN.

@@ -22,14 +22,14 @@ _FORMAT = "recurra model 1"
 
 
 def save_single_file(portable: PortableModel, path: Path) -> None:
-    """Write a model into one safetensors file, whole or not at all; tied weights are stored once.
+    """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
 
-    The metadata has the keys `recurra`, JSON with the model's class and configuration, and the experiment and the step
-    where they are known, and `tokenizer`, where there is one.
+    The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
+    step if they are known; and the key `tokenizer`, if there is one.
 
     Raises:
         OSError: it cannot be written.
-        TypeError: the model is no language model.
+        TypeError: the model is not a language model.
     """
     description = {
         "format": _FORMAT,
@@ -61,9 +61,11 @@ def load_single_file(path: Path) -> PortableModel:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     if "recurra" not in metadata:
-        raise ValueError(f"{path} does not say which model its weights are of; `recurra convert` writes files that do")
+        raise ValueError(
+            f"{path} does not say which model its weights belong to; expected a file that `recurra convert` wrote"
+        )
     description = json.loads(metadata["recurra"])
     if description.get("format") != _FORMAT:
         raise ValueError(f"{path} has the format {description.get('format')!r}; this version reads {_FORMAT!r}")

@@ -37,7 +37,7 @@ class _Names:
     in_block: Mapping[str, str]
 
     def theirs(self, own: str) -> str:
-        """Give their name of a parameter here."""
+        """Return their name of a parameter here."""
         if match := re.fullmatch(r"encoder\.blocks\.(\d+)\.(.+)\.(\w+)", own):
             return f"{self.blocks}.{match[1]}.{self.in_block[match[2]]}.{match[3]}"
         if own in self.parts:
@@ -236,7 +236,7 @@ def _copy(weights: Mapping[str, Tensor], names: _Names, model: TimeSformer, *, k
 
 
 def _adapted(own: str, values: Tensor, config: TimeSformerConfig) -> Tensor:
-    """Give one of their embeddings the shape that it has here, and the length that the options ask for."""
+    """Reshape one of their embeddings as it is here, with the length that the options ask for."""
     if own == "embedding.class_token":
         return values[0, 0]
     if own == "embedding.positions":

@@ -151,7 +151,7 @@ def _sizes(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[st
 
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the largest number in the names that begin with a pattern; 0 where there are none."""
+    """One more than the largest number in the names that begin with a pattern; 0 if there are none."""
     matches = (re.match(pattern, name) for name in weights)
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 

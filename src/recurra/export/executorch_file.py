@@ -19,14 +19,14 @@ from recurra.models import LanguageModelShell
 
 
 def step_to_executorch(model: LanguageModelShell, *, batch: int = 1) -> bytes:
-    """Give the content of a .pte file whose method `forward(tokens, *state)` returns `(logits, *state)`.
+    """Return the content of a .pte file whose method `forward(tokens, *state)` returns `(logits, *state)`.
 
     tokens are (batch, 1); the state tensors are those of `recurra.export.state_tensors`, in this order and in float32,
     complex ones with a last dimension of 2. A stream starts from zeros.
 
     Args:
         model: a language model on the CPU, in float32.
-        batch: how many streams there are, always.
+        batch: number of streams, which is fixed.
 
     Raises:
         ValueError: the model cannot be exported; the message says why.

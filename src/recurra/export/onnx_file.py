@@ -33,18 +33,18 @@ from recurra.export.translations import OPSET, TRANSLATIONS
 from recurra.models import LanguageModelShell
 
 LARGEST_DIFFERENCE = 1e-4
-"""What logits may differ by, as a share of the largest: rounding makes some 1e-6, in deep models 1e-5."""
+"""Largest difference of logits, as a share of the largest: rounding makes about 1e-6, 1e-5 in deep models."""
 LARGEST_FILE = 2**31 - 2**20
-"""What an ONNX file can hold in bytes, less its graph."""
+"""Bytes of weights that an ONNX file can hold beside its graph."""
 _LENGTHS = ((1, 33), (3, 7))  # batch and length of the comparison; neither is what the graph was traced with
 
 
 def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.ModelProto:
-    """Give a model as an ONNX graph with its metadata.
+    """Return a model as an ONNX graph with its metadata.
 
     Args:
         model: a language model on the CPU, in float32.
-        tokenizer: JSON as the package tokenizers reads it, to be kept with the graph.
+        tokenizer: JSON as the package tokenizers reads it, kept with the graph.
 
     Raises:
         ValueError: the model cannot be exported; the message says why.
@@ -71,7 +71,7 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
                     verbose=False,
                 )
         except torch.onnx.OnnxExporterError as error:  # an operator of a mixer that is not of this package
-            raise ValueError(f"the model has no form in ONNX: {error}") from error
+            raise ValueError(f"the model cannot be written in ONNX: {error}") from error
     assert exported is not None
     graph = exported.model_proto
     for key, value in _metadata(model, traced.state, tokenizer).items():
@@ -80,7 +80,7 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
 
 
 def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
-    """Give a graph whose matrices are kept as 8-bit integers, and whose vectors are rounded to 8 bits on the way in."""
+    """Return a graph whose matrices are kept as 8-bit integers, and whose input vectors are rounded to 8 bits."""
     with tempfile.TemporaryDirectory() as folder, _quietly():
         path = Path(folder) / "int8.onnx"
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8, per_channel=True)
@@ -92,7 +92,7 @@ def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
     """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time.
 
     Returns:
-        the largest difference over the largest logit; NaN where there is one.
+        the largest difference over the largest logit; NaN if there is one.
     """
     differences = []
     was_training = model.training
@@ -130,7 +130,7 @@ def _metadata(model: LanguageModelShell, state: tuple[StateTensor, ...], tokeniz
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what tracers say of packages that are not there and of their own old code."""
+    """Silence what tracers say about missing packages and about their own deprecated code."""
     loggers = [logging.getLogger(name) for name in (None, "torch.onnx._internal.exporter._registration")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 OnnxState = dict[str, np.ndarray[Any, Any]]
-"""The tensors of a state by the names of the inputs that they are."""
+"""The tensors of a state by their input names."""
 
 
 class OnnxModel:
@@ -16,7 +16,7 @@ class OnnxModel:
 
     Args:
         source: the file, or its content.
-        threads: what onnxruntime may use; all cores when None.
+        threads: number of threads for onnxruntime; all cores if None.
 
     Raises:
         ValueError: the file was not written by this package.
@@ -30,17 +30,19 @@ class OnnxModel:
         self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         if "recurra.state" not in self.metadata:
-            raise ValueError("the ONNX file has no metadata of this package; expected one of `recurra export onnx`")
+            raise ValueError(
+                "the ONNX file has no metadata of this package; expected one that `recurra export onnx` wrote"
+            )
         self._state = json.loads(self.metadata["recurra.state"])
 
     def start(self, batch: int = 1) -> OnnxState:
-        """Give the state with which `batch` streams start."""
+        """Return the state of `batch` streams at their start."""
         return {f"state.{tensor['name']}": np.zeros((batch, *tensor["shape"]), np.float32) for tensor in self._state}
 
     def __call__(
         self, tokens: np.ndarray[Any, Any], state: OnnxState | None = None
     ) -> tuple[np.ndarray[Any, Any], OnnxState]:
-        """Give the logits (B, L, V) after every token (B, L), going on from `state`; None is the start of a stream."""
+        """Return the logits (B, L, V) after every token (B, L), continuing from `state`; None starts a stream."""
         state = self.start(len(tokens)) if state is None else state
         logits, *last = self._session.run(None, {"tokens": tokens, **state})
         return logits, {f"state.{tensor['name']}": part for tensor, part in zip(self._state, last)}

@@ -1,4 +1,4 @@
-"""The operators of an exported graph, and what they are in ONNX: recurrences become its operator Scan.
+"""The operators of an exported graph, and their ONNX form: recurrences become the operator Scan.
 
 recurra::complex_scan     h_t = a_t h_{t-1} + b_t in planes (B, L, D) and (B, D); it stands for a complex
                           recurra::linear_scan in graphs of real numbers

@@ -1,6 +1,6 @@
-"""A traced program in real arithmetic: complex tensors as two planes, and what depends on weights alone computed.
+"""A traced program in real arithmetic: complex tensors become two planes; what depends on weights alone is computed.
 
-ONNX has no complex numbers. Its graph is traced anew through `RealProgram`, which runs a torch.export program operator
+ONNX has no complex numbers. Its graph is traced again through `RealProgram`, which runs a torch.export program operator
 by operator and carries a complex tensor as a pair (real, imaginary).
 """
 
@@ -46,7 +46,7 @@ class RealProgram(nn.Module):
 
 class _InPlanes(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator, on planes where a tensor is complex."""
+        """Run one operator, on planes if a tensor is complex."""
         if target == _CHECK:
             return None
         if target == torch.ops.higher_order.wrap_with_autocast:  # a part that autocast leaves alone, as it does here
@@ -68,7 +68,7 @@ def _planes(x: Tensor | Complex) -> Complex:
 
 
 def _on_both(target: Any, *args: Any, **kwargs: Any) -> Complex:
-    """What treats both planes alike."""
+    """Apply an operator that treats both planes alike."""
     return Complex(*(target(*_plane(args, plane), **kwargs) for plane in (0, 1)))
 
 
@@ -118,7 +118,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _without_constants(program: ExportedProgram) -> fx.GraphModule:
-    """The graph with the inputs of a call alone; what depends on none of them is computed now."""
+    """Return the graph with nothing but a call's inputs; what depends on none of them is computed now."""
     copies: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, copies))
@@ -172,7 +172,7 @@ def _known(graph: fx.Graph, weights: dict[fx.Node, Tensor]) -> dict[fx.Node, Any
 
 
 def _is_view_of_weight(node: fx.Node, weights: Any) -> bool:
-    """Whether a node shows a weight in another shape: to compute it now would only keep the weight twice."""
+    """Whether a node is a view of a weight: computing it now would only keep the weight twice."""
     while node.target in _VIEWS:
         node = node.all_input_nodes[0]
     return node in weights

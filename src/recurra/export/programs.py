@@ -1,4 +1,4 @@
-"""Language models as torch.export programs: the state comes in and goes out, nothing is kept between two calls."""
+"""Language models as torch.export programs: the state comes in and goes out; nothing is kept between calls."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ _BATCH, _LENGTH = 2, 5  # of what is traced with where they may be any: not 1, w
 
 
 class StateTensor(NamedTuple):
-    """A tensor of a model's state, and how it goes in and out of a program."""
+    """A tensor of a model's state, as it enters and leaves a program."""
 
     name: str
-    """The fields on the way to it: layers.0.h."""
+    """The path to it: layers.0.h."""
     shape: tuple[int, ...]
-    """Its shape but for the batch, which comes first. A complex tensor ends in 2: real and imaginary part."""
+    """Its shape without the batch, which comes first. A complex tensor ends in 2: real and imaginary part."""
     is_complex: bool
-    """Whether the model's own is complex."""
+    """Whether it is complex in the model."""
 
 
 class StreamProgram(NamedTuple):
@@ -39,13 +39,13 @@ class StreamProgram(NamedTuple):
 
 
 def prefill_program(model: LanguageModelShell, *, batch: int | None = 1) -> StreamProgram:
-    """Trace a model for any number of tokens at once, but for one alone: that is `step_program`'s.
+    """Trace a model for any number of tokens from 2 on; `step_program` traces it for one.
 
-    The program calls the kernels of this package: `import recurra` before `torch.export.load`.
+    The program calls the kernels of this package, so `import recurra` before `torch.export.load`.
 
     Args:
         model: a language model on the CPU, in float32.
-        batch: how many streams there are; None is any number of at least 2.
+        batch: number of streams; None for any number from 2 on.
 
     Raises:
         ValueError: the model cannot be exported; the message says why.
@@ -59,7 +59,7 @@ def step_program(model: LanguageModelShell, *, batch: int | None = 1) -> StreamP
 
 
 def state_tensors(model: LanguageModelShell) -> tuple[StateTensor, ...]:
-    """Say what the state of a model consists of."""
+    """List the tensors of a model's state."""
     return tuple(
         StateTensor(name, tuple(x.shape[1:]) + ((2,) if x.is_complex() else ()), x.is_complex())
         for name, x in _named(model.initial_state(1))
@@ -67,7 +67,7 @@ def state_tensors(model: LanguageModelShell) -> tuple[StateTensor, ...]:
 
 
 def zero_state(state: tuple[StateTensor, ...], batch: int) -> list[Tensor]:
-    """Give the state with which `batch` streams start."""
+    """Return the state of `batch` streams at their start."""
     return [torch.zeros(batch, *tensor.shape) for tensor in state]
 
 
@@ -80,7 +80,7 @@ class FlatModel(nn.Module):
         self._structure = model.initial_state(1)
 
     def forward(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Give the logits and the next state."""
+        """Return the logits and the next state."""
         given = iter(state)
         entering = map_tensors(
             lambda like: torch.view_as_complex(next(given)) if like.is_complex() else next(given), self._structure
@@ -114,8 +114,8 @@ def _trace(model: LanguageModelShell, batch: int | None, length: int | None) -> 
     for bounds in program.range_constraints.values():
         if bounds.lower > _BATCH or bounds.upper < _ENDLESS:
             raise ValueError(
-                f"{_description(model)} has a graph for {bounds.lower} to {bounds.upper} tokens or streams only: it "
-                "takes another way for other numbers"
+                f"{_description(model)} has a graph for {bounds.lower} to {bounds.upper} tokens or streams only; "
+                "expected one graph for any number"
             )
     return StreamProgram(program, state)
 
@@ -125,7 +125,7 @@ def _description(model: LanguageModelShell) -> str:
 
 
 def _named(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a state with the fields on the way to them: layers.0.h."""
+    """Yield the tensors of a state with their paths: layers.0.h."""
     for path, leaf in tree_leaves_with_path(state):
         if isinstance(leaf, Tensor):
             yield ".".join(str(getattr(key, "name", getattr(key, "idx", key))) for key in path), leaf

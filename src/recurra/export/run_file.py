@@ -1,4 +1,4 @@
-"""Go on with a text, taking the likeliest token each time: python THIS.py "the text so far".
+"""Continue a text, taking the likeliest token each time: python THIS.py "the text so far".
 
 It stands beside the .onnx file of its own name, and needs the packages onnxruntime and tokenizers.
 """

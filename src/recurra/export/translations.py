@@ -1,4 +1,4 @@
-"""What the operators of this package are in ONNX: a recurrence is one operator Scan."""
+"""The operators of this package in ONNX: a recurrence is one operator Scan."""
 
 from collections.abc import Callable
 from typing import Any

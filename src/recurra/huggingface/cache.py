@@ -1,4 +1,4 @@
-"""The recurrent state in the place where transformers has its keys and values."""
+"""The recurrent state where transformers keeps keys and values."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from recurra.state import detach, n_streams, select
 
 
 class RecurrentCache(Cache):
-    """What a batch of streams has left: a model's state, and how many tokens it has read.
+    """A batch of streams between two calls: a model's state, and the number of tokens it has read.
 
-    The model puts a new state in the place of the old one, as transformers' caches change in place; states themselves
-    are never changed, so that `copy.copy(cache)` is a bookmark, at no cost, from which a text can be continued twice.
+    The model replaces the state, because transformers' caches change in place. States themselves never change, so
+    `copy.copy(cache)` is a free bookmark from which a text can be continued twice.
 
     The size does not grow with the tokens, and no token can be taken back: `crop` refuses to.
     """
@@ -27,7 +27,7 @@ class RecurrentCache(Cache):
         """Tokens read so far, padding included: columns of `input_ids`."""
 
     def __bool__(self) -> bool:
-        """A cache is one, also when it is empty: transformers' own count their layers."""
+        """True even if it is empty: transformers' own caches count their layers."""
         return True
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class RecurrentCache(Cache):
         self.n_tokens += n_tokens
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens the streams have read, padding included."""
+        """Return the number of tokens that the streams have read, padding included."""
         return self.n_tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -52,7 +52,7 @@ class RecurrentCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """How many streams there are; -1 as long as nothing was read."""
+        """Number of streams; -1 until something is read."""
         count = None if self.state is None else n_streams(self.state)
         return -1 if count is None else count
 
@@ -72,7 +72,7 @@ class RecurrentCache(Cache):
         return False
 
     def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
-        """Let stream i go on from where stream beam_idx[i] is."""
+        """Let stream i continue from where stream beam_idx[i] is."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -80,7 +80,7 @@ class RecurrentCache(Cache):
         self.state = select(self.state, indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Make `repeats` of every stream, one behind the other: for beams, or several continuations of a prompt."""
+        """Repeat every stream `repeats` times in a row: for beams, or for several continuations of a prompt."""
         if self.state is not None:
             self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
@@ -100,7 +100,8 @@ class RecurrentCache(Cache):
         """
         if tokens_to_remove:
             raise NotImplementedError(
-                "a recurrent state cannot take tokens back; keep copy.copy(cache) from before them, and go on from that"
+                "tokens_to_remove is not 0; expected 0, as a recurrent state cannot take tokens back: continue from a "
+                "copy.copy(cache) made before them"
             )
 
     def update(self, *arguments: Any, **options: Any) -> Any:

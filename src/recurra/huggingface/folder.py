@@ -1,4 +1,4 @@
-"""A language model as a folder that transformers loads, and back from such a folder."""
+"""A language model as a folder that transformers loads, and back."""
 
 import json
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
 from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer
 
 ORIGIN = "recurra.json"
-"""Where a folder keeps what transformers does not ask for: the experiment, and the step of the weights."""
+"""The file for what transformers does not ask for: the experiment, and the step of the weights."""
 
 
 def save_folder(portable: PortableModel, folder: Path) -> None:
     """Write a model as transformers loads it.
 
-    config.json, model.safetensors and generation_config.json, in which a text begins as a line does; of the tokenizer,
-    where there is one, tokenizer.json and tokenizer_config.json; recurra.json, from which `recurra convert` makes the
-    run again. The weights have the type that they have.
+    It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
+    tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and recurra.json, from which `recurra convert`
+    rebuilds the run. The weights keep their dtype.
 
     Raises:
         OSError: it cannot be written.
-        TypeError, ValueError: the model is not a language model, or the tokenizer cannot be taken over.
+        TypeError, ValueError: the model is not a language model, or the tokenizer cannot be converted.
     """
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
@@ -45,9 +45,9 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
 
 
 def load_folder(folder: Path) -> PortableModel:
-    """Read a model of this package, in float32, and its tokenizer, if there is one, from a folder for transformers.
+    """Read a model of this package in float32, and its tokenizer if there is one, from a folder for transformers.
 
-    The folder may come from `save_pretrained`: then the experiment and the step are not known.
+    If the folder comes from `save_pretrained`, the experiment and the step are unknown.
 
     Raises:
         OSError: it cannot be read.
@@ -55,14 +55,14 @@ def load_folder(folder: Path) -> PortableModel:
     """
     config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, RecurraConfig):
-        raise ValueError(f"{folder} holds a model of the type {config.model_type!r}, which is none of this package")
+        raise ValueError(f"{folder} holds a model of type {config.model_type!r}; expected a model of this package")
     with _quietly():
         model: RecurraForCausalLM = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = read_tokenizer(folder)
     if tokenizer is not None and len(tokenizer) != config.vocab_size:
         raise ValueError(
-            f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; tokens that were "
-            "added to the tokenizer, for padding say, have to be taken out"
+            f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; remove "
+            "tokens that were added to the tokenizer, for padding for example"
         )
     origin: dict[str, Any] = {"step": None, "experiment": None}
     if (folder / ORIGIN).is_file():

@@ -20,16 +20,16 @@ from recurra.models import negative_log_likelihood
 
 
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
-    """A language model of this package, `model`, under transformers' interface; the subclasses name which one.
+    """A language model of this package, `model`, under transformers' interface; there is a subclass for each.
 
-    `generate` carries a `RecurrentCache`: its memory does not grow with the text. Padding may stand anywhere in a row,
-    and changes nothing. States that depend on the place in a segment are kept row by row where rows differ in length.
+    `generate` carries a `RecurrentCache`, whose memory does not grow with the text. Padding may stand anywhere and
+    changes nothing. If sequences differ in length, states that depend on the place in a segment are kept one by one.
 
-    With an adaptive softmax (`cutoffs`) the logits are log-probabilities of all words, which serve as any others.
+    With an adaptive softmax (`cutoffs`) the logits are log-probabilities of all words, which serve as well.
 
     Args:
         config: the model's configuration.
-        model: the model itself, of that configuration; one with fresh weights is made when None.
+        model: the model itself, of that configuration; a new one with fresh weights if None.
     """
 
     config_class = RecurraConfig
@@ -61,31 +61,33 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Read tokens, going on from `past_key_values`.
+        """Read tokens, continuing from `past_key_values`.
 
         Args:
-            input_ids: the tokens that the cache has not seen; where the mask is 0 any id may stand.
-            attention_mask: (B, columns), 1 where a token counts, over these tokens or all that the streams have read.
-            past_key_values: a `RecurrentCache`; the one that is given back, changed in place.
-            labels: tokens, as `input_ids`; -100 does not count, nor does what stands at, or behind, a masked place. The
-                loss is the mean over the others of -log p(labels[t + 1]), in float32 or better.
-            use_cache: give the cache back; when None as the configuration says, but not in training.
-            logits_to_keep: only the last so many logits, or those of these steps; 0 for all.
-            num_items_in_batch: divides the loss in the place of the number of labels.
+            input_ids: the tokens that the cache has not seen; any id may stand where the mask is 0.
+            attention_mask: (B, columns), 1 where a token counts, for these tokens or all that the streams have read.
+            past_key_values: a `RecurrentCache`, which is changed in place and returned.
+            labels: tokens, as `input_ids`; -100 does not count, nor do labels at or right after masked steps. The loss
+                is the mean of -log p(labels[t + 1]) over the others, in float32 or better.
+            use_cache: return the cache; if None, as the configuration says, but not in training.
+            logits_to_keep: number of last logits to keep, or the steps whose logits to keep; 0 for all.
+            num_items_in_batch: divides the loss instead of the number of labels.
             output_hidden_states, output_attentions: not offered.
             return_dict: False for a tuple.
 
         Returns:
-            loss, where there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
+            loss, if there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
 
         Raises:
-            ValueError: the mask or the cache do not fit, or what is asked for is not offered.
+            ValueError: the mask or the cache does not fit, or what is asked for is not offered.
             IndexError: a token or a label is not in the vocabulary.
         """
         _refuse_inner_states(self.config, output_hidden_states, output_attentions)
         all_logits = not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
         if labels is not None and not all_logits:
-            raise ValueError("labels ask for the logits of all steps: leave logits_to_keep away")
+            raise ValueError(
+                "logits_to_keep is set; expected 0 beside labels, which need the logits of all steps: omit it"
+            )
         cache = _fitting_cache(past_key_values, input_ids)
         mask = _counted(attention_mask, input_ids, 0 if cache is None else cache.n_tokens)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep or None, None)
@@ -103,7 +105,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(
         self, tokens: Int[Tensor, "B L"], state: Any, mask: Bool[Tensor, "B L"] | None, kept: slice | Tensor
     ) -> tuple[Float[Tensor, "B kept V"], Any]:
-        """Give the logits of the kept steps, and the state."""
+        """Return the logits of the kept steps, and the state."""
         prepared = None if self.training or torch.is_grad_enabled() else self._prepared
         if prepared is not None and mask is None and tokens.shape[1] == 1:
             logits, state = prepared(tokens, state)
@@ -150,17 +152,17 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         is_first_iteration: bool | None = False,
         **others: Any,
     ) -> dict[str, Any]:
-        """Give `forward` the tokens that the cache has not seen, with the mask over all.
+        """Pass `forward` the tokens that the cache has not seen, with the mask over all.
 
         Raises:
-            ValueError: there is none. A cache goes on with the whole text, the tokens that it has read in front, or,
-                with the attention mask over all, with the new tokens alone.
+            ValueError: there are none. A cache continues with the whole text, which begins with the tokens that it has
+                read, or, with the attention mask over all, with the new tokens alone.
         """
         if past_key_values is not None and next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
                 f"the cache has read {past_key_values.get_seq_length()} tokens and input_ids has {input_ids.shape[1]}; "
-                "give the whole text, at least one token longer than what was read, or the new tokens alone with the "
-                "attention_mask of all"
+                "expected the whole text, at least one token longer than what was read, or the new tokens alone with "
+                "the attention_mask of all"
             )
         return super().prepare_inputs_for_generation(
             input_ids,
@@ -181,7 +183,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a folder that `save_pretrained` wrote; arguments as transformers has them.
 
         Raises:
-            ValueError: weights are missing, or of other sizes. transformers would go on with fresh ones.
+            ValueError: weights are missing, or of other sizes. transformers would continue with fresh ones.
         """
         model, info = super().from_pretrained(*arguments, output_loading_info=True, **options)
         absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
@@ -191,16 +193,16 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
                 f"the weights of {arguments[0] if arguments else cls.__name__} are not all of this model: "
                 f"{', '.join(absent[:3])}{more} are missing or of another size"
             )
-        # What modules make of their weights when these are loaded, transformers leaves as it was.
+        # transformers does not update what modules derive from their weights when these are loaded.
         model.model.load_state_dict(model.model.state_dict())
         return (model, info) if output_loading_info else model
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """The parameters that are one: the later ones by name, with the first."""
+        """Map the later names of shared parameters to their first names."""
         return dict(self._tied_weights_keys)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave the weights: the model draws its own when it is made."""
+        """Keep the weights: the model draws its own when it is made."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding."""
@@ -208,15 +210,15 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return embedding
 
     def get_output_embeddings(self) -> nn.Module:
-        """What gives the logits."""
+        """The head, which returns the logits."""
         head: nn.Module = self.model.head
         return head
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
-        """Refuse another number of tokens; None, or the number that there are, gives the embedding.
+        """Return the embedding; refuse to change the number of tokens.
 
         Raises:
-            NotImplementedError: it is another.
+            NotImplementedError: the number is another than the vocabulary's.
         """
         if new_num_tokens not in (None, self.config.vocab_size):
             raise NotImplementedError(
@@ -240,7 +242,7 @@ globals().update({model.__name__: model for model in MODELS})  # so that they ca
 
 
 def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
-    """Put a model under transformers' interface. It is the same model, not a copy of it.
+    """Put a model under transformers' interface. It is the same model, not a copy.
 
     Args:
         model: a registered language model.
@@ -257,13 +259,13 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
 
 @contextmanager
 def _real_weights() -> Iterator[torch.dtype]:
-    """Make weights on the CPU and in float32 or better, wherever and in whatever type transformers would have them.
+    """Make weights on the CPU and in float32 or better, wherever and in whatever dtype transformers wants them.
 
-    It loads models into placeholders without numbers, of the type that is asked for; but what a model computes when it
-    is made (eigenvalues, orthogonal matrices) needs numbers, and a type that linear algebra knows.
+    transformers loads models into placeholders without values, of the dtype that is asked for; but what a model
+    computes when it is made (eigenvalues, orthogonal matrices) needs values, and a dtype that linear algebra supports.
 
     Yields:
-        the type that was asked for.
+        the dtype that was asked for.
     """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(dtype, torch.float32))
@@ -279,8 +281,8 @@ def _refuse_inner_states(config: RecurraConfig, hidden_states: bool | None, atte
     for name, value in wanted.items():
         if getattr(config, name, False) if value is None else value:
             raise ValueError(
-                f"{name} is not offered; `model.model.hidden(input_ids)` gives the last hidden states, those that the "
-                "head reads"
+                f"{name} is set; expected False, as inner states are not offered: model.model.hidden(input_ids) returns "
+                "the last hidden states, which the head reads"
             )
 
 
@@ -289,19 +291,19 @@ def _fitting_cache(cache: Cache | None, tokens: Int[Tensor, "B L"]) -> Recurrent
         return None
     if not isinstance(cache, RecurrentCache):
         raise ValueError(
-            f"past_key_values is a {type(cache).__name__}; expected a recurra.huggingface.RecurrentCache, or none for "
-            "the model to make one"
+            f"past_key_values is a {type(cache).__name__}; expected a recurra.huggingface.RecurrentCache, or None to "
+            "start a new one"
         )
     if cache.batch_size not in (-1, len(tokens)):
         raise ValueError(
             f"past_key_values is of {cache.batch_size} streams and input_ids of {len(tokens)} rows; for several beams "
-            "or continuations of each: past_key_values.batch_repeat_interleave(n)"
+            "or continuations of each, use past_key_values.batch_repeat_interleave(n)"
         )
     return cache
 
 
 def _counted(attention_mask: Tensor | None, tokens: Int[Tensor, "B L"], n_seen: int) -> Bool[Tensor, "B L"] | None:
-    """Give the part of the mask that is over these tokens; None where all count."""
+    """Return the part of the mask for these tokens; None if all count."""
     if attention_mask is None:
         return None
     n_rows, n_tokens = tokens.shape

@@ -1,4 +1,4 @@
-"""The tokenizers of runs as transformers reads them: the same numbers for every text, and the same text back."""
+"""The tokenizers of runs as transformers reads them: the same ids for every text, and the same text back."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ _PROBES = (
 
 
 def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
-    """Give transformers' form of a run's tokenizer.
+    """Return a run's tokenizer as transformers has it.
 
     It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
     is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
@@ -55,7 +55,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
 
 def read_tokenizer(folder: Path) -> TextEncoder | None:
-    """Read the tokenizer of a folder that transformers loads; None where there is no tokenizer.json.
+    """Read the tokenizer of a folder that transformers loads; None if there is no tokenizer.json.
 
     Raises:
         OSError: it cannot be read.
@@ -80,7 +80,7 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
 
 
 def line_start(encoder: TextEncoder) -> int | None:
-    """The token of a line feed, after which a line begins; None where it takes several."""
+    """The token of a line feed, after which a line begins; None if it takes several."""
     tokens = encoder.encode("\n").tolist()
     return tokens[0] if len(tokens) == 1 else None
 

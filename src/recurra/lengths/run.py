@@ -6,7 +6,7 @@
 There are two ways. A recurrence lets its state pass through padding (a = 1, b = 0): it takes a mask itself, and packed
 sequences become padded batches. Everything else runs in pieces, which needs nothing but the contract, for a stream may
 be cut anywhere: all sequences together up to the end of the shortest, then those that are left. There are as many calls
-as different lengths, no step is computed in vain, and dropout draws anew in each call. If the layout of a state depends
+as different lengths, no step is wasted, and dropout draws again in each call. If the layout of a state depends
 on the position, such sequences leave a `recurra.state.Ragged`, from which any later call continues: sequences at the
 same place run together.
 """

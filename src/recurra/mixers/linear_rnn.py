@@ -31,7 +31,7 @@ class DiagonalRecurrence(nn.Module):
         self.alpha = nn.Parameter(log_spaced_steps(d_state, 0.001, 0.1))
 
     def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
-        """Give all states, for b and h0 in float32 or float64."""
+        """Return all states, for b and h0 in float32 or float64."""
         return linear_scan(stable_exponential(at_least_float32(self.alpha)), b, h0)
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ class DenseRecurrence(nn.Module):
         self.matrix = nn.Parameter(0.99 * nn.init.orthogonal_(torch.empty(d_state, d_state)))
 
     def forward(self, b: Float[Tensor, "B L N"], h0: Float[Tensor, "B N"]) -> Float[Tensor, "B L N"]:
-        """Give all states, for b and h0 in float32 or float64, by products of matrices (`matrix_scan`)."""
+        """Return all states, for b and h0 in float32 or float64, by products of matrices (`matrix_scan`)."""
         return matrix_scan(at_least_float32(self.matrix), b, h0)
 
     @torch.no_grad()

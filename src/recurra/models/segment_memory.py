@@ -1,4 +1,4 @@
-"""What a Compact Recurrent Transformer carries between segments, and what orders their tokens (CRT section 3)."""
+"""What a Compact Recurrent Transformer carries between segments, and what orders its tokens (CRT section 3)."""
 
 import torch
 from jaxtyping import Float
@@ -17,20 +17,20 @@ class NoMemory(nn.Module):
     n_tokens = 0
 
     def start(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0"]:
-        """Give the memory at the start of a stream: none."""
+        """Return the memory at the start of a stream: none."""
         return x.new_zeros((x.shape[0], 0), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def tokens(self, memory: Float[Tensor, "B 0"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0 d"]:
-        """Give the tokens that the memory adds in front of a segment: none."""
+        """Return the tokens that the memory adds in front of a segment: none."""
         return x[:, :0]
 
     def read(self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"]) -> Float[Tensor, "B 0"]:
-        """Take a segment's outputs into the memory: there is nothing to take them into."""
+        """Return the memory after a segment's outputs: none."""
         return memory
 
 
 class RNNMemory(nn.Module):
-    """One vector m: a token in front of each segment; an RNN that starts from m reads the outputs and makes the next.
+    """One vector m: a token in front of each segment. An RNN reads the outputs from m on; its last state is the next.
 
     Args:
         cell: the recurrent cell, d_model to d_model.
@@ -43,15 +43,15 @@ class RNNMemory(nn.Module):
         self.rnn = RNN(cell)
 
     def start(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B d"]:
-        """Give the memory at the start of a stream: zeros, float32 or better."""
+        """Return the memory at the start of a stream: zeros, float32 or better."""
         return x.new_zeros((x.shape[0], x.shape[2]), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def tokens(self, memory: Float[Tensor, "B d"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 1 d"]:
-        """Give the token that stands in front of a segment, in x's type."""
+        """Return the token that stands in front of a segment, in x's dtype."""
         return memory[:, None].to(x.dtype)
 
     def read(self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
-        """Give the memory after the outputs y, going on from what it was before them."""
+        """Return the memory after the outputs y, continuing from the memory before them."""
         return self.rnn(y, RNNState(memory))[1].h
 
 
@@ -59,20 +59,20 @@ class RelativePosition(nn.Module):
     """The tokens as they are: relative attention knows their order."""
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B 0"]:
-        """Give the state with which a segment begins: none."""
+        """Return the state at the start of a segment: none."""
         return memory[:, :0]
 
     def forward(
         self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"]
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
-        """Leave x."""
+        """Return x."""
         return x, state
 
 
 class RNNPosition(nn.Module):
-    """The outputs of an RNN over the segment take the tokens' place: it gives them their order.
+    """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
 
-    It starts from the memory, so that it ties memory and tokens together (our reading of "integrate the memory token of
+    It starts from the memory, so it ties memory and tokens together (our reading of "integrate the memory token of
     the previous segment with the tokens of the new segments"). Without a memory it starts from zeros.
 
     Args:
@@ -84,13 +84,13 @@ class RNNPosition(nn.Module):
         self.rnn = RNN(cell)
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        """Give the RNN's state with which a segment begins."""
+        """Return the RNN's state at the start of a segment."""
         return memory if memory.shape[1] else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
     def forward(
         self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"]
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B d"]]:
-        """Give E for the embeddings x, going on from the RNN's state in the open segment."""
+        """Return E for the embeddings x, continuing from the RNN's state in the open segment."""
         e, last = self.rnn(x, RNNState(state))
         return e, last.h
 
@@ -99,7 +99,7 @@ class RNNPositionFromZero(RNNPosition):
     """The variant whose RNN starts every segment from zeros."""
 
     def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        """Give zeros."""
+        """Return zeros."""
         return memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
 
