@@ -184,7 +184,7 @@ def test_unknown_names_are_named():
 def test_another_architecture_is_refused():
     with pytest.raises(ValueError, match=r"no TimeSformer.*missing: patch_embed\.proj\.weight"):
         timesformer_from_original(hugging_face().state_dict(), n_heads=HEADS)
-    with pytest.raises(ValueError, match="holds no weights by their names"):
+    with pytest.raises(ValueError, match="holds no weights by name"):
         timesformer_from_original({"model_state": {"epoch": 3}})
 
 

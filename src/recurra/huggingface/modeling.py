@@ -281,8 +281,8 @@ def _refuse_inner_states(config: RecurraConfig, hidden_states: bool | None, atte
     for name, value in wanted.items():
         if getattr(config, name, False) if value is None else value:
             raise ValueError(
-                f"{name} is set; expected False, as inner states are not offered: model.model.hidden(input_ids) returns "
-                "the last hidden states, which the head reads"
+                f"{name} is set; expected False, as inner states are not offered: model.model.hidden(input_ids) "
+                "returns the last hidden states, which the head reads"
             )
 
 
