@@ -88,7 +88,6 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
 
 def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, int]], int]:
     """FLOPs of a segment in the middle of a stream by module and operator, and the bytes of the state after it."""
-    counter = FlopCounterMode(display=False)
     with (
         evaluation_mode(model),
         torch.no_grad(),
@@ -109,7 +108,8 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
         while size != n_bytes(state):
             size = n_bytes(state)
             state = read_segment(state)
-        with counter:
+        # Made after a first call, which hands over the formulas of this library's operators.
+        with FlopCounterMode(display=False) as counter:
             state = read_segment(state)
     return counter.get_flop_counts(), n_bytes(state)
 
