@@ -95,8 +95,8 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
         ({"attention_mask": torch.ones(3, 1, 7, 7)}, "attention_mask is of shape"),
         ({"past_key_values": DynamicCache()}, "expected a recurra.huggingface.RecurrentCache"),
         ({"labels": prompt, "logits_to_keep": 1}, "expected 0 beside labels"),
-        ({"output_hidden_states": True}, "output_hidden_states is not offered"),
-        ({"output_attentions": True}, "output_attentions is not offered"),
+        ({"output_hidden_states": True}, "output_hidden_states is set; expected False"),
+        ({"output_attentions": True}, "output_attentions is set; expected False"),
     ]
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
     with pytest.raises(IndexError):
         gateloop(prompt + VOCABULARY)
     gateloop.config.output_hidden_states = True
-    with pytest.raises(ValueError, match="output_hidden_states is not offered"):
+    with pytest.raises(ValueError, match="output_hidden_states is set; expected False"):
         gateloop(prompt)
 
 
