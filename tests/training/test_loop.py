@@ -26,7 +26,7 @@ def quiet() -> Console:
     return Console(file=io.StringIO())
 
 
-def rows(trainer: Trainer) -> list[list[str]]:
+def records(trainer: Trainer) -> list[list[str]]:
     """What was logged, without what depends on the clock."""
     return [[row[name] for name in MEASURED] for row in read_metrics(trainer.folder.metrics)]
 
@@ -63,7 +63,7 @@ def test_the_model_learns(make_trainer):
 @pytest.mark.parametrize("averaging", [{}, {"start_step": 4}], ids=["plain", "averaged"])
 @pytest.mark.parametrize("stop_at", range(1, 9))
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, averaging):
-    """Stopped between any two of 9 steps: inside an epoch and at its end, and between two rows of the log."""
+    """Stopped between any two of 9 steps: inside an epoch and at its end, and between two records of the log."""
     settings = {
         "epochs": 3,
         "accumulate": 3,
@@ -85,7 +85,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, s
     second.resume("last")
     second.fit(quiet())
     assert second.position.step == 9
-    assert rows(second) == rows(whole)
+    assert records(second) == records(whole)
     assert same_weights(second, whole)
 
 
@@ -93,13 +93,13 @@ def test_resuming_an_older_checkpoint_rewrites_what_came_after_it(make_trainer):
     settings = {"epochs": 1, "save_every": 3, "keep_checkpoints": 3}
     whole = make_trainer("one", **settings)
     whole.fit(quiet())
-    expected = rows(whole)
+    expected = records(whole)
     again = make_trainer("one", **settings)
     again.resume("previous")
     assert again.position.step == 6
     assert len(again.checkpoints.steps()) == 2
     again.fit(quiet())
-    assert rows(again) == expected
+    assert records(again) == expected
     assert same_weights(again, whole)
 
 
@@ -179,7 +179,7 @@ def test_the_state_is_carried_where_the_data_goes_on_and_its_gradients_are_cut(m
             assert not state[0].total.requires_grad
 
 
-def test_the_logged_loss_is_the_mean_over_the_window(make_trainer):
+def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
     trainer = make_trainer(epochs=1, log_every=3, optimizer={"learning_rate": 1e-12})
     trainer.model.dropout.p = 0.0
     state, sums = None, []
@@ -231,6 +231,30 @@ def test_evaluation_changes_nothing(make_trainer):
     never = make_trainer("never", epochs=2, eval_every=99)
     never.fit(quiet())
     assert same_weights(often, never)
+
+
+def test_time_spent_evaluating_and_saving_is_not_training_time(make_trainer, monkeypatch):
+    now = 0.0
+
+    def takes(seconds, call):
+        def timed(*arguments):
+            nonlocal now
+            now += seconds
+            return call(*arguments)
+
+        return timed
+
+    monkeypatch.setattr("recurra.training.loop.perf_counter", lambda: now)
+    settings = {"epochs": 1, "log_every": 4, "eval_every": 3, "save_every": 2}
+    trainer = make_trainer(scorer=takes(100.0, evaluate), **settings)
+    trainer._update = takes(1.0, trainer._update)
+    trainer.checkpoints.save = takes(1000.0, trainer.checkpoints.save)
+    trainer.checkpoints.save_best = takes(1000.0, trainer.checkpoints.save_best)
+    trainer.fit(quiet())
+    assert now > 8 + 3 * 100 + 4 * 1000
+    assert trainer.position.seconds == 8
+    logged = [(row["step"], row["seconds"], row["tokens_per_second"]) for row in read_metrics(trainer.folder.metrics)]
+    assert logged == [("3", "3.0", ""), ("4", "4.0", "15.0"), ("6", "6.0", ""), ("8", "8.0", "15.0")]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(make_trainer):
@@ -298,7 +322,7 @@ def test_bfloat16_keeps_weights_states_and_losses_in_float32(make_trainer):
     plain.fit(quiet())
     assert all(tensor.dtype == torch.float32 for tensor in weights(trainer).values())
     assert trainer.state[0].total.dtype == torch.float32
-    bf16, float32 = (float(rows(one)[0][MEASURED.index("train_loss")]) for one in (trainer, plain))
+    bf16, float32 = (float(records(one)[0][MEASURED.index("train_loss")]) for one in (trainer, plain))
     assert bf16 == pytest.approx(float32, rel=0.02)
     assert bf16 != float32
 
