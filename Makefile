@@ -3,17 +3,24 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The order of the tests and of sets: `make test SEED=N` repeats both. The examples: "explore" draws new ones.
+SEED     := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
+EXAMPLES := repeatable
 # One worker per core, with one thread each: two thread pools on the same cores slow each other down.
-TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
+            --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test check bench bench-peers bench-page bench-page-peers peers report format clean
+.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers report format clean
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
 
 test: $(READY)            ## the tests, then those that go through torch.compile
 	$(TESTS) -m "not slow and not compile"
-	RECURRA_SHAPE_CHECKS=0 $(TESTS) -m "compile and not slow"
+	RECURRA_SHAPE_CHECKS=0 $(TESTS) -m "compile and not slow" $$(grep -rl "mark.compile" tests --include="test_*.py")
+
+test-ten: $(READY)        ## the tests ten times, in ten orders and with new examples, up to the first failure
+	for run in 1 2 3 4 5 6 7 8 9 10; do echo "run $$run of 10"; $(MAKE) test EXAMPLES=explore || exit 1; done
 
 check: $(READY)           ## check style, types, and the direction of imports
 	$(BIN)/ruff check .

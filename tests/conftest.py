@@ -1,65 +1,102 @@
-"""Shared by all tests: run-time checks of the shapes in signatures, one thread pool size, the real corpora's folder."""
+"""Shared by all tests: run-time checks of the shapes in signatures, one start for every test, the corpora's folder."""
 
 import os
+import random
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
+import numpy as np
 import pytest
-
-# What Numba compiles stays as it is, and so do the wrappers that torch's dispatcher calls: the functions around them
-# carry the shapes.
-_CHECKED = [
-    "recurra.analysis",
-    "recurra.cells",
-    "recurra.cli",
-    "recurra.convert",
-    "recurra.data",
-    "recurra.evaluation",
-    "recurra.gateloop.chunk",
-    "recurra.gateloop.modes",
-    "recurra.gateloop.operator",
-    "recurra.gateloop.polar",
-    "recurra.gateloop.softmax",
-    "recurra.generation",
-    "recurra.huggingface.cache",
-    "recurra.huggingface.folder",
-    "recurra.huggingface.modeling",
-    "recurra.huggingface.tokenizer",
-    "recurra.layers",
-    "recurra.lengths",
-    "recurra.mixers",
-    "recurra.models",
-    "recurra.saved_state",
-    "recurra.scan.associative",
-    "recurra.scan.convolution",
-    "recurra.scan.linear",
-    "recurra.lengths.packed",
-    "recurra.scan.reference",
-    "recurra.runs",
-    "recurra.ssm",
-    "recurra.state",
-    "recurra.training",
-]
+from tests import shape_checks
 
 if os.environ.get("RECURRA_SHAPE_CHECKS", "1") == "1":
-    # Signatures with jaxtyping shapes are enforced. The tests that go through torch.compile run without, for Dynamo
-    # cannot trace the checkers.
-    from jaxtyping import install_import_hook
+    shape_checks.install()
 
-    install_import_hook(_CHECKED, "beartype.beartype")
+import jaxtyping
+import torch
 
-import jaxtyping  # noqa: E402
-import torch  # noqa: E402
-
+_ENVIRONMENT = {*os.environ} - {"PYTEST_CURRENT_TEST"}  # torch and lightning add more
+_SLOW = [hypothesis.HealthCheck.too_slow]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
+# Every run draws the same examples, however loaded the machine is. `make test-ten` draws others.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=_SLOW)
+hypothesis.settings.register_profile("explore", deadline=None, suppress_health_check=_SLOW)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config):
+    # pytest-randomly draws the order; what is drawn inside a test is _seed's business.
+    config.option.randomly_reset_seed = False
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    seed, hashes = config.getoption("randomly_seed", None), os.environ.get("PYTHONHASHSEED", "random")
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"The order was --randomly-seed={seed}, with PYTHONHASHSEED={hashes}.")
+
+
+def _seed() -> None:
+    random.seed(0)  # beartype looks at one element of a list, which it draws by this
+    np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
+
+
+@contextmanager
+def _drawn_apart():
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    _seed()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Numbers that a file of tests draws when it is imported do not depend on the files before it."""
+    with _drawn_apart():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    """Numbers that a shared fixture draws do not depend on the test that asks for it first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with _drawn_apart():
+        return (yield)
+
+
+def _global_settings() -> dict:
+    return {
+        "folder": os.getcwd(),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "shape checks off": jaxtyping.config.jaxtyping_disable,
+        **{name: os.environ.get(name) for name in _ENVIRONMENT},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _alone(request):
+    """Start each test from the same random numbers, and let none leave a setting changed for the next."""
+    _seed()
+    if request.node.get_closest_marker("compile") and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    before = _global_settings()
+    yield
+    assert _global_settings() == before
 
 
 @pytest.fixture(scope="session")

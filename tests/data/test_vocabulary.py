@@ -73,7 +73,7 @@ def test_fingerprints_tell_words_and_order_apart():
         ([*WORDS, 7], "an entry of words is 7; expected a string"),
     ],
 )
-def test_impossible_words_are_refused(words, message):
+def test_impossible_words_are_refused(words, message, unchecked):
     with pytest.raises(ValueError, match=message):
         Vocabulary(words)
 
