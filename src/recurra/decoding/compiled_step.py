@@ -1,8 +1,8 @@
 """Single steps as one call into machine code: what a model does for one token, without torch between its operations.
 
-A recorded step (`recorded_step`) still starts several hundred operations, a microsecond or more each, and a pool of
-threads for every matrix. Here the model's own forward is written down as instructions once (`step_graph`), and one
-Numba function runs them all (`step_kernel`).
+A recorded step (`recorded_step`) still starts several hundred operations, a microsecond or more each, and a thread pool
+for every matrix. Here the model's own forward is written down once as instructions (`step_graph`), and one Numba
+function runs them all (`step_kernel`).
 """
 
 from typing import Any

@@ -1,28 +1,28 @@
-"""The form of a compiled step: a table with one row of whole numbers for every instruction.
+"""The form of a compiled step: a table with one row of integers for every instruction.
 
-Memory is named by a base and an offset in bytes. Base 0 is address 0, so that such an offset is an address that stays
-(weights, constants, intermediate results); the other bases are the tensors of one call: tokens, state in, outputs.
+Memory is named by a base and an offset in bytes. Base 0 is address 0, so its offsets are addresses that stay (weights,
+constants, intermediate results); the other bases are the tensors of one call: tokens, the state that enters, outputs.
 
     LINEAR     out (n0, n2) = c (W a) + d              a (n0, n1), b W (n2, n1) of type `kind`, c and d (n2)
     MAP        out = function(a, b)                    up to 4 dimensions, the innermost first, with strides in bytes
     NORMALISE  out = (a - mean) / sqrt(var + d) b + c  rows a (n0, n1), b and c (n1), d one number
-    LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that is not there ends the run
+    LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that does not exist ends the run
 
-All numbers but W's and row numbers are float32, rows lie side by side. A MAP whose `out` has a stride of 0 reduces: it
-reads what it has written, as `a`; such a dimension is not the innermost one.
+All numbers except W's and row numbers are float32, and rows are contiguous. A MAP whose `out` has a stride of 0
+reduces: it reads as `a` what it has written; such a dimension is never the innermost one.
 """
 
 from typing import NamedTuple
 
 LINEAR, MAP, NORMALISE, LOOK_UP = range(4)
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""How the numbers of a matrix are kept."""
+"""How a matrix keeps its numbers."""
 
 FUNCTIONS = (
     *("copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt"),
     *("exp", "sin", "cos", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh"),
 )
-"""What a MAP computes; its number is the place in this list. Those of one argument pass over b."""
+"""What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
 
 OPERANDS, DIMENSIONS = 5, 4
 OUT, A, B, C, D = range(OPERANDS)
@@ -31,9 +31,9 @@ OPCODE, KIND, BASES = 0, 1, 2
 OFFSETS = BASES + OPERANDS
 SIZES = OFFSETS + OPERANDS
 STRIDES = SIZES + DIMENSIONS
-"""Where the parts of a row begin; the strides are those of out, of a and of b."""
+"""Where the parts of a row begin; the strides are those of out, a and b."""
 WORDS = STRIDES + 3 * DIMENSIONS
-"""Words of a row."""
+"""Words in a row."""
 
 
 class Place(NamedTuple):
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One row of the table, before it is one. `kind` is a MAP's function, or how a LINEAR's matrix is kept."""
+    """A row of the table in readable form. `kind` is a MAP's function, or how a LINEAR's matrix is kept."""
 
     opcode: int
     kind: int
@@ -53,7 +53,7 @@ class Instruction(NamedTuple):
     strides: tuple[list[int], ...] = ()
 
     def row(self, bases: dict[int, int]) -> list[int]:
-        """Give the row's words, where `bases` numbers the storages that each call has anew."""
+        """Give the row's words; `bases` numbers the storages that every call brings anew."""
         numbers = [bases.get(place.storage, 0) for place in self.places]
         offsets = [offset if number else storage + offset for number, (storage, offset) in zip(numbers, self.places)]
         return [

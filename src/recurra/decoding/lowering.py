@@ -1,7 +1,7 @@
-"""Which instructions do what each of torch's operations does: a rule for every operation that steps are made of.
+"""From torch's operations to instructions: a rule for every operation that steps are made of.
 
 A rule gets the memory, the result that torch gave when the step was recorded, and the operation's arguments. Complex
-tensors are computed as two planes. What is a view, or the same in every call, needs no rule.
+tensors are computed as two planes. Views, and results that are the same in every call, need no rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from torch import Tensor
 from recurra.decoding.step_memory import StepMemory, StepNotCompiled
 
 RULES: dict[str, Callable[..., None]] = {}
-"""The rules by the operation's name, as torch writes it."""
+"""The rules, by the operation's name as torch writes it."""
 
 SHAPE_ONLY = {f"aten.{name}.default" for name in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros")}
 SHAPE_ONLY.add("aten.new_full.default")
-"""Operations that look at nothing but the shape of their tensors."""
+"""Operations that use only the shapes of their tensors."""
 
 VIEWED_ANEW = {"aten.transpose_.default", "aten.t_.default", "aten.squeeze_.dim", "aten.unsqueeze_.default"}
-"""Operations that change how a tensor looks at its memory, and nothing in it."""
+"""Operations that change a tensor's view of its memory, but not the memory."""
 
 _Number = Tensor | float
 _Planes = tuple[Any, Any]
@@ -38,7 +38,7 @@ def _rule(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _planes(x: _Number | complex) -> _Planes:
-    """The real and the imaginary part; None for what is real."""
+    """Give the real and the imaginary part; None for the imaginary part of real numbers."""
     if isinstance(x, Tensor):
         return tuple(torch.view_as_real(x).unbind(-1)) if x.is_complex() else (x, None)  # type: ignore[return-value]
     return (x.real, x.imag) if isinstance(x, complex) else (float(x), None)
@@ -50,7 +50,7 @@ def _product(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> Tensor:
 
 
 def _map(memory: StepMemory, name: str, out: Tensor, x: _Number, y: _Number | None = None) -> None:
-    """A real function, or one that acts on each plane by itself."""
+    """Apply a real function, or one that acts on each plane separately."""
     (out_re, out_im), (x_re, x_im) = _planes(out), _planes(x)
     y_re, y_im = (None, None) if y is None else _planes(y)
     memory.map(name, out_re, x_re, y_re)

@@ -1,7 +1,7 @@
 """The loop that runs a compiled step: one call from Python, all of a token's instructions (see `instructions`).
 
-Matrices go over all threads, everything else runs on the calling one: it is a few thousand numbers in the cache. What
-the rows of a matrix cost is their reading, so its rows are shared out evenly.
+Matrices are shared between all threads; everything else is a few thousand numbers in the cache and runs on the calling
+thread. Each row of a matrix costs the time to read it, so the rows are divided evenly.
 """
 
 from functools import cache
@@ -32,7 +32,7 @@ from recurra.kernels.launch import Kernel, compile_function, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, store, total, zeros
 
 SPLIT_FROM = 16_384
-"""Weights of a matrix from which on its rows are shared between threads."""
+"""Minimum number of weights for which a matrix's rows are shared between threads."""
 
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 _FLOAT32, _BFLOAT16, _INT8 = (rows_of(name) for name in KINDS)
@@ -141,7 +141,7 @@ def _normalise(row, bases):  # type: ignore[no-untyped-def]
 
 @compile_function
 def _look_up(row, bases):  # type: ignore[no-untyped-def]
-    """Copy rows; tell whether all were there."""
+    """Copy rows; tell whether all exist."""
     at, table, out = _place(row, bases, A), _place(row, bases, B), _place(row, bases, OUT)
     width = word(row, SIZES + 1)
     for r in range(word(row, SIZES)):
@@ -157,8 +157,8 @@ def _look_up(row, bases):  # type: ignore[no-untyped-def]
 def step_kernel() -> Kernel:
     """Give the kernel of (table, instructions, bases, missing, jobs), addresses and counts.
 
-    `jobs` are the parts in which a matrix is shared out. `missing` becomes 1 where a run ended at a row that is not
-    there.
+    `jobs` is the number of parts that a matrix is divided into. `missing` becomes 1 if a run ends at a row that does
+    not exist.
     """
 
     def run_step(table, instructions, bases, missing, jobs):  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
 """A compiled step while it is being written: its instructions, and the memory that they read and write.
 
 Every tensor of the recorded step exists while the instructions are written, and is kept as their workspace. So an
-operand is an address, a view of a tensor is another address into the same storage, and nothing is laid out anew.
+operand is an address, a view is another address into the same storage, and nothing is copied into a new layout.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class StepNotCompiled(ValueError):
 
 
 class StepMemory:
-    """Instructions, in their order, and what is known about storages.
+    """The instructions in order, and what is known about storages.
 
     Args:
         inputs: the tensors that each call brings anew.
@@ -44,7 +44,7 @@ class StepMemory:
     # --- storages ---
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Hold on to a tensor's storage, whatever becomes of the tensor (a parameter's data may be exchanged)."""
+        """Keep a tensor's storage alive, whatever happens to the tensor (a parameter's data may be replaced)."""
         self.kept.append(tensor.detach())
         self._met.add(_storage(tensor))
         return tensor
@@ -54,7 +54,7 @@ class StepMemory:
         return tensor if _storage(tensor) in self._met else self.constant(tensor)
 
     def constant(self, value: Tensor | float | complex) -> Tensor:
-        """Let a tensor or number be one that is the same in every call."""
+        """Declare a tensor or number to be the same in every call."""
         tensor = self.keep(value if isinstance(value, Tensor) else torch.tensor(value))
         self._constant.add(_storage(tensor))
         return tensor
@@ -68,11 +68,11 @@ class StepMemory:
         return tensor.numel() == 0 or _storage(tensor) in self._constant
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor's storage is an input, a constant or written by an instruction."""
+        """Tell whether a tensor's storage is an input, a constant, or written by an instruction."""
         return self.is_constant(tensor) or _storage(tensor) in self._written
 
     def is_result(self, tensor: Tensor) -> bool:
-        """Tell whether the storage is written by instructions, and wholly covered by this tensor."""
+        """Tell whether instructions write the storage and this tensor covers all of it."""
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return whole and _storage(tensor) in self._written - self._inputs
 
@@ -81,17 +81,17 @@ class StepMemory:
         return self.is_result(tensor) and _storage(tensor) not in map(_storage, others)
 
     def workspace(self) -> list[Tensor]:
-        """Give what was kept and is named by an instruction."""
+        """Give the kept tensors that an instruction names."""
         named = {place.storage for instruction in self.instructions for place in instruction.places}
         return list({_storage(tensor): tensor for tensor in self.kept if _storage(tensor) in named}.values())
 
     # --- instructions ---
 
     def map(self, function: str, out: Tensor, a: Tensor | float, b: Tensor | float | None = None) -> None:
-        """Write out = function(a, b), float32, a and b broadcast to out.
+        """Write out = function(a, b) in float32, with a and b broadcast to out.
 
         Raises:
-            StepNotCompiled: the tensors are of another type, or lie in memory in more than 4 dimensions.
+            StepNotCompiled: the tensors have another dtype, or more than 4 dimensions in memory.
         """
         a = a if isinstance(a, Tensor) else self.constant(float(a))
         b = a if b is None else b if isinstance(b, Tensor) else self.constant(float(b))
@@ -104,7 +104,7 @@ class StepMemory:
         self.instructions.append(Instruction(MAP, FUNCTIONS.index(function), places, sizes, strides))
 
     def reduce(self, function: str, out: Tensor, a: Tensor, start: float) -> None:
-        """Write the reduction by `function` of `a` along the dimensions in which `out` has size 1, from `start` on."""
+        """Write the reduction of `a` by `function`, from `start`, along the dimensions where `out` has size 1."""
         self.map("copy", out, start)
         gathered = out.expand(a.shape)
         self.map(function, gathered, gathered, a)
@@ -178,10 +178,10 @@ def _require_floats(*tensors: Tensor) -> None:
 
 
 def _collapsed(operands: list[Tensor]) -> tuple[list[int], tuple[list[int], ...]]:
-    """Sizes and strides in bytes, the innermost dimension first, of as few dimensions as go; the first is the output.
+    """Give sizes and strides in bytes, the innermost dimension first, of as few dimensions as possible.
 
-    Dimensions along which the output stays where it is become the outermost, for a loop's innermost dimension writes
-    several numbers at once.
+    The first operand is the output. Dimensions in which it has a stride of 0 become the outermost, because the
+    innermost loop writes several numbers at once.
     """
     shape = operands[0].shape
     dims = [(shape[d], *(4 * x.stride(d) for x in operands)) for d in range(len(shape)) if shape[d] != 1]

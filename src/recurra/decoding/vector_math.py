@@ -1,8 +1,7 @@
-"""Elementwise functions on the short vectors of `recurra.kernels.vector`, float32: the exponential and its kin.
+"""Elementwise functions of the short float32 vectors of `recurra.kernels.vector`: the exponential and its kin.
 
-Numba knows vectors of these kinds only through the operations that are written for them, so the functions are written
-as LLVM instructions: a range reduction and a polynomial each. Polynomials are fitted here, by Chebyshev interpolation
-in float64. Largest errors, as the tests hold them:
+Numba offers no such functions for these vectors, so each is written as LLVM instructions: a range reduction and a
+polynomial. The polynomials are fitted here, by Chebyshev interpolation in float64. Maximum errors, held by the tests:
 
     exp, sigmoid, tanh  1.2e-7, 1.8e-7 and 1.8e-7, relative; 0 and infinity where exp leaves float32
     sin, cos            9e-8 for |x| up to 2^30; some number from -1 to 1 where the reduction runs out of bits
@@ -27,7 +26,7 @@ from recurra.kernels.vector import Lanes, Vector
 
 
 def _fitted(function: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
-    """Coefficients, the constant first, of a polynomial near `function` between `low` and `high`."""
+    """Fit a polynomial to `function` between `low` and `high`; give its coefficients, the constant first."""
     series = Chebyshev.interpolate(np.vectorize(function), degree, domain=[low, high])
     return [float(c) for c in series.convert(kind=Polynomial).coef]
 
@@ -46,7 +45,7 @@ _ERFC = _fitted(lambda x: -math.log(math.erfc(x)) / x, 1e-9, _ERF_IS_ONE, 11)
 
 
 class _Math:
-    """Writes functions of vectors of one width at the place where `builder` stands."""
+    """Writes functions of vectors of one width where `builder` is positioned."""
 
     def __init__(self, builder: ir.IRBuilder, kind: ir.VectorType) -> None:
         self.builder, self.kind = builder, kind
@@ -86,7 +85,7 @@ class _Math:
         return self.call("fabs", x)
 
     def maximum(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The larger one; NaN where either is."""
+        """The larger one; NaN if either is."""
         is_nan = self.builder.fcmp_unordered("uno", x, x)
         return self.builder.select(is_nan, x, self.choose(">", x, y, x, y))
 
@@ -193,7 +192,7 @@ def _function(name: str, m: _Math, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @intrinsic
 def apply(typing_context: Any, code: Any, x: Any, y: Any) -> Any:
-    """Give function number `code` (see `instructions.FUNCTIONS`) of float32 vectors x and, where it takes two, y."""
+    """Give function number `code` (see `instructions.FUNCTIONS`) of float32 vectors x and, if it takes two, y."""
     if not (isinstance(x, Vector) and x == y and not x.is_double and not x.is_complex):
         return None
 
@@ -220,7 +219,7 @@ def apply(typing_context: Any, code: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
-    """Give x y + z of real vectors, rounded once where the machine can."""
+    """Give x y + z of real vectors, rounded once if the machine can."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         return _Math(builder, x.ir).multiply_add(*args)
@@ -250,7 +249,7 @@ def quotient(typing_context: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def spread(typing_context: Any, x: Any, lanes: Any) -> Any:
-    """Put the number of a vector of one into every place of a vector of these lanes."""
+    """Copy the number of a one-element vector into every element of a vector of these lanes."""
     kind = Vector(lanes.lanes)
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
@@ -262,7 +261,7 @@ def spread(typing_context: Any, x: Any, lanes: Any) -> Any:
 
 @intrinsic
 def number(typing_context: Any, value: Any, lanes: Any) -> Any:
-    """Make a vector of one of a whole number; `lanes` have a width of 1."""
+    """Turn an integer into a one-element vector; `lanes` have a width of 1."""
     kind = Vector(lanes.lanes)
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
