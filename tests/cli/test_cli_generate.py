@@ -13,7 +13,9 @@ import torch
 from recurra import open_run
 from recurra.cli import generate, main
 from recurra.data import TextConfig
+from recurra.decoding import CompiledStep, prepare_for_decoding
 from recurra.generation import SamplingConfig, Stream
+from recurra.generation import stream as stream_module
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 
@@ -86,10 +88,22 @@ def test_it_prints_what_a_stream_generates(capsys, runs, name):
     stream.feed("the dog")
     n_read = stream.position
     text = "".join(stream.generate_text(20, seed=3, sampling=SamplingConfig(top_k=5)))
-    assert out == text if text.endswith("\n") else text + "\n"
+    assert out == (text if text.endswith("\n") else text + "\n")
     assert said.startswith(f"read {n_read} tokens (")
     assert "wrote 20 tokens (" in said
     assert said.endswith(" tokens/s)\n")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_float32_weights_print_what_the_model_prints(capsys, runs, name, monkeypatch):
+    words = (runs[name], "--prompt", "the dog", "--max-tokens", "20", "--seed", "3")
+    expected, _ = output(capsys, *words)
+    made = []
+    monkeypatch.setattr(
+        stream_module, "prepare_for_decoding", lambda *given: made.append(prepare_for_decoding(*given)) or made[0]
+    )
+    assert output(capsys, *words, "--weights", "float32")[0] == expected
+    assert isinstance(made[0], CompiledStep) == (name in ("words", "bpe"))
 
 
 def test_each_token_is_shown_at_once(runs, monkeypatch):
