@@ -162,6 +162,8 @@ def write_motions(
 ) -> None:
     """Write the videos, the lists train.csv, valid.csv and test.csv, and classes.txt into a folder.
 
+    What is drawn depends on the arguments alone; the encoder may round it differently from call to call.
+
     Does nothing if the folder already has exactly these. The folder appears whole or not at all, so an interrupted call
     leaves nothing half done, and several processes may write the same folder.
 
