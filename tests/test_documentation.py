@@ -15,7 +15,15 @@ from recurra.training import read_family, split_variant
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = ["README.md", "docs/guide.md"]
-PAGES = [*SNIPPETS, "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md", "docs/results.md", "docs/results/README.md"]
+PAGES = [
+    *SNIPPETS,
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/decisions.md",
+    "docs/equations.md",
+    "docs/results.md",
+    "docs/results/README.md",
+]
 RUN = "runs/ptb-gateloop"
 
 RECIPE = """

@@ -161,6 +161,20 @@ def test_bounds_by_hand(tokens):
         assert 10 ** float(bound[0, i]) == pytest.approx(ends * factor, rel=1e-10)
 
 
+def test_with_open_gates_and_an_orthogonal_matrix_the_ends_alone_bound_the_gradient(tokens):
+    """CRT (3), CRT (14): every factor in between is 1."""
+    model = make("ncgru", scale=1.0)
+    cell = model.memory.rnn.cell
+    with torch.no_grad():
+        cell.gate_weight.zero_()
+        cell.bias[: 2 * WIDTH] = 40
+        cell.input_weight[: 2 * WIDTH] = 0
+    flow = measure_gradient_flow(model, tokens, at=range(N))
+    ends = flow.memory_norms[:, None] * flow.steps.input_norms
+    torch.testing.assert_close(10**flow.log10_bound, ends, rtol=1e-10, atol=0)
+    assert (flow.direct <= ends * (1 + 1e-10)).all()
+
+
 def test_memory_norms(tokens):
     model = make()
     flow = measure_gradient_flow(model, tokens, at=[2, 0])

@@ -1,4 +1,4 @@
-"""The GateLoop layer: data-controlled linear recurrence as a time-mixing layer (GateLoop section 4, App. C)."""
+"""The GateLoop layer: data-controlled linear recurrence as a mixer (GateLoop section 4, GateLoop App. C)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

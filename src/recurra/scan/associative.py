@@ -17,14 +17,15 @@ _Leaves: TypeAlias = list[Tensor]
 
 
 def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch", reverse: bool = False) -> Any:
-    """Scan a sequence along dimension 1 with an associative operator (GateLoop (12); notes, parallel scan).
+    """Scan a sequence along dimension 1 with an associative operator (GateLoop (12)).
 
     Args:
         combine: `combine(earlier, later)` on two pytrees like `leaves`, for many positions at once (dimension 1 holds
             as many elements as the algorithm combines in one step). It must be associative; it need not commute.
         leaves: a pytree (tensor, tuple, dict, ...) of tensors (B, L, ...): one element of the sequence per position.
-        method: "sequential", O(L) work and depth; "hillis_steele" (doubling), O(L log L) work and O(log L) depth;
-            "blelloch" (up-sweep and down-sweep over a binary tree), O(L) work and O(log L) depth.
+        method: "sequential" (notes, sequential), O(L) work and depth; "hillis_steele" (doubling), O(L log L) work and
+            O(log L) depth; "blelloch" (over a binary tree: notes, up-sweep; notes, down-sweep), O(L) work and O(log L)
+            depth.
         reverse: scan from the end: position t gets x_L * ... * x_t, the later elements being the operator's first.
 
     Returns:
@@ -58,7 +59,7 @@ def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch",
 def linear_recurrence(earlier: tuple[Tensor, Tensor], later: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """(a, b) * (a', b') = (a a', a' b + b'): the operator of h_t = a_t h_{t-1} + b_t, elementwise.
 
-    GateLoop (13); notes, operator. It is associative (GateLoop App. B).
+    This is GateLoop (13), and associative (GateLoop App. B; notes, operator).
     """
     (a, b), (later_a, later_b) = earlier, later
     return a * later_a, later_a * b + later_b
@@ -93,8 +94,6 @@ def _hillis_steele(combine: Combine, x: _Leaves) -> _Leaves:
 
 def _blelloch(combine: Combine, x: _Leaves) -> _Leaves:
     """Up-sweep: combine neighbours until one is left. Down-sweep: hand every node what lies before its subtree.
-
-    The two are those of the notes (notes, up-sweep; notes, down-sweep).
 
     The textbook starts the root at the identity, gives a left child its parent's value and a right child the parent's
     value combined with its left sibling's up-sweep; that exclusive scan, combined with the leaves, is the inclusive

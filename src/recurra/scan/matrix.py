@@ -1,4 +1,4 @@
-"""The linear recurrence with one dense matrix, h_t = A h_{t-1} + b_t: the notes' tree, with A's powers made once."""
+"""The linear recurrence with one dense matrix, h_t = A h_{t-1} + b_t, on a tree, with A's powers made once."""
 
 import torch
 from jaxtyping import Float
