@@ -28,3 +28,11 @@ def test_the_import_installs_no_hook(run_python):
 )
 def test_whichever_comes_first(first, second, run_python):
     assert "counted 420" in run_python(COUNT.format(first=first, second=second))  # 2 and 4 for each of 70 numbers
+
+
+def test_a_counter_that_was_made_before_the_first_call(run_python):
+    program = COUNT.format(first="import recurra", second="").replace(
+        "with FlopCounterMode(display=False) as counted:",
+        "counted = FlopCounterMode(display=False)\nrecurra.scan.linear_scan(a, a, backend='numba')\nwith counted:",
+    )
+    assert "counted 420" in run_python(program)

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _COUNTER = "torch.utils.flop_counter"
 _waiting: list[tuple[Any, Callable[..., int]]] = []
+_known: dict[Any, Callable[..., int]] = {}
 
 
 def flop_formula(operator: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -26,15 +27,14 @@ def flop_formula(operator: Any) -> Callable[[Callable[..., int]], Callable[..., 
 
 
 def hand_over_formulas() -> None:
-    """Give torch's counter the formulas that wait for it, if it is loaded; counters already at work get them too."""
-    if not _waiting or torch.compiler.is_compiling() or _COUNTER not in sys.modules:
+    """Give torch's counter the formulas, if it is loaded; counters that were made before get them too."""
+    if torch.compiler.is_compiling() or _COUNTER not in sys.modules:
         return
     counter: Any = sys.modules[_COUNTER]
-    handed = []
     while _waiting:
         operator, formula = _waiting.pop(0)
         counter.register_flop_formula(operator)(formula)
-        handed.append(operator)
+        _known[operator] = counter.flop_registry[operator]
     for mode in _get_current_dispatch_mode_stack():
         if (registry := getattr(getattr(mode, "counter", None), "flop_registry", None)) is not None:
-            registry.update({operator: counter.flop_registry[operator] for operator in handed})
+            registry.update(_known)
