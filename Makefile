@@ -39,13 +39,13 @@ bench-peers: peers        ## the same with gateloop-transformer and JAX, in a se
 	$(VENV)-peers/bin/python -m benchmarks --peers
 
 bench-page: $(READY)      ## measure time and memory over L for docs/benchmarks.md, about 20 minutes
-	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m tools.pages benchmarks
 
 bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
-	$(VENV)-peers/bin/python -m benchmarks.page
+	$(VENV)-peers/bin/python -m tools.pages benchmarks
 
 report: $(READY)          ## build docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." adds runs first
-	$(BIN)/recurra report $(if $(RUNS),--add $(RUNS))
+	$(BIN)/python -m tools.pages results $(if $(RUNS),--add $(RUNS))
 
 peers: $(READY)
 	$(PYTHON) -m venv $(VENV)-peers
@@ -59,4 +59,4 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) $(VENV)-peers build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
-	find src tests benchmarks -name __pycache__ -prune -exec rm -r {} +
+	find src tests tools benchmarks -name __pycache__ -prune -exec rm -r {} +

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.pages.results.page import ResultsPage
 
-from recurra.report import Page
 from recurra.training import read_family, split_variant
 
 ROOT = Path(__file__).parents[1]
@@ -15,8 +15,8 @@ TEXT = FOLDER.with_suffix(".md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def page() -> Page:
-    return Page(FOLDER, recipes=ROOT / "recipes", draw=False)
+def page() -> ResultsPage:
+    return ResultsPage(FOLDER, recipes=ROOT / "recipes", draw=False)
 
 
 def test_the_page_is_what_its_sections_and_summaries_give(page):
@@ -25,7 +25,7 @@ def test_the_page_is_what_its_sections_and_summaries_give(page):
 
 @pytest.mark.parametrize("pattern", ["memory-horizon-*-tenth", "ptb-*-8-epochs"])
 def test_a_run_that_was_not_evaluated_stands_on_the_page(pattern):
-    page = Page(FOLDER, recipes=ROOT / "recipes", draw=False)
+    page = ResultsPage(FOLDER, recipes=ROOT / "recipes", draw=False)
     name = pattern.replace("*", "new")
     page.all_runs.append(dataclasses.replace(page.summaries(pattern)[0], name=name, scores={}))
     assert any(name in line and "| - |" in line for line in page.render().splitlines())
@@ -70,4 +70,4 @@ def test_summaries_are_small_and_name_no_place_on_a_machine(page):
 
 def test_the_readme_names_what_sections_may_call(page):
     text = (FOLDER / "README.md").read_text()
-    assert [name for name in page.functions() if f"`{name}(" not in text] == []
+    assert [name for name in page.functions if f"`{name}(" not in text] == []

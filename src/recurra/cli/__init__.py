@@ -16,7 +16,6 @@ COMMANDS = {
     "table": ("recurra.cli.table", "list a family's recipes with published and measured scores"),
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
     "gradients": ("recurra.cli.gradients", "measure gradients between segments and their bound"),
-    "report": ("recurra.cli.report", "build the page of results from summaries of runs"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
     "info": ("recurra.cli.info", "show versions, backends and mixers"),
 }

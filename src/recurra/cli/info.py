@@ -10,6 +10,7 @@ from rich.table import Table
 from recurra import list_mixers
 from recurra.cli.arguments import command_parser
 from recurra.kernels.backends import BACKENDS, choose_backend
+from recurra.models import list_models
 from recurra.training import EXPERIMENTS
 from recurra.training.checkpoint import versions
 from recurra.training.hardware import hardware
@@ -19,7 +20,9 @@ LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
 
 def run(words: Sequence[str]) -> int:
     """Print a table."""
-    command_parser("info", "Show versions, backends, mixers and experiments.", overrides=False).parse_args(words)
+    command_parser("info", "Show versions, backends, mixers, models and experiments.", overrides=False).parse_args(
+        words
+    )
     table = Table(show_header=False)
     for name, text in lines():
         table.add_row(name, text)
@@ -38,6 +41,7 @@ def lines() -> Iterator[tuple[str, str]]:
         for backend in BACKENDS:
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
+    yield "models", ", ".join(entry.name for entry in list_models())
     yield "experiments", ", ".join(EXPERIMENTS)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from recurra.checks import require_at_least
 from recurra.data.files import replacing
+from recurra.runs.versioned_json import read_versioned
 from recurra.training import EXPERIMENTS, TextExperiment
 
 FORMAT = 1
@@ -190,12 +191,9 @@ def read_summary(path: Path) -> Summary:
     """
     again = "write it again with `make report RUNS=FOLDER`"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = read_versioned(path, FORMAT, again)
     except ValueError as error:
-        raise SummaryError(f"{path} is not JSON ({error}); {again}") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
-        raise SummaryError(f"{path} has the format {found!r}; expected a summary of format {FORMAT}: {again}")
+        raise SummaryError(str(error)) from error
     names = {known.name for known in fields(Summary)}
     if differing := sorted(names.symmetric_difference(plain)):
         raise SummaryError(f"{path} has missing or unknown keys: {', '.join(differing)}; {again}")

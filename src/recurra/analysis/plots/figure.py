@@ -85,11 +85,11 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
 
 
 @house_style()
-def save_png(figure: Figure, folder: str | Path, name: str) -> Path:
+def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: int = DOTS_PER_INCH) -> Path:
     """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing."""
     is_plain = bool(name) and Path(name).name == name
     require(is_plain, "name", name, "a file name without folders", "put folders into `folder`")
     path = Path(folder) / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    figure.savefig(path, metadata={"Software": None}, dpi=dots_per_inch)
     return path

@@ -1,0 +1,28 @@
+"""The command that trains a run again."""
+
+from tests.scored_runs import HORIZON
+
+from recurra.runs.training_command import training_command
+from recurra.training import load_recipe
+
+
+def test_a_run_of_no_recipe_is_trained_by_its_own_configuration(tmp_path):
+    (tmp_path / "mine.yaml").write_text(HORIZON)
+    experiment = load_recipe(tmp_path / "mine.yaml")
+    assert training_command("x", experiment, tmp_path / "none") == "recurra train config.yaml --run runs/x"
+
+
+def test_no_command_is_named_that_gives_another_run(tmp_path):
+    """The recipe has an option that the run has not, and no word of a command line takes one away."""
+    other = HORIZON.replace("transition: data}", "transition: data, magnitude_activation: sigmoid}")
+    for name, text in (("recipes/toy/other.yaml", other), ("mine.yaml", HORIZON)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    recipes = tmp_path / "recipes"
+    assert training_command("x", load_recipe(tmp_path / "mine.yaml"), recipes) == (
+        "recurra train config.yaml --run runs/x"
+    )
+    changed = load_recipe(recipes / "toy" / "other.yaml", ["--data.seed", "2", "--optimizer.gradient_clip", "0.5"])
+    assert training_command("toy-other", changed, recipes) == (
+        "recurra train recipes/toy/other.yaml --data.seed 2 --optimizer.gradient_clip 0.5"
+    )

@@ -1,0 +1,1 @@
+"""Programs for the repository itself; no part of the installed package."""

@@ -1,0 +1,157 @@
+"""Tables of the page of results: each function returns Markdown."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from recurra.runs.summary import Summary
+from recurra.training import RecipeFamily
+from recurra.training.experiment import flat
+from tools.pages.markdown import NOTHING, show, table
+
+IDENTITY = ("model.n_layer", "model.d_model")
+"""What a run shares with its variant of a family, beside the keys in which the variants differ."""
+
+
+def epochs(run: Summary) -> str:
+    """Show the number of epochs of a run; of an unfinished one, how many it has so far."""
+    if run.finished:
+        return f"{run.epochs:g}"
+    return f"{run.epochs:.3g} of {run.total_epochs:g}, **unfinished**"
+
+
+def horizon_table(runs: Sequence[Summary], published: Mapping[str, float] = {}) -> str:
+    """Tabulate runs on Memory Horizon with their accuracies.
+
+    published: test accuracies by the run's name; they get a column if there are any.
+
+    Raises:
+        ValueError: there are no runs, or one is not on Memory Horizon.
+    """
+    require_runs(runs)
+    rows = []
+    for run in runs:
+        if run.config["experiment"] != "memory-horizon":
+            raise ValueError(f"{run.name} is a run of {run.config['experiment']}; expected one on Memory Horizon")
+        rows.append(
+            [
+                run.name,
+                mixer(run),
+                epochs(run),
+                show(run.validation.get("best", {}).get("accuracy"), 3),
+                show(run.score("accuracy"), 3),
+                *([show(published.get(run.name), 2)] if published else []),
+                show(run.seconds / 60),
+                run.precision,
+                str(run.seed),
+            ]
+        )
+    column = ["published test"] if published else []
+    return table(["run", "mixer", "epochs", "valid", "test", *column, "minutes", "precision", "seed"], rows)
+
+
+def measured_on(runs: Sequence[Summary]) -> str:
+    """Name the versions and the machines that runs were trained with, in a sentence."""
+    require_runs(runs)
+    found = []
+    for run in runs:
+        software = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+        machine = run.hardware or {}
+        words = [
+            f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores" if machine else "",
+            machine.get("gpu") or "",
+        ]
+        found.append(" on ".join([software, ", ".join(word for word in words if word) or "an unrecorded machine"]))
+    return f"Trained with {'; '.join(dict.fromkeys(found))}."
+
+
+def mixer(run: Summary) -> str:
+    """Name the mixer of a language model's blocks; for GateLoop, its transition too."""
+    names, options = run.value("model.mixer"), run.value("model.mixer_options") or {}
+    if isinstance(names, list):
+        return ", ".join(names)
+    return f"{names}, {options['transition']}" if "transition" in options else str(names)
+
+
+def family_table(family: RecipeFamily, runs: Sequence[Summary], variants: str = "*") -> str:
+    """Tabulate the variants of a family that were published or have runs, with perplexities.
+
+    Args:
+        family: the recipes, and what was published for them.
+        runs: what was trained; the configuration of a run tells its variant (see `variant_of`).
+        variants: a pattern of the variants to list, such as *-3-layers-*.
+
+    Raises:
+        ValueError: no variant fits the pattern, or a run is of no variant.
+    """
+    rows = []
+    for variant, its_runs in _runs_by_variant(family, runs, variants).items():
+        published = show(family.published.get(variant, {}).get("test_perplexity"), 1)
+        for run in its_runs:
+            valid, test = show(run.valid_perplexity, 1), show(run.score("perplexity"), 1)
+            minutes = show(run.seconds / 60)
+            rows.append([variant, published, test, valid, epochs(run), minutes, run.precision, str(run.seed), run.name])
+        if not its_runs and variant in family.published:
+            rows.append([variant, published, "not run", *[NOTHING] * 6])
+    heads = ["model", "published test", "test", "valid", "epochs", "minutes", "precision", "seed", "run"]
+    return table(heads, rows)
+
+
+def variants_without_runs(family: RecipeFamily, runs: Sequence[Summary], variants: str = "*") -> list[str]:
+    """List the published variants that have no run; arguments as `family_table`."""
+    by_variant = _runs_by_variant(family, runs, variants)
+    return [variant for variant, its_runs in by_variant.items() if variant in family.published and not its_runs]
+
+
+def _runs_by_variant(family: RecipeFamily, runs: Sequence[Summary], variants: str) -> dict[str, list[Summary]]:
+    by_variant: dict[str, list[Summary]] = {variant: [] for variant in family.variants}
+    for run in runs:
+        variant = variant_of(family, run)
+        if variant is None:
+            raise ValueError(f"{run.name} is not a run of {family.path}; expected one of a variant there")
+        by_variant[variant].append(run)
+    chosen = {variant: its_runs for variant, its_runs in by_variant.items() if fnmatchcase(variant, variants)}
+    if not chosen:
+        known = ", ".join(family.variants)
+        raise ValueError(f"variants is {variants!r}; expected a pattern of some in {family.path}: there are {known}")
+    return chosen
+
+
+def variant_of(family: RecipeFamily, run: Summary) -> str | None:
+    """Find the variant that a run is of: the same experiment, model and segment. None if there is none.
+
+    The length of training and dropout do not count.
+    """
+    settings = {variant: _identity(recipe) for variant, recipe in family.variants.items()}
+    # A setting that all variants share, such as a dropout, belongs to their training.
+    telling = {
+        key for key in set().union(*settings.values()) if len({repr(one.get(key)) for one in settings.values()}) > 1
+    }
+    fitting = {}
+    for variant, recipe in settings.items():
+        own = {key: value for key, value in recipe.items() if key in telling or key in IDENTITY}
+        if all(run.value(key) == value for key, value in own.items()):
+            fitting[variant] = len(own)
+    # A Transformer fits the variant Transformer-XL, which says nothing about the memory: the more detailed one counts.
+    return max(fitting, key=fitting.__getitem__, default=None)
+
+
+def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in flat(recipe)
+        if key in ("experiment", "data.segment_length") or key.startswith("model.")
+    }
+
+
+def require_runs(runs: Sequence[Summary]) -> None:
+    """Refuse an empty list of runs.
+
+    Raises:
+        ValueError: saying how to add runs, or to ask for them.
+    """
+    if not runs:
+        raise ValueError(
+            "there are no summaries of such runs: add some with `make report RUNS=FOLDER`, or check for them in the "
+            "section, {% if RUNS %}"
+        )
