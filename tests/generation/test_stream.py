@@ -246,6 +246,14 @@ def test_generated_text_ends_before_a_stop(words):
     assert stream.position < 62
 
 
+def test_what_a_stream_keeps_does_not_keep_its_text_alive(any_model):
+    stream = Stream(any_model)
+    stream.feed(draw_tokens(40))
+    for tensor in (stream.snapshot().stream.logits, *tensors(stream.state)):
+        # an empty tensor may share the memory of one vector of 12 float64
+        assert tensor.untyped_storage().nbytes() <= (tensor.numel() or 12) * tensor.element_size()
+
+
 def test_memory_stays_constant(gateloop):
     stream = Stream(gateloop)
     sizes = set()
