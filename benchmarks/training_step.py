@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
-from recurra.mixers import register_mixer
+from recurra.mixers import Mixer, register_mixer
 from recurra.models import LanguageModel, LanguageModelConfig
 
 BATCH, LENGTH, VOCABULARY, OUTPUTS = 32, 1024, 6, 51
@@ -21,19 +21,19 @@ class NoState(NamedTuple):
 
 
 @register_mixer("benchmark-without-scan")
-class WithoutScan(nn.Module):
+class WithoutScan(Mixer):
     """The GateLoop layer with its recurrence left out: y = q k v sigmoid(gamma) cos(theta), all else equal."""
 
     def __init__(self, d_model: int) -> None:
-        super().__init__()
+        super().__init__(d_model, NoState)
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.transition = nn.Linear(d_model, 2 * d_model)
         self.output_projection = nn.Linear(d_model, d_model)
 
-    def forward(self, x: Tensor, state: NoState | None = None) -> tuple[Tensor, NoState]:
+    def mix(self, x: Tensor, state: NoState, mask: None) -> tuple[Tensor, NoState]:
         q, k, v = self.qkv(x).chunk(3, -1)
         gamma, theta = self.transition(x).chunk(2, -1)
-        return self.output_projection(q * k * v * torch.sigmoid(gamma) * torch.cos(theta)), NoState()
+        return self.output_projection(q * k * v * torch.sigmoid(gamma) * torch.cos(theta)), state
 
 
 def _model(mixer: str) -> nn.Module:

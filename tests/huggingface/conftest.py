@@ -13,6 +13,8 @@ from recurra.models import (
     CompactRecurrentTransformerConfig,
     LanguageModel,
     LanguageModelConfig,
+    RecurrentMemoryTransformer,
+    RecurrentMemoryTransformerConfig,
     TransformerXL,
     TransformerXLConfig,
 )
@@ -40,8 +42,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "crt-ncgru-adaptive": lambda: CompactRecurrentTransformer(
         CompactRecurrentTransformerConfig(**_shape(n_layer=1, memory="ncgru", position="rnn-ncgru", cutoffs=[7]))
     ),
+    "rmt": lambda: RecurrentMemoryTransformer(RecurrentMemoryTransformerConfig(**_shape(n_memory=2, n_heads=3))),
 }
-SEGMENTED = ("transformer-xl", "crt-gru", "crt-ncgru-adaptive")
+SEGMENTED = ("transformer-xl", "crt-gru", "crt-ncgru-adaptive", "rmt")
 
 
 def build(name: str) -> RecurraForCausalLM:

@@ -7,7 +7,11 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from recurra.huggingface import RecurraLanguageModelConfig, causal_lm, config_for
-from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL
+from recurra.models import DataSizes, LanguageModel, LanguageModelConfig, TransformerXL, list_models
+
+
+def test_every_language_model_is_tried():
+    assert {type(build()) for build in MODELS.values()} == {entry.model for entry in list_models(DataSizes)}
 
 
 def test_logits_are_the_models(lm, prompt):
@@ -143,7 +147,8 @@ def test_the_configuration_holds_the_models_own():
 
 
 def test_configurations_that_cannot_be():
-    with pytest.raises(ValueError, match="predicts the tokens that it reads"):
+    message = "output_size is 3; expected vocab_size = 5: a causal language model predicts the tokens that it reads"
+    with pytest.raises(ValueError, match=message):
         causal_lm(LanguageModel(LanguageModelConfig(5, 3, 1, 4, 4)))
     with pytest.raises(ValueError, match="n_layer is 0"):
         RecurraLanguageModelConfig(vocab_size=5, n_layer=0)

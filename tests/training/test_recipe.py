@@ -62,11 +62,6 @@ def test_overrides_win_over_the_recipe_and_the_last_one_over_the_others(recipe):
     assert load_recipe(recipe(), ["--training.max_steps", "null"]).training.max_steps is None
 
 
-def test_an_override_may_be_a_list(recipe):
-    words = ["--model.mixer", "[a, b]", "--model.n_layer", "2"]
-    assert load_recipe(recipe("experiment: text\ndata: {path: here}\n"), words).model.mixer == ["a", "b"]
-
-
 def test_entries_inside_of_entries_are_values(recipe):
     experiment = load_recipe(
         recipe(),
