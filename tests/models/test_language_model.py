@@ -1,10 +1,12 @@
 """The language model: its shape, its options, its errors."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 from recurra.mixers import GateLoop, RelativeAttention
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShape
 
 
 def small(**options) -> LanguageModelConfig:
@@ -22,6 +24,16 @@ def test_table_3_has_the_parameters_that_it_must_have():
     d, ffn = 64, 128
     block = (3 * d * d + 3 * d) + (2 * d * d + 2 * d) + (d * d + d) + (2 * d * ffn + d + ffn) + 4 * d
     assert sum(p.numel() for p in model.parameters()) == 6 * d + 4 * block + 2 * d + (51 * d + 51)
+
+
+def test_the_order_of_the_configurations_fields():
+    """It is called with positions, and its fields name those of recipes."""
+    config = LanguageModelConfig(6, 51, 4, 64, 128)
+    assert (config.vocab_size, config.output_size) == (6, 51)
+    assert (config.n_layer, config.d_model, config.d_channel_mixing) == (4, 64, 128)
+    names = [field.name for field in fields(LanguageModelConfig)]
+    assert names[:5] == ["vocab_size", "output_size", "n_layer", "d_model", "d_channel_mixing"]
+    assert names[2:] == [field.name for field in fields(LanguageModelShape)]
 
 
 def test_tied_embeddings_are_one_matrix():

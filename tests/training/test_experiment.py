@@ -9,11 +9,13 @@ from recurra.models import (
     DataSizes,
     LanguageModelConfig,
     LanguageModelShape,
+    RecurrentMemoryTransformerShape,
     TransformerXL,
     TransformerXLShape,
+    list_models,
 )
 from recurra.training import EXPERIMENTS, Experiment, MemoryHorizonExperiment, TextExperiment, TrainingConfig
-from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
+from recurra.training.experiment import RESUMABLE, differences, experiment_name, require_resumable, to_plain
 from recurra.training.recipe import _keys
 
 
@@ -128,6 +130,37 @@ def test_what_would_be_ignored_or_change_the_experiment_may_not(change):
 
 def test_resumable_keys_exist():
     assert {key for kind in EXPERIMENTS.values() for key in _keys(kind)} >= RESUMABLE
+
+
+def test_language_models_have_experiments_by_their_names():
+    names = {entry.name: experiment_name(entry) for entry in list_models(DataSizes)}
+    assert names == {
+        "recurrent": "text",
+        "crt": "text-crt",
+        "rmt": "text-rmt",
+        "transformer-xl": "text-transformer-xl",
+    }
+    texts = [name for name in EXPERIMENTS if name.startswith("text")]
+    assert texts == sorted(names.values())
+    assert EXPERIMENTS["text"] is TextExperiment
+    for name, label in (("text-crt", "CRT"), ("text-rmt", "RMT"), ("text-transformer-xl", "TransformerXL")):
+        kind = EXPERIMENTS[name]
+        assert issubclass(kind, TextExperiment)
+        assert kind.__name__ == f"{label}Experiment"
+        assert (kind.__module__, kind.experiment) == ("recurra.training.experiment", name)
+
+
+def test_an_experiment_that_was_made_is_as_one_that_was_written():
+    """It has a corpus, the model's shape and the sections of all experiments, in the order of a recipe."""
+    experiment = EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
+    assert list(to_plain(experiment)) == list(to_plain(TextExperiment(data=TextConfig(path="somewhere"))))
+    assert to_plain(experiment)["model"] == asdict(RecurrentMemoryTransformerShape())
+    assert experiment == EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
+    assert experiment != EXPERIMENTS["text-crt"](data=TextConfig(path="somewhere"))
+    model = segmented(EXPERIMENTS["text-rmt"], RecurrentMemoryTransformerShape, 5, n_memory=3)
+    assert (model.config.vocab_size, model.config.segment_length, model.config.n_memory) == (13, 5, 3)
+    with pytest.raises(TypeError, match="data"):
+        EXPERIMENTS["text-rmt"]()
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))

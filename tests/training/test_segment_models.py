@@ -9,16 +9,22 @@ from rich.console import Console
 
 from recurra.data import TextConfig
 from recurra.evaluation import evaluate
-from recurra.models import CompactRecurrentTransformerShape, TransformerXLShape
+from recurra.models import CompactRecurrentTransformerShape, RecurrentMemoryTransformerShape, TransformerXLShape
 from recurra.training import EXPERIMENTS, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
+KINDS = {
+    TransformerXLShape: "text-transformer-xl",
+    CompactRecurrentTransformerShape: "text-crt",
+    RecurrentMemoryTransformerShape: "text-rmt",
+}
 MODELS = {
     "transformer": TransformerXLShape(**SMALL, mem_len=0),
     "transformer-xl": TransformerXLShape(**SMALL, cutoffs=[4, 7]),
     "crt-gru": CompactRecurrentTransformerShape(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
     "crt-ncgru": CompactRecurrentTransformerShape(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
     "memory-only": CompactRecurrentTransformerShape(**SMALL, position="relative"),
+    "rmt": RecurrentMemoryTransformerShape(**SMALL, n_memory=2),
 }
 
 
@@ -34,9 +40,8 @@ def corpus(tmp_path):
 @pytest.fixture
 def make(corpus):
     def trainer(name, model, data=None, **training):
-        kind = "text-transformer-xl" if isinstance(model, TransformerXLShape) else "text-crt"
         sizes = {"batch_size": 2, "segment_length": 4, "bptt_segments": 2, "cache": str(corpus / "cache")}
-        experiment = EXPERIMENTS[kind](
+        experiment = EXPERIMENTS[KINDS[type(model)]](
             data=TextConfig(path=str(corpus), **{**sizes, **(data or {})}),
             model=model,
             optimizer=OptimizerConfig(learning_rate=0.01, gradient_clip=0.25),

@@ -1,0 +1,226 @@
+"""The registry of models: names, sizes, builds, errors, and what else reads it."""
+
+from dataclasses import asdict, fields
+
+import pytest
+import torch
+from torch import nn
+
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentViT,
+    DataSizes,
+    LanguageModel,
+    LanguageModelConfig,
+    LanguageModelShape,
+    ModelEntry,
+    RecurrentMemoryTransformer,
+    TimeSformer,
+    TransformerXL,
+    TransformerXLShape,
+    VideoSizes,
+    entry_of,
+    find_model,
+    list_models,
+    register_model,
+)
+from recurra.training.experiment import EXPERIMENTS, experiment_name
+from recurra.training.models import TimeSformerRecipe
+
+NAMES = {
+    "crt": CompactRecurrentTransformer,
+    "crvit": CompactRecurrentViT,
+    "recurrent": LanguageModel,
+    "rmt": RecurrentMemoryTransformer,
+    "timesformer": TimeSformer,
+    "transformer-xl": TransformerXL,
+}
+TOKENS, VIDEOS = DataSizes(13, 13, 5), VideoSizes(7, 2, 8)
+language_models = pytest.mark.parametrize("entry", list_models(DataSizes), ids=lambda entry: entry.name)
+
+
+def small(entry: ModelEntry) -> object:
+    """The shape of a registered model, as small as all of them can be."""
+    known = {field.name for field in fields(entry.shape)}
+    sizes = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "patch_size": 4}
+    return entry.shape(**{name: size for name, size in sizes.items() if name in known})
+
+
+def sizes_of(entry: ModelEntry) -> DataSizes | VideoSizes:
+    return TOKENS if entry.is_language_model else VIDEOS
+
+
+def test_names_are_sorted_and_lead_to_their_classes():
+    assert {entry.name: entry.model for entry in list_models()} == NAMES
+    assert [entry.name for entry in list_models()] == sorted(NAMES)
+    assert [entry.name for entry in list_models(VideoSizes)] == ["crvit", "timesformer"]
+    assert {entry.name for entry in list_models(DataSizes)} == NAMES.keys() - {"crvit", "timesformer"}
+    for name, model in NAMES.items():
+        assert find_model(name).model is model
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    with pytest.raises(ValueError, match=r"'lstm'.*crt, crvit, recurrent, rmt, timesformer, transformer-xl"):
+        find_model("lstm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_builds_its_model_and_the_model_leads_back(name):
+    entry = find_model(name)
+    shape, sizes = small(entry), sizes_of(entry)
+    model = entry.build(shape, sizes)
+    assert type(model) is entry.model
+    assert type(model.config) is entry.config
+    assert entry_of(model) is entry
+    for size in entry.sizes_from_data:
+        assert getattr(model.config, size) == getattr(sizes, size), size
+    assert {"vocab_size", "segment_length", "output_size"} >= set(entry.sizes_from_data) or not entry.is_language_model
+    # The shape of a configuration is what a recipe would set: it gives the same model again.
+    again = entry.shape(**entry.shape_of(model.config))
+    assert asdict(entry.build(again, sizes).config) == asdict(model.config)
+    torch.manual_seed(3)
+    one = entry.build(shape, sizes).state_dict()
+    torch.manual_seed(3)
+    other = shape.build(sizes).state_dict()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_shape_of_more_fields_builds_the_model_of_its_base():
+    """As a recipe of videos, whose starting weights the model does not know."""
+    shape = TimeSformerRecipe(n_layer=1, d_model=8, n_heads=2, d_channel_mixing=8, patch_size=4, init_from="somewhere")
+    assert type(shape.build(VIDEOS)) is TimeSformer
+
+
+@pytest.mark.parametrize(("shape", "sizes"), [(LanguageModelShape, VIDEOS), (TimeSformerRecipe, TOKENS)])
+def test_sizes_of_other_data_are_refused(shape, sizes):
+    expected = "DataSizes" if sizes is VIDEOS else "VideoSizes"
+    with pytest.raises(TypeError, match=rf"sizes is a {type(sizes).__name__}; expected {expected} for model"):
+        shape().build(sizes)
+
+
+def test_a_model_of_segments_needs_their_length():
+    message = "segment_length is None; expected data with segments: model 'transformer-xl' reads segments"
+    with pytest.raises(ValueError, match=message):
+        TransformerXLShape().build(DataSizes(5, 5))
+    assert LanguageModelShape(n_layer=1, d_model=4).build(DataSizes(5, 5)).config.vocab_size == 5
+
+
+def test_models_that_are_not_registered_have_no_entry():
+    class Mine(LanguageModel):
+        pass
+
+    for model in (nn.Linear(2, 2), Mine(LanguageModelConfig(5, n_layer=1, d_model=4))):
+        with pytest.raises(TypeError, match=rf"model is a {type(model).__name__}; expected one of .*LanguageModel"):
+            entry_of(model)
+
+
+def test_a_name_is_given_once():
+    again = register_model("rmt", shape=LanguageModelShape, config=LanguageModelConfig)
+    with pytest.raises(ValueError, match="model 'rmt' is registered already"):
+        again(nn.Identity)
+    assert find_model("rmt").model is RecurrentMemoryTransformer
+
+
+@language_models
+def test_every_language_model_has_an_experiment(entry):
+    kind = EXPERIMENTS[experiment_name(entry)]
+    (model,) = (field for field in fields(kind) if field.name == "model")
+    assert model.default_factory is entry.shape
+
+
+@language_models
+def test_every_language_model_has_its_classes_for_hugging_face(entry):
+    pytest.importorskip("transformers")
+    import recurra.huggingface as hf
+
+    config, model = (getattr(hf, f"Recurra{entry.label}{kind}") for kind in ("Config", "ForCausalLM"))
+    assert config.entry is entry
+    assert model.config_class is config
+    wrapped = hf.causal_lm(entry.build(small(entry), TOKENS))
+    assert type(wrapped) is model
+    assert type(wrapped.config) is config
+
+
+TOY = """
+    from dataclasses import dataclass
+    from typing import NamedTuple
+
+    from torch import Tensor, nn
+
+    from recurra.models import LanguageModelShell, negative_log_likelihood, register_model
+    from recurra.models.registry import BuildsModel
+
+    @dataclass(kw_only=True)
+    class ToyShape(BuildsModel):
+        d_model: int = 6
+
+    @dataclass(kw_only=True)
+    class ToyConfig(ToyShape):
+        vocab_size: int
+
+    class ToyState(NamedTuple):
+        total: Tensor
+
+    @register_model("toy", shape=ToyShape, config=ToyConfig)
+    class Toy(LanguageModelShell):
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+            self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+            self.head = nn.Linear(config.d_model, config.vocab_size)
+
+        def embed(self, tokens):
+            return self.embedding(tokens)
+
+        def body(self, x, state, **lengths):
+            y = (self.initial_state(len(x)) if state is None else state).total[:, None] + x.cumsum(1)
+            return y, ToyState(y[:, -1].clone())
+
+        def losses(self, hidden, targets):
+            return negative_log_likelihood(self.head(hidden), targets)
+
+        def initial_state(self, batch):
+            return ToyState(self.head.weight.new_zeros(batch, self.config.d_model))
+
+        def require_state(self, state, batch):
+            assert state.total.shape == (batch, self.config.d_model)
+"""
+
+
+def test_a_new_language_model_is_one_file(run_python, tmp_path):
+    """A model that registers itself trains, is resumed, opens as a run, and has its classes for Hugging Face."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a cat sat on a mat and a dog ran off\n" * 30)
+    program = (
+        TOY
+        + f'''
+    import torch
+
+    from recurra.cli import main
+    from recurra.runs import open_run
+
+    with open("toy.yaml", "w") as recipe:
+        recipe.write("""
+    experiment: text-toy
+    data: {{path: {tmp_path}, cache: {tmp_path}/cache, batch_size: 2, segment_length: 4}}
+    training: {{max_steps: 2, tensorboard: false, accelerator: cpu}}
+    """)
+    assert main(["train", "toy.yaml", "--run", "run", "--model.d_model=5"]) == 0
+    assert main(["train", "--resume", "run", "--training.max_steps=3"]) == 0
+    assert main(["eval", "run"]) == 0
+    model = open_run("run").model
+    print("opened", type(model).__name__, model.config.d_model)
+    import recurra.huggingface as hf
+
+    wrapped = hf.causal_lm(model)
+    print(type(wrapped).__name__, wrapped.config.model_type, wrapped.config.hidden_size)
+    print(wrapped.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1])
+    '''
+    )
+    lines = run_python(program).splitlines()
+    assert any(line.startswith("finished at step 2") for line in lines)
+    assert any(line.startswith("finished at step 3") for line in lines)
+    assert "opened Toy 5" in lines
+    assert "RecurraToyForCausalLM recurra-toy 5" in lines
+    assert lines[-1] == "5"
