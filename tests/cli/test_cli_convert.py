@@ -188,7 +188,7 @@ def test_sources_that_are_none(run, tmp_path, capsys):
     assert convert(run, target) == 0
     target.write_bytes(target.read_bytes()[:-9])
     assert convert(target, tmp_path / "run", "--to", "run") == 2
-    assert "not a whole safetensors file" in capsys.readouterr().err
+    assert "not a complete safetensors file" in capsys.readouterr().err
 
 
 def test_logits_that_differ_are_not_put_in_place(run, tmp_path, capsys, monkeypatch):
