@@ -1,238 +1,64 @@
-"""`recurra convert`: a model from every form into every other."""
+"""`recurra convert`: words in, a model in another format and a line about it out."""
 
-import itertools
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from tests.cli.conftest import failure
 
-from recurra import open_run
 from recurra.cli import main
-from recurra.convert import PortableModel, save_single_file
-from recurra.data import BytePairEncoding, TextConfig, Vocabulary
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
-from recurra.runs.formats import format_of, read_model
+from recurra.runs.formats import format_of
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
-WORDS = Vocabulary.from_text([TEXT])
-BPE = BytePairEncoding.train([TEXT], 264)
-SIZES = {"n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
-HEADS = {**SIZES, "n_heads": 2, "segment_length": 4}
-MODELS = {
-    "words": (
-        WORDS,
-        LanguageModel,
-        LanguageModelConfig,
-        {**SIZES, "mixer": ["s5", "gateloop"], "tie_embeddings": True},
-    ),
-    "txl": (WORDS, TransformerXL, TransformerXLConfig, {**HEADS, "cutoffs": [5], "div_val": 2, "mem_len": 3}),
-    "crt": (
-        BPE,
-        CompactRecurrentTransformer,
-        CompactRecurrentTransformerConfig,
-        {**HEADS, "memory": "ncgru", "position": "rnn-ncgru"},
-    ),
-}
-
-
-def portable(name) -> PortableModel:
-    tokenizer, kind, config, options = MODELS[name]
-    return PortableModel(kind(config(vocab_size=len(tokenizer), **options)).eval(), tokenizer)
-
-
-@pytest.fixture(params=MODELS)
-def single(request, tmp_path) -> Path:
-    """A model in a single file, whose experiment is not known."""
-    save_single_file(portable(request.param), tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
-
-
-def convert(*words) -> int:
-    return main(["convert", *map(str, words)])
-
-
-def weights(path) -> dict:
-    return read_model(path).model.state_dict()
+RECIPE = """
+experiment: text-crt
+data: {path: corpus, batch_size: 2, segment_length: 4}
+model: {n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}
+training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
+"""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """A run that was trained, with averaged weights."""
-    folder = tmp_path_factory.mktemp("trained")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with a corpus and a finished run."""
+    folder = tmp_path_factory.mktemp("convert")
+    (folder / "corpus").mkdir()
     for split in ("train", "valid", "test"):
-        (folder / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
-    recipe = {
-        "experiment": "text-crt",
-        "data": {"path": str(folder), "batch_size": 2, "segment_length": 4},
-        "model": {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8},
-        "training": {"epochs": 2, "tensorboard": False, "accelerator": "cpu", "threads": torch.get_num_threads()},
-        "optimizer": {"learning_rate": 0.003},
-    }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / "run")]) == 0
-    return folder / "run"
+        (folder / "corpus" / f"{split}.txt").write_text(TEXT * 4, encoding="utf-8")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "recipe.yaml", "--run", "run"]) == 0
+    return folder
 
 
-def test_every_form_into_every_other(single, tmp_path, capsys):
-    pytest.importorskip("transformers")
-    places = {"safetensors": single, "run": tmp_path / "run", "hf": tmp_path / "hf"}
-    expected, tokenizer = weights(single), read_model(single).tokenizer
-    for form in ("run", "hf"):
-        assert convert(single, places[form], "--to", form) == 0
-    for number, (one, other) in enumerate(itertools.permutations(places, 2)):
-        target = tmp_path / (f"{number}.safetensors" if other == "safetensors" else f"{number}")
+@pytest.fixture(autouse=True)
+def there(monkeypatch, workplace):
+    monkeypatch.chdir(workplace)
+
+
+def test_the_name_of_a_file_says_its_format(capsys, tmp_path):
+    target = str(tmp_path / "model.safetensors")
+    assert main(["convert", "run", target]) == 0
+    assert capsys.readouterr().out == f"wrote {target}; the logits of both differ by 0.0e+00 at most\n"
+    assert format_of(Path(target)) == "safetensors"
+    assert "is in the format safetensors already" in failure(capsys, "convert", target, target, "--force")
+    assert "names no format; choose one with --to run or --to hf" in failure(
+        capsys, "convert", target, str(tmp_path / "again")
+    )
+    assert main(["convert", target, str(tmp_path / "again"), "--to", "run"]) == 0
+    assert "exists; choose another name" in failure(capsys, "convert", "run", target)
+    assert main(["convert", "run", target, "--force", "--checkpoint", "last"]) == 0
+
+
+def test_a_converted_run_is_scored_and_generates_and_is_not_resumed(capsys, tmp_path):
+    file, other = str(tmp_path / "model.safetensors"), str(tmp_path / "run")
+    assert main(["convert", "run", file]) == 0
+    assert main(["convert", file, other, "--to", "run"]) == 0
+    outputs = []
+    for run in ("run", other):
+        assert main(["eval", run]) == 0
         capsys.readouterr()
-        assert convert(places[one], target, "--to", other) == 0
-        assert "differ by 0.0e+00 at most" in capsys.readouterr().out
-        assert format_of(target) == other
-        assert weights(target).keys() == expected.keys()
-        assert all(torch.equal(value, expected[key]) for key, value in weights(target).items())
-        assert type(read_model(target).tokenizer) is type(tokenizer)
-        assert read_model(target).tokenizer.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
-    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
-
-
-def test_a_single_file_says_what_it_is(run, tmp_path):
-    assert convert(run, tmp_path / "model.safetensors") == 0
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        metadata, stored = file.metadata(), set(file.keys())
-    description = json.loads(metadata["recurra"])
-    assert description["model"] == "CompactRecurrentTransformer"
-    assert description["config"]["d_model"] == 8
-    assert description["experiment"]["optimizer"]["learning_rate"] == 0.003
-    assert description["step"] == open_run(run).step
-    assert json.loads(metadata["tokenizer"])["words"] == list(open_run(run).tokenizer.words)
-    assert ("embedding.tables.0" in stored, "head.tables.0" in stored) == (True, False)
-
-
-def test_a_run_that_went_round_has_its_experiment_and_says_what_it_lacks(run, tmp_path, capsys):
-    assert convert(run, tmp_path / "model.safetensors") == 0
-    assert convert(tmp_path / "model.safetensors", tmp_path / "run") == 2  # which form?
-    assert "--to run or --to hf" in capsys.readouterr().err
-    assert convert(tmp_path / "model.safetensors", tmp_path / "run", "--to", "run") == 0
-    text = (tmp_path / "run" / "config.yaml").read_text()
-    assert yaml.safe_load(text) == yaml.safe_load((run / "config.yaml").read_text())
-    assert "generated from, not resumed" in text
-    assert "is not known" not in text
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
-    for which in ("best", "last"):
-        assert open_run(tmp_path / "run", checkpoint=which).step == open_run(run).step
-    for words in (["eval"], ["generate", "--temperature", "0"]):
-        outputs = []
-        for folder in (run, tmp_path / "run"):
-            capsys.readouterr()
-            assert main([words[0], str(folder), *words[1:]]) == 0
-            outputs.append(capsys.readouterr().out)
-        if words[0] == "generate":
-            assert outputs[0] == outputs[1]
-    scores = [json.loads((folder / "eval-test.json").read_text()) for folder in (run, tmp_path / "run")]
-    assert scores[0]["loss"] == scores[1]["loss"]
-    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
-    assert "expected one that training can continue from" in capsys.readouterr().err
-
-
-def test_a_run_of_a_model_from_elsewhere_says_so(single, tmp_path):
-    assert convert(single, tmp_path / "run", "--to", "run") == 0
-    text = (tmp_path / "run" / "config.yaml").read_text()
-    assert "How the model was trained is not known" in text
-    data = yaml.safe_load(text)["data"]
-    assert data["path"] == "unknown"
-    tokenizer = read_model(single).tokenizer
-    assert TextConfig(**data).load_tokenizer(data["tokenizer"]).fingerprint == tokenizer.fingerprint
-    trained = open_run(tmp_path / "run")
-    assert getattr(trained.model.config, "segment_length", 256) == data["segment_length"]
-    # a corpus that is given is read with the model's vocabulary
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    (corpus / "test.txt").write_text("the cat saw away\n" * 3)
-    assert main(["eval", str(tmp_path / "run"), "--data.path", str(corpus)]) == 0
-
-
-def test_only_other_forms_and_free_places(run, tmp_path, capsys):
-    target = tmp_path / "model.safetensors"
-    assert convert(run, target) == 0
-    assert convert(run, target) == 2
-    assert "exists; choose another name" in capsys.readouterr().err
-    assert convert(run, target, "--force") == 0
-    assert convert(target, run, "--to", "run", "--force") == 2
-    assert "contains a run, which is never overwritten" in capsys.readouterr().err
-    assert convert(run, tmp_path / "other", "--to", "run") == 2
-    assert "is in the format run already" in capsys.readouterr().err
-    assert convert(target, tmp_path / "other", "--to", "run", "--checkpoint", "last") == 2
-    assert "are for runs" in capsys.readouterr().err
-    assert convert(run, tmp_path, "--to", "safetensors", "--force") == 2
-    assert "is a folder; choose another name" in capsys.readouterr().err
-
-
-def test_sources_that_are_none(run, tmp_path, capsys):
-    assert convert(tmp_path / "nowhere", tmp_path / "x.safetensors") == 2
-    assert "there is no file or folder" in capsys.readouterr().err
-    assert convert(tmp_path, tmp_path / "x.safetensors") == 2
-    assert "is none of the formats; expected a run" in capsys.readouterr().err
-    save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
-    assert convert(tmp_path / "foreign.safetensors", tmp_path / "run", "--to", "run") == 2
-    assert "does not say which model" in capsys.readouterr().err
-    target = tmp_path / "model.safetensors"
-    assert convert(run, target) == 0
-    target.write_bytes(target.read_bytes()[:-9])
-    assert convert(target, tmp_path / "run", "--to", "run") == 2
-    assert "not a complete safetensors file" in capsys.readouterr().err
-
-
-def test_logits_that_differ_are_not_put_in_place(run, tmp_path, capsys, monkeypatch):
-    import recurra.runs.formats as formats
-
-    load = formats.load_single_file
-
-    def bent(path):
-        found = load(path)
-        with torch.no_grad():
-            found.model.head.tables[0].mul_(1.001)
-        return found
-
-    monkeypatch.setattr(formats, "load_single_file", bent)
-    assert convert(run, tmp_path / "model.safetensors") == 2
-    assert "more than 1e-05" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_experiment_of_another_model_is_refused(run, tmp_path, capsys):
-    assert convert(run, tmp_path / "model.safetensors") == 0
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        metadata = file.metadata()
-    description = json.loads(metadata["recurra"])
-    description["config"]["segment_length"] = 5
-    metadata["recurra"] = json.dumps(description)
-    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "other.safetensors", metadata)
-    assert convert(tmp_path / "other.safetensors", tmp_path / "run", "--to", "run") == 2
-    assert "has the experiment of another model: segment_length 4, here 5" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_transformers_wrote_again(run, tmp_path):
-    """After a fine-tuning: weights in a short type, no experiment."""
-    pytest.importorskip("transformers")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    assert convert(run, tmp_path / "hf", "--to", "hf") == 0
-    AutoModelForCausalLM.from_pretrained(tmp_path / "hf").bfloat16().save_pretrained(tmp_path / "tuned")
-    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "tuned")
-    assert convert(tmp_path / "tuned", tmp_path / "back", "--to", "run") == 0
-    expected = {name: value.bfloat16().float() for name, value in weights(run).items()}
-    found = weights(tmp_path / "back")
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    shutil.rmtree(tmp_path / "back")
-    (tmp_path / "tuned" / "tokenizer.json").unlink()
-    assert convert(tmp_path / "tuned", tmp_path / "back", "--to", "run") == 2
+        assert main(["generate", run, "--temperature", "0"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "expected one that training can continue from" in failure(capsys, "train", "--resume", other)

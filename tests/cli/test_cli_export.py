@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,14 +33,6 @@ RUNS = {
         "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, cutoffs: [9, 90]}",
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=RUNS)

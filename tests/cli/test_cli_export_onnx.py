@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,14 +41,6 @@ RUNS = {
     "bpe": ("text", "vocabulary: bpe, bpe_vocab_size: 264", "{n_layer: 1, d_model: 8, mixer: lru, mixer_options: {}}"),
     "crt": ("text-crt", "vocabulary: words", "{n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}"),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

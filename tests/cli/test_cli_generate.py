@@ -4,11 +4,9 @@ import contextlib
 import io
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from recurra import open_run
 from recurra.cli import generate, main
@@ -36,14 +34,6 @@ RUNS = {
     "crt": ("text-crt", "vocabulary: words"),
     "txl": ("text-transformer-xl", "vocabulary: words"),
 }
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

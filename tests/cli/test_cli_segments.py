@@ -1,11 +1,10 @@
 """The command line over families of recipes and models of segments."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from tests.cli.conftest import failure
 
 from recurra.cli import main
 
@@ -22,14 +21,6 @@ published:
   crt: {test_perplexity: 61.04, tables: [2, 9]}
   xl: {test_perplexity: 66.9, tables: [2]}
 """
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +43,6 @@ def workplace(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def there(monkeypatch, workplace):
     monkeypatch.chdir(workplace)
-
-
-def failure(capsys, *words: str) -> str:
-    assert main(words) == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 def scores(run: str, file: str = "eval-test.json") -> dict:

@@ -2,14 +2,13 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.conftest import failure
 
 from recurra.cli import main
-from recurra.data.video import VideoFile
 
 RECIPE = """
 experiment: motions-{model}
@@ -17,14 +16,6 @@ data: {{n_videos: 20, n_motions: 2, frames_per_motion: 3, image_size: 16, n_fram
 model: {{patch_size: 8, n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}}
 training: {{max_steps: 2, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}}
 """
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Runs set the number of threads of this process; put it back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +34,6 @@ def workplace(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def there(monkeypatch, workplace):
     monkeypatch.chdir(workplace)
-
-
-def failure(capsys, *words: str) -> str:
-    assert main(words) == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 def video(number: int) -> str:
@@ -108,23 +92,6 @@ def test_classify_says_each_segment_and_draws_a_sheet(capsys, tmp_path):
         assert sum(float(row[name]) for name in row if " then " in name) == pytest.approx(1, abs=1e-5)
 
 
-def test_classify_agrees_with_the_scores(capsys, tmp_path):
-    """The last segment of a test video is what `recurra eval` saw of it: the same frames, state and view."""
-    from recurra import open_run
-    from recurra.evaluation import classify_videos
-
-    run = open_run("runs/motions-crvit")
-    expected = classify_videos(run.model, run.data.views("test"))
-    paths = [str(checked.path) for checked in run.data.videos("test")]
-    assert (
-        main(["classify", "runs/motions-crvit", *paths, "--csv", str(tmp_path / "a.csv"), "--out", str(tmp_path)]) == 0
-    )
-    rows = list(csv.DictReader((tmp_path / "a.csv").open()))[1::2]
-    for row, probabilities in zip(rows, expected.probabilities):
-        said = [float(value) for name, value in row.items() if " then " in name]
-        assert said == pytest.approx(probabilities.tolist(), abs=1e-5)
-
-
 def test_a_short_last_segment_is_said(capsys, tmp_path):
     words = ["classify", "runs/motions-timesformer", video(0), "--rate", "5", "--out", str(tmp_path)]
     assert main(words) == 0
@@ -155,20 +122,6 @@ def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     assert "expected the folder of a run" in failure(capsys, "classify", str(tmp_path), video(0))
     other = "patch_size is 5; expected a divisor of image_size = 16"
     assert other in failure(capsys, "classify", run, video(0), "--model.patch_size", "5")
-
-
-def test_a_long_stream_keeps_a_bounded_number_of_frames(monkeypatch, capsys, tmp_path):
-    from recurra.runs import classify
-
-    kept = []
-    monkeypatch.setattr(classify.ContactSheet, "draw", lambda sheet, *place: kept.append(sheet) or Path("none"))
-    with VideoFile(video(0)) as file:
-        duration = file.probe().duration
-    assert main(["classify", "runs/motions-timesformer", video(0), "--rate", "400", "--out", str(tmp_path)]) == 0
-    (sheet,) = kept
-    assert len(sheet.frames.items) <= classify.MAX_FRAMES < 400 * duration
-    times = [time for time, _ in sheet.frames.items]
-    assert times == pytest.approx([sheet.frames.stride / 400 * place for place in range(len(times))])
 
 
 def test_a_bad_start_leaves_no_run_behind(capsys):

@@ -1,0 +1,65 @@
+"""A small trained run on Memory Horizon, and what tests of commands share."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import main
+
+RECIPE = """
+experiment: memory-horizon
+data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2}
+model:
+  n_layer: 2
+  d_model: 8
+  d_channel_mixing: 16
+  dropout: 0.1
+  mixer_options: {d_qk: 8, d_v: 8, n_heads: 8, transition: data}
+schedule: {warmup_steps: 4}
+training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Runs set the number of threads of this process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> str:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    threads = torch.get_num_threads()
+    assert main(["train", str(folder / "recipe.yaml"), "--run", str(folder / "run")]) == 0
+    torch.set_num_threads(threads)
+    return str(folder / "run")
+
+
+def measured(run: Path) -> list[dict[str, str]]:
+    """Read a run's log, without what depends on the clock."""
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{name: row[name] for name in row if name not in ("seconds", "tokens_per_second")} for row in rows]
+
+
+def failure(capsys, *words: str) -> str:
+    """Run a command that fails, and return the one message that it prints."""
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith(f"recurra {words[0]}: ")
+    return captured.err

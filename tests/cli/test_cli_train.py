@@ -1,0 +1,150 @@
+"""`recurra train`: a run from a recipe, and on from where it was stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import failure, measured
+
+from recurra.cli import main
+
+
+def test_train_writes_a_complete_run(trained):
+    run = Path(trained)
+    assert {path.name for path in run.iterdir()} >= {
+        "config.yaml",
+        "metrics.csv",
+        "summary.json",
+        "checkpoints",
+    }
+    rows = measured(run)
+    assert [int(row["step"]) for row in rows] == list(range(1, 13))
+    assert [row["step"] for row in rows if row["valid_loss"]] == ["4", "8", "12"]
+    assert json.loads((run / "summary.json").read_text())["finished"] is True
+
+
+def test_overrides_reach_the_run_wherever_they_stand(recipe, tmp_path):
+    words = [
+        "train",
+        "--training.epochs",
+        "1",
+        recipe,
+        "--run",
+        str(tmp_path / "run"),
+        "--training.max_steps=2",
+    ]
+    assert main(words) == 0
+    assert len(measured(tmp_path / "run")) == 2
+
+
+def test_a_run_is_not_overwritten(capsys, recipe, trained):
+    before = measured(Path(trained))
+    message = failure(capsys, "train", recipe, "--run", trained)
+    assert f"recurra train --resume {trained}" in message
+    assert measured(Path(trained)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--training.epoch", "2"], "training.epoch is an unknown key"),
+        (["--training.epochs", "0"], "training.epochs is 0; expected at least 1"),
+        (["--training.precision", "half"], "training.precision"),
+        (["--model.mixer", "nonsense"], "nonsense"),
+        (["--training.epochs"], "--training.epochs is the last word; expected a value after it"),
+    ],
+)
+def test_wrong_keys_and_values_leave_no_run(capsys, recipe, tmp_path, words, message):
+    run = tmp_path / "run"
+    assert message in failure(capsys, "train", recipe, "--run", str(run), *words)
+    assert not run.exists()
+
+
+def test_a_missing_corpus_leaves_no_run(capsys, tmp_path):
+    (tmp_path / "text.yaml").write_text("experiment: text\n")
+    run, corpus = tmp_path / "run", tmp_path / "nowhere"
+    message = failure(capsys, "train", str(tmp_path / "text.yaml"), "--run", str(run), "--data.path", str(corpus))
+    assert str(corpus) in message
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["a.yaml", "--resume", "b"], ["--resume", "a", "--run", "b"], ["a.yaml", "--checkpoint", "best"]]
+)
+def test_arguments_that_would_be_ignored_are_refused(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words])
+    assert ended.value.code == 2
+    assert "--resume" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_shows_every_field_with_its_docstring(capsys, recipe):
+    assert main(["train", recipe, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--resume RUN continue the run in this folder" in text
+    assert "--training.epochs EPOCHS Passes over the training data. (type: int, default: 3)" in text
+    assert "--data.sequence_length" in text
+
+
+def start(*words: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", "import sys; from recurra.cli import main; sys.exit(main())", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen) -> None:
+    metrics = run / "metrics.csv"
+    while not (metrics.is_file() and metrics.read_text().count("\n") > n_rows):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.002)
+
+
+def test_a_killed_run_repeats_the_uninterrupted_one_bit_for_bit(recipe, tmp_path):
+    """kill -9 in the middle; the resumed run logs what the uninterrupted one logged, digit by digit."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    longer = ["--training.epochs", "50", "--training.save_every", "7"]
+    assert main(["train", recipe, "--run", str(whole), *longer]) == 0
+
+    process = start("train", recipe, "--run", str(killed), *longer)
+    wait_for_rows(killed, 45, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert 45 <= len(measured(killed)) < 200
+
+    process = start("train", "--resume", str(killed))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert measured(killed) == measured(whole)
+
+
+def test_a_terminated_run_saves_and_says_how_to_go_on(recipe, tmp_path):
+    run = tmp_path / "run"
+    process = start("train", recipe, "--run", str(run), "--training.epochs", "10000")
+    wait_for_rows(run, 10, process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM at step" in errors
+    assert f"recurra train --resume {run}" in errors
+    assert json.loads((run / "summary.json").read_text())["finished"] is False
+    last = int(measured(run)[-1]["step"])
+    assert (run / "checkpoints" / f"step-{last:010d}.pt").is_file()
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, recipe, tmp_path):
+    run = tmp_path / "run"
+    assert main(["train", recipe, "--run", str(run)]) == 0
+    expected = measured(run)
+    last = run / "checkpoints" / "step-0000000012.pt"
+    last.write_bytes(last.read_bytes()[:-100])
+    message = failure(capsys, "train", "--resume", str(run))
+    assert str(last) in message
+    assert "--checkpoint previous" in message
+    assert main(["train", "--resume", str(run), "--checkpoint", "previous"]) == 0
+    assert measured(run) == expected

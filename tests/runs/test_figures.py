@@ -1,0 +1,63 @@
+"""The figures of runs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recurra.runs import open_run
+from recurra.runs.figures import curve_rows, draw_runs, gates_of
+from recurra.training import CheckpointError
+
+
+@pytest.fixture
+def copies(there, tmp_path) -> dict[str, Path]:
+    """Copies of the runs, without figures."""
+    return {name: Path(shutil.copytree(f"runs/{name}", tmp_path / name)) for name in ("text", "horizon", "video")}
+
+
+def figures(copies: dict[str, Path]) -> list[Path]:
+    return sorted(file for copy in copies.values() for file in copy.glob("figures/*"))
+
+
+def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path):
+    runs = [open_run(copies["horizon"]), open_run(copies["text"])]
+    files = draw_runs(runs, tmp_path / "all")
+    own, shared = {"gate-magnitudes", "gate-phases"}, {"curves", "magnitude-activations", "accuracy-by-span"}
+    kinds = ("png", "svg")
+    expected = {copies[run.name] / "figures" / f"{name}.{kind}" for run in runs for name in own for kind in kinds}
+    assert set(files) == expected | {tmp_path / "all" / f"{name}.{kind}" for name in shared for kind in kinds}
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_the_folder_is_the_first_runs_unless_given(copies):
+    files = draw_runs([open_run(copies["text"])])
+    assert {file.parent for file in files} == {copies["text"] / "figures"}
+
+
+def test_curves_need_neither_corpus_nor_videos(copies):
+    (copies["video"] / "eval-test.json").write_text(
+        '{"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}}'
+    )
+    run = open_run(copies["video"], overrides=["--data.path", "nowhere"])
+    assert {file.stem for file in draw_runs([run])} == {"confusion-test", "curves"}
+    assert gates_of(run) is None
+    rows = curve_rows(open_run(copies["text"], overrides=["--data.path", "nowhere"]))
+    assert float(rows[-1]["valid_perplexity"]) > 1
+
+
+def test_a_video_run_that_was_not_scored_says_how_to(copies):
+    with pytest.raises(ValueError, match=rf"eval-test.json has no confusion matrix.*recurra eval {copies['video']}"):
+        draw_runs([open_run(copies["video"])])
+
+
+def test_nothing_is_drawn_if_one_of_the_runs_cannot_be_read(copies):
+    shutil.rmtree(copies["text"] / "checkpoints")
+    with pytest.raises(CheckpointError):
+        draw_runs([open_run(copies["horizon"]), open_run(copies["text"])])
+    assert figures(copies) == []
+
+
+def test_runs_of_the_same_name_are_refused(there, copies):
+    with pytest.raises(ValueError, match="the runs' names are text, text; expected folders with different names"):
+        draw_runs([open_run("runs/text"), open_run(copies["text"])])
