@@ -204,7 +204,7 @@ def test_autocast_does_not_reach_it():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_types_are_refused(dtype):
-    with pytest.raises(TypeError, match="needs float32 or float64"):
+    with pytest.raises(TypeError, match="expected float32 or float64: use the exact inverse"):
         make(Neumann(), dtype)(random_entries(dtype=dtype))
 
 

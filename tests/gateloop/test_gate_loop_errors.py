@@ -38,13 +38,17 @@ BAD_INPUT = {
     "a backend for a mode without": (
         arguments(mode="attention", backend="numba"),
         RuntimeError,
-        "backend is 'numba', and mode \"attention\" is plain torch",
+        "backend is 'numba'; expected 'auto' or 'reference' for mode 'attention', which is plain torch",
     ),
-    "fused with wide heads": (arguments(mode="fused"), ValueError, 'mode "fused" came with d_qk = 4 and d_v = 6'),
+    "fused with wide heads": (
+        arguments(mode="fused"),
+        ValueError,
+        "mode is 'fused'; expected .*: 'fused' takes d_qk = d_v = 1, not 4 and 6",
+    ),
     "fused with complex q": (
         max_headed(mode="fused", q=ones(2, 5, 3, 1) + 0j),
         ValueError,
-        'mode "fused" came with complex q, k or v',
+        "mode is 'fused'; expected 'auto' or another mode: 'fused' takes real q, k and v",
     ),
     **{
         f"{name} a list": (arguments(**{name: [1.0]}), TypeError, rf"{name} is a list; expected a torch\.Tensor")
@@ -54,7 +58,7 @@ BAD_INPUT = {
         f"{name} of integers": (
             arguments(**{name: arguments()[name].long()}),
             TypeError,
-            rf"{name} is of type torch\.int64; expected floating point or complex numbers",
+            rf"{name} is int64 .* on cpu; expected floating-point or complex numbers",
         )
         for name in ("q", "k", "v", "a", "state")
     },
@@ -62,34 +66,34 @@ BAD_INPUT = {
         f"{name} with three dimensions": (
             arguments(**{name: ones(2, 5, 3)}),
             ValueError,
-            rf"{name} is of shape \(2, 5, 3\); expected \(B, {'H, d_qk, d_v' if name == 'state' else 'L, H, d'}\)",
+            rf"{name} is float32 \(2, 5, 3\) .*; expected \(B, {'H, d_qk, d_v' if name == 'state' else 'L, H, d'}\)",
         )
         for name in ("q", "k", "v", "a", "state")
     },
     "k of other channels": (
         arguments(k=ones(2, 5, 3, 6)),
         ValueError,
-        r"k is of shape \(2, 5, 3, 6\); .*\(2, 5, 3, 4\)",
+        r"k is float32 \(2, 5, 3, 6\) .*; expected \(2, 5, 3, 4\)",
     ),
     "v of another length": (
         arguments(v=ones(2, 4, 3, 6)),
         ValueError,
-        r"v is of shape \(2, 4, 3, 6\); .*\(2, 5, 3, 6\)",
+        r"v is float32 \(2, 4, 3, 6\) .*; expected \(2, 5, 3, 6\)",
     ),
-    "v of another batch": (arguments(v=ones(1, 5, 3, 6)), ValueError, r"v is of shape \(1, 5, 3, 6\)"),
+    "v of another batch": (arguments(v=ones(1, 5, 3, 6)), ValueError, r"v is float32 \(1, 5, 3, 6\)"),
     "a per value channel": (
         arguments(a=ones(2, 5, 3, 6)),
         ValueError,
-        r"a is of shape \(2, 5, 3, 6\); .*\(2, 5, 3, 1\) or \(2, 5, 3, 4\)",
+        r"a is float32 \(2, 5, 3, 6\) .*; expected \(2, 5, 3, 1\) or \(2, 5, 3, 4\)",
     ),
-    "a without time": (arguments(a=ones(2, 1, 3, 1)), ValueError, r"a is of shape \(2, 1, 3, 1\)"),
-    "a of other heads": (arguments(a=ones(2, 5, 1, 1)), ValueError, r"a is of shape \(2, 5, 1, 1\)"),
+    "a without time": (arguments(a=ones(2, 1, 3, 1)), ValueError, r"a is float32 \(2, 1, 3, 1\)"),
+    "a of other heads": (arguments(a=ones(2, 5, 1, 1)), ValueError, r"a is float32 \(2, 5, 1, 1\)"),
     "the state turned round": (
         arguments(state=ones(2, 3, 6, 4)),
         ValueError,
-        r"state is of shape \(2, 3, 6, 4\); .*\(2, 3, 4, 6\)",
+        r"state is float32 \(2, 3, 6, 4\) .*; expected \(2, 3, 4, 6\)",
     ),
-    "the state of another batch": (arguments(state=ones(1, 3, 4, 6)), ValueError, r"state is of shape \(1, 3, 4, 6\)"),
+    "the state of another batch": (arguments(state=ones(1, 3, 4, 6)), ValueError, r"state is float32 \(1, 3, 4, 6\)"),
 }
 
 

@@ -59,7 +59,7 @@ def test_nan_stays_in_its_sequence(case):
 def test_errors(case, unchecked):
     q, k, v, a, state = case.draw(sum(LENGTHS), batch=1)
     for state_of, borders, kind, message in (
-        (state, BORDERS, ValueError, "state is of shape"),
+        (state, BORDERS, ValueError, r"state is .* on cpu; expected \(5, "),
         (None, BORDERS.float(), TypeError, "int32 or int64"),
         (None, BORDERS[:-1], ValueError, "from 0 to 76; expected 0 to 85"),
         (None, BORDERS.flip(0), ValueError, "from 85 to 0"),

@@ -188,15 +188,15 @@ def test_the_input_stays_as_it_is(method):
             ValueError,
             r"method is 'fast'; expected one of blelloch, hillis_steele, seq",
         ),
-        ((), {}, ValueError, r"leaves holds no tensor; expected at least one"),
-        ((torch.ones(2, 3), 1.0), {}, TypeError, r"leaves holds a float; expected tensors of shape \(B, L, \.\.\.\)"),
+        ((), {}, ValueError, r"leaves is a pytree without tensors; expected at least one"),
+        ((torch.ones(2, 3), 1.0), {}, TypeError, r"a leaf is a float; expected a torch\.Tensor"),
         (
             (torch.ones(2, 3), torch.ones(2, 4)),
             {},
             ValueError,
-            r"leaves are of shapes \[\(2, 3\), \(2, 4\)\]; expected",
+            r"leaves is a pytree of shapes \[\(2, 3\), \(2, 4\)\]; expected",
         ),
-        (torch.ones(3), {}, ValueError, r"leaves are of shapes \[\(3,\)\]; expected \(B, L, \.\.\.\)"),
+        (torch.ones(3), {}, ValueError, r"leaves is a pytree of shapes \[\(3,\)\]; expected \(B, L, \.\.\.\)"),
     ],
 )
 def test_bad_input(leaves, options, kind, message):

@@ -74,17 +74,25 @@ def test_non_contiguous_input(gates, plain_scan):
     ("arguments", "kind", "message"),
     [
         ((0.5, torch.ones(2, 4, 3)), TypeError, r"a is a float; expected a torch\.Tensor"),
-        ((torch.ones(3), None), TypeError, r"b is a NoneType; expected a torch\.Tensor"),
+        ((torch.ones(3), None), TypeError, r"b is None; expected a torch\.Tensor"),
         (
             (torch.ones(3, dtype=torch.int64), torch.ones(2, 4, 3)),
             TypeError,
-            r"a is of type torch\.int64; expected float32",
+            r"a is int64 \(3,\) on cpu; expected float32",
         ),
-        ((torch.ones(3), torch.ones(2, 4, 3).bfloat16()), TypeError, r"b is of type torch\.bfloat16; expected float32"),
-        ((torch.ones(3), torch.ones(4)), ValueError, r"b is of shape \(4,\); expected \(B, L, \*channels\)"),
-        ((torch.ones(2), torch.ones(2, 4, 3)), ValueError, r"a is of shape \(2,\); expected .* b's channels \(3,\)"),
-        ((torch.ones(4, 3), torch.ones(2, 4, 3)), ValueError, r"a is of shape \(4, 3\); expected"),
-        ((torch.ones(3), torch.ones(2, 4)), ValueError, r"a is of shape \(3,\); expected .* b's channels \(\)"),
+        (
+            (torch.ones(3), torch.ones(2, 4, 3).bfloat16()),
+            TypeError,
+            r"b is bfloat16 \(2, 4, 3\) on cpu; expected float32",
+        ),
+        ((torch.ones(3), torch.ones(4)), ValueError, r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)"),
+        (
+            (torch.ones(2), torch.ones(2, 4, 3)),
+            ValueError,
+            r"a is float32 \(2,\) on cpu; expected .* b's channels \(3,\)",
+        ),
+        ((torch.ones(4, 3), torch.ones(2, 4, 3)), ValueError, r"a is float32 \(4, 3\) on cpu; expected"),
+        ((torch.ones(3), torch.ones(2, 4)), ValueError, r"a is float32 \(3,\) on cpu; expected .* b's channels \(\)"),
     ],
 )
 def test_bad_input(arguments, kind, message):

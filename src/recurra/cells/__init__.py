@@ -1,4 +1,4 @@
-"""Cells: one step of a non-linear recurrence, `h = cell(x, h)`; `recurra.mixers.RNN` runs one over a sequence."""
+"""Cells: one step of a non-linear recurrence, `h = cell(x, h)`. `recurra.mixers.RNN` runs a cell over a sequence."""
 
 from recurra.cells.cayley import Cayley
 from recurra.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights

@@ -2,8 +2,8 @@
 
     U = (I + A)^-1 (I - A) D        A = -A^T learned, D diagonal of +-1 fixed
 
-Every orthogonal U comes out of some A and D (Helfrich, Willmott and Ye, "Orthogonal recurrent neural networks with
-scaled Cayley transform", ICML 2018); without D, no U with an eigenvalue -1 does.
+Every orthogonal U has such an A and D (Helfrich, Willmott and Ye, "Orthogonal recurrent neural networks with scaled
+Cayley transform", ICML 2018); without D, a U with an eigenvalue -1 has none.
 """
 
 import math
@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-NOT_ORTHOGONAL = 1e-3  # ||U^T U - I|| of a matrix that somebody assigns
+from recurra.checks import sentence
+
+NOT_ORTHOGONAL = 1e-3  # ||U^T U - I|| of an assigned matrix
 TOO_LARGE = 1e4  # ||A|| when U D has an eigenvalue exp(i theta) with theta within 2e-4 of pi
 
 
@@ -32,9 +34,9 @@ def lower_entries(a: Float[Tensor, "size size"]) -> Float[Tensor, " below"]:
 def draw_skew_symmetric(size: int) -> Float[Tensor, "size size"]:
     """Draw the A to start from: 2x2 blocks [[0, -s], [s, 0]] with s = tan(theta / 2), theta uniform in [0, pi / 2].
 
-    The Cayley transform of a block turns by theta, so that without D the eigenvalues of U start on the right half of
-    the unit circle. This is the choice of scaled Cayley's authors, who write s = sqrt((1 - cos theta) / (1 + cos
-    theta)), and of NC-GRU's own code (github.com/emucllari1/NC-GRU); the CRT paper does not say. An odd last row is 0.
+    The Cayley transform of a block rotates by theta, so without D the eigenvalues of U start on the right half of the
+    unit circle. The authors of scaled Cayley (who write s = sqrt((1 - cos theta) / (1 + cos theta))) and NC-GRU's own
+    code (github.com/emucllari1/NC-GRU) do the same; the CRT paper does not say. An odd last row is 0.
     """
     s = torch.tan(torch.rand(size // 2) * (math.pi / 4))
     a = torch.zeros(size, size)
@@ -47,13 +49,13 @@ def draw_skew_symmetric(size: int) -> Float[Tensor, "size size"]:
 class Cayley(nn.Module):
     """The parametrization of a square weight by the scaled Cayley transform, with an exact solve.
 
-    The solve runs in float64 and is rounded once: in float32, at 380 channels, ||U^T U - I|| (Frobenius) was 6e-6 for
-    the A of a fresh cell and above 1e-4 for one ten times as large; rounded from float64 it is 7e-7 for both. It also
-    keeps autocast out of it.
+    The solve runs in float64 and is rounded once. In float32, at 380 channels, ||U^T U - I|| (Frobenius) was 6e-6 for
+    the A of a fresh cell and above 1e-4 for an A ten times as large; rounded from float64 it is 7e-7 for both. Autocast
+    leaves float64 alone, too.
 
     Args:
         size: rows and columns of the weight.
-        rho: how many of the signs on the diagonal of D are -1: the last ones.
+        rho: the number of signs on the diagonal of D that are -1: the last ones.
 
     Raises:
         ValueError: rho is negative or above `size`.
@@ -64,12 +66,12 @@ class Cayley(nn.Module):
     def __init__(self, size: int, rho: int) -> None:
         super().__init__()
         if not 0 <= rho <= size:
-            raise ValueError(f"rho is {rho}; expected 0 to {size}, a number of signs on a diagonal of {size}")
+            raise ValueError(sentence("rho", rho, f"0 to {size}, a number of signs on a diagonal of {size}"))
         self.size = size
         self.register_buffer("signs", torch.ones(size).index_fill(0, torch.arange(size - rho, size), -1.0))
 
     def forward(self, entries: Float[Tensor, " below"]) -> Float[Tensor, "size size"]:
-        """Give U from the strict lower triangle of A."""
+        """Return U from the strict lower triangle of A."""
         return exact_rotation(entries, self.size) * self.signs
 
     @torch.no_grad()
@@ -80,11 +82,11 @@ class Cayley(nn.Module):
         )
 
     def right_inverse(self, weight: Float[Tensor, "size size"]) -> Float[Tensor, " below"]:
-        """Give the strict lower triangle of the A whose transform `weight` is: how a weight is assigned.
+        """Return the strict lower triangle of the A whose transform is `weight`; called when a weight is assigned.
 
         Raises:
-            ValueError: `weight` is not orthogonal, or weight * D has an eigenvalue too close to -1, which no finite A
-                gives; with other signs in D it may have none.
+            ValueError: `weight` is not orthogonal, or weight * D has an eigenvalue too close to -1, for which there is
+                no finite A; other signs in D may avoid it.
         """
         rotation = weight.detach().double() * self.signs
         identity = torch.eye(self.size, dtype=torch.float64, device=weight.device)
@@ -96,21 +98,17 @@ class Cayley(nn.Module):
 
     def _check(self, distance: Tensor, a: Tensor) -> None:
         if not float(torch.linalg.matrix_norm(distance)) < NOT_ORTHOGONAL:
-            raise ValueError(
-                f"the matrix is not orthogonal: ||U^T U - I|| is {float(torch.linalg.matrix_norm(distance)):.1e}; "
-                f"expected below {NOT_ORTHOGONAL}"
-            )
+            came = f"{float(torch.linalg.matrix_norm(distance)):.1e}"
+            raise ValueError(sentence("||U^T U - I||", came, f"below {NOT_ORTHOGONAL}, for an orthogonal matrix"))
         if not float(torch.linalg.matrix_norm(a)) < TOO_LARGE:
-            raise ValueError(
-                "U D has an eigenvalue close to -1, which no finite A gives; choose another rho (even where det U = 1, "
-                "odd where it is -1)"
-            )
+            mend = "choose another rho (even if det U = 1, odd if it is -1)"
+            raise ValueError(sentence("an eigenvalue of U D", "close to -1", "one that a finite A can give", mend))
 
 
 def exact_rotation(entries: Tensor, size: int) -> Tensor:
-    """Give (I + A)^-1 (I - A), solved in float64 and rounded to the type of `entries`.
+    """Return (I + A)^-1 (I - A), solved in float64 and rounded to the type of `entries`.
 
-    NaN and infinity in A travel to the result instead of raising an error.
+    NaN and infinity in A propagate to the result instead of raising.
     """
     a = skew_symmetric(entries.double(), size)
     identity = torch.eye(size, dtype=torch.float64, device=a.device)

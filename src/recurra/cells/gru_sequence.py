@@ -1,9 +1,9 @@
 """The steps of a GRU cell over a sequence, with a backward pass that makes each weight's gradient in one product.
 
-Left to autograd, every step backwards multiplies a handful of rows into a gradient as large as the recurrent matrices
-and adds it to the last one: more traffic than the step itself. Here the gradients that reach the gates are kept, one
-product over all rows and steps makes the matrices' gradients of them, and what can be computed for all steps at once
-is.
+Left to autograd, every step backwards multiplies the few sequences of a batch into a gradient as large as the recurrent
+matrices and adds it to the last one: more memory traffic than the step itself. Here the gradients that reach the gates
+are kept, and one product over all sequences and steps makes the matrices' gradients. Whatever can be computed for all
+steps at once is.
 """
 
 from typing import Any
@@ -25,21 +25,21 @@ def gru_sequence(
 ) -> States:
     """Take the steps of `cell` (CRT (4)) along `projected`, from the state `h`.
 
-    Where no gradient will be asked for, for a cell with steps of its own, and under torch.compile, torch.func and
-    forward derivatives, it is the reference itself.
+    It is the reference itself if no gradient is needed, for a cell that overrides `step` or `gates`, and under
+    torch.compile, torch.func and forward derivatives.
 
     Args:
-        cell: whose steps.
-        projected: what `cell.project` gave for all steps.
-        h: the state before them, as `cell.entering` gives it.
+        cell: the cell whose steps to take.
+        projected: the result of `cell.project` for all steps.
+        h: the state before them, as `cell.entering` returns it.
         weights: `cell.recurrent_weights`, in the precision of `projected`.
 
     Returns:
-        the states after every step and the last of them, in the precision of `h`.
+        The states after every step and the last of them, in the precision of `h`.
 
     Raises:
-        ValueError: a tensor is not of the shape above, or not of the type and device of `projected`, which h's type
-            need not be.
+        ValueError: a tensor has another shape than above, or another type or device than `projected`; the type of h can
+            be wider.
     """
     inputs = (projected, h, *weights)
     _check(cell.hidden_size, *inputs)
@@ -70,7 +70,7 @@ def _check(size: int, projected: Tensor, h: Tensor, of_gates: Tensor, of_candida
 def gru_sequence_reference(
     cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
 ) -> States:
-    """The same by `cell.step`, one step after the other."""
+    """Take the same steps by `cell.step`, one after the other."""
     states = []
     for projected_step in projected.unbind(1):
         h = cell.step(projected_step, h, weights)
@@ -80,7 +80,7 @@ def gru_sequence_reference(
 
 
 class _GRUSequence(torch.autograd.Function):
-    """Time comes first in everything that is kept: L steps of B rows."""
+    """Time comes first in everything that is kept: L steps of B sequences."""
 
     @staticmethod
     def forward(
@@ -109,7 +109,7 @@ class _GRUSequence(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
         *inputs, ru, c, reset, states = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the gradients will be differentiated in their turn
+        if torch.is_grad_enabled():  # the gradients will be differentiated again
             reference = lambda projected, h, *weights: gru_sequence_reference(  # noqa: E731
                 ctx.cell, projected, h, RecurrentWeights(*weights)
             )
@@ -136,14 +136,14 @@ def _gradients_of_steps(
     d_y: Float[Tensor, "B L H"] | None,
     d_last: Float[Tensor, "B H"] | None,
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
-    """The gradients of the projected inputs, which are also those of what U_r, U_u and U_c gave, and of the state."""
+    """Compute the gradients of the projected inputs, which are also those of the products with U, and of the state."""
     length = len(c)
     r, u = ru.to(states.dtype).chunk(2, -1)
     before, candidate = states[:-1], c.to(states.dtype)
     keeps = 1 - u
     by_r, by_u, by_c = before * r * (1 - r), (candidate - before) * u * keeps, u * (1 - candidate * candidate)
     d_h = torch.zeros_like(states[0]) if d_last is None else d_last
-    d_inputs = []  # nothing in place: a batch of gradients may come in under torch's vmap
+    d_inputs = []  # nothing in place, because torch's vmap may pass in a batch of gradients
     for t in reversed(range(length)):
         if d_y is not None:
             d_h = d_h + d_y[:, t]

@@ -1,4 +1,4 @@
-"""The GRU with an orthogonal candidate matrix: NC-GRU, in the form that the CRT paper uses."""
+"""NC-GRU, a GRU with an orthogonal candidate matrix, in the form that the CRT paper uses."""
 
 from typing import cast
 
@@ -15,24 +15,24 @@ from recurra.cells.neumann import Neumann, NeumannCayley
 class NCGRUCell(GRUCell):
     """GRUCell with U_c = (I + A)^-1 (I - A) D orthogonal (CRT section 3; Mucllari et al., arXiv:2208.06496).
 
-    With ||U_c|| = 1 and gates near 0 or 1 the bound on ||dh_t / dh_{t-1}||, alpha + beta ||U_c||, is about 1
+    With ||U_c|| = 1 and gates near 0 or 1, the bound on ||dh_t / dh_{t-1}||, alpha + beta ||U_c||, is about 1
     (CRT (5), CRT (11)).
 
-    The candidate's Phi is tanh. CRT (4) leaves Phi open for both cells and names tanh alone (CRT Lemma 2): its states
-    stay within +-1, which CRT (10)-(11) need. NC-GRU's own code (github.com/emucllari1/NC-GRU) takes modReLU,
-    with which they may grow.
+    The candidate's Phi is tanh. CRT (4) leaves Phi open for both cells and names only tanh (CRT Lemma 2). Its states
+    stay within +-1, which CRT (10)-(11) need. NC-GRU's own code (github.com/emucllari1/NC-GRU) uses modReLU, with which
+    they can grow.
 
     The learned parameter is the strict lower triangle of A, H (H - 1) / 2 numbers, named
-    `parametrizations.candidate_weight.original`; it starts as `recurra.cells.cayley.draw_skew_symmetric` says, and
-    `cell.candidate_weight = U` sets it from an orthogonal matrix. D is a buffer. U_c is made once per call of the layer
-    or cell; `torch.nn.utils.parametrize.cached()` keeps it over several.
+    `parametrizations.candidate_weight.original`. `recurra.cells.cayley.draw_skew_symmetric` draws its start, and
+    `cell.candidate_weight = U` sets it from an orthogonal matrix. D is a buffer. U_c is computed once per call of the
+    layer or cell; `torch.nn.utils.parametrize.cached()` keeps it for several calls.
 
     Args:
         input_size: channels D of x.
         hidden_size: channels H of h.
-        rho: how many signs in D are -1; `hidden_size // 20` when None, the share (50 of 1,000) in the language
+        rho: the number of signs in D that are -1; `hidden_size // 20` if None, the share (50 of 1,000) in the language
             modelling run of NC-GRU's authors. The CRT paper does not say.
-        neumann: approximate the inverse by a Neumann series; None for the exact one.
+        neumann: approximate the inverse by a Neumann series; None for the exact inverse.
 
     Raises:
         ValueError: a size is below 1, or rho is negative or above `hidden_size`.
@@ -57,7 +57,7 @@ class NCGRUCell(GRUCell):
         return torch.linalg.matrix_norm(u.t() @ u - torch.eye(self.hidden_size, dtype=u.dtype, device=u.device))
 
     def cayley_error(self) -> Float[Tensor, ""]:
-        """Measure ||U_c - U_exact|| (Frobenius, in float64): what the Neumann series leaves out, and the rounding."""
+        """Measure ||U_c - U_exact|| (Frobenius, in float64): what the Neumann series omits, and rounding."""
         parametrizations = cast(
             parametrize.ParametrizationList, self.get_submodule("parametrizations.candidate_weight")
         )

@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.cells.cayley import Cayley, skew_symmetric
-from recurra.kernels.flops import flop_formula
+from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.kernels.flops import flop_formula, hand_over_formulas
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define(
@@ -27,44 +28,41 @@ _library.define(
 
 @dataclass(frozen=True)
 class Neumann:
-    """How (I + A)^-1 is approximated: NC-GRU's own code takes order 2 and an exact inverse every 100 updates.
+    """How to approximate (I + A)^-1: NC-GRU's own code uses order 2 and an exact inverse every 100 updates.
 
-    Those two alone promise nothing: the error grows with the learning rate and the number of channels, and one step of
-    Adam at 0.001 takes 380 channels past what two terms can follow. So the exact inverse is also taken whenever the
-    series may leave out more than `tolerance` (our choice), and the default order is higher.
+    These two alone guarantee nothing: the error grows with the learning rate and the number of channels, and one step
+    of Adam at 0.001 moves 380 channels further than two terms can follow. So the exact inverse is also computed
+    whenever the series could omit more than `tolerance` (our choice), and the default order is higher.
     """
 
     order: int = 4
     """Terms of the series after S itself: `order` + 1 matrix products."""
     refresh_interval: int = 100
-    """Updates of A after which the exact inverse is taken in any case."""
+    """Updates of A after which the exact inverse is computed in any case."""
     tolerance: float = 1e-6
-    """The most that the series may leave out of (I + A)^-1, in the Frobenius norm, without regard to rounding; ||U -
-    U_exact|| is at most twice and ||U^T U - I|| four times that."""
+    """The most that the series may omit from (I + A)^-1, in the Frobenius norm and apart from rounding; ||U - U_exact||
+    is at most twice that, and ||U^T U - I|| four times."""
 
     def __post_init__(self) -> None:
-        for name in ("order", "refresh_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if not self.tolerance > 0:
-            raise ValueError(f"tolerance is {self.tolerance}; expected above 0")
+        require_at_least(1, order=self.order, refresh_interval=self.refresh_interval)
+        require(self.tolerance > 0, "tolerance", self.tolerance, "above 0")
 
 
 class NeumannCayley(Cayley):
     """The parametrization of a square weight by the scaled Cayley transform, with a Neumann series.
 
-    U is 2 (I + A)^-1 D - D, the same as (I + A)^-1 (I - A) D. Its gradient is that of the inverse, -Y^T G Y^T, with the
-    approximated inverse for Y: its error is as small as the value's.
+    U is 2 (I + A)^-1 D - D, which equals (I + A)^-1 (I - A) D. Its gradient is that of the inverse, -Y^T G Y^T, with
+    the approximated inverse for Y: its error is as small as the value's.
 
-    Everything kept follows from the weights' own history, nothing from the inputs: the A of the last exact inverse
+    All buffers follow from the history of the weights, never from the inputs. The A of the last exact inverse
     (`reference`), the A of the last call (`latest`) and the number of updates between them (`age`) are saved and
-    loaded, so that a resumed training takes its exact inverses at the same updates. The inverses that belong to them
-    are computed anew when a state is loaded and when the module changes its type. While A stays as it is, a call costs
+    loaded, so that a resumed training computes its exact inverses at the same updates. The inverses that belong to them
+    are recomputed when a state is loaded and when the module changes its type. While A does not change, a call costs
     one comparison and one copy.
 
     Args:
         size: rows and columns of the weight.
-        rho: how many of the signs on the diagonal of D are -1: the last ones.
+        rho: the number of signs on the diagonal of D that are -1: the last ones.
         settings: order, refresh interval and tolerance.
 
     Raises:
@@ -87,15 +85,15 @@ class NeumannCayley(Cayley):
         self.register_buffer("current", torch.eye(size), persistent=False)
 
     def forward(self, entries: Float[Tensor, " below"]) -> Float[Tensor, "size size"]:
-        """Give U from the strict lower triangle of A.
+        """Return U from the strict lower triangle of A.
 
         Raises:
-            TypeError: `entries` is neither float32 nor float64; products in a shorter type leave no orthogonal U.
+            TypeError: `entries` is neither float32 nor float64; products in a shorter type give no orthogonal U.
         """
         if entries.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"A is {entries.dtype}; the Neumann series needs float32 or float64, the exact mode does not"
-            )
+            mend = "use the exact inverse for other types"
+            raise TypeError(sentence("A", kind_of(entries), "float32 or float64", mend))
+        hand_over_formulas()
         buffers = self.reference, self.latest, self.age, self.inverse, self.current
         inverse = torch.ops.recurra.neumann_inverse(
             entries.detach(), *buffers, self.settings.order, self.settings.refresh_interval, self.settings.tolerance
@@ -106,7 +104,7 @@ class NeumannCayley(Cayley):
     def _restore(self) -> None:
         self.inverse = exact_inverse(self.reference, self.size)
         current, remainder = series(self.latest, self.reference, self.inverse, self.settings.order)
-        # they need not belong together when only some of them were loaded
+        # they may not belong together if only some of them were loaded
         within = remainder <= self.settings.tolerance
         self.current = torch.where(within, current, exact_inverse(self.latest, self.size))
 
@@ -121,10 +119,10 @@ class NeumannCayley(Cayley):
 
 
 def exact_inverse(entries: Float[Tensor, " below"], size: int) -> Float[Tensor, "size size"]:
-    """Give (I + A)^-1, inverted in float64 and rounded to the type of `entries`."""
+    """Return (I + A)^-1, inverted in float64 and rounded to the type of `entries`."""
     a = skew_symmetric(entries.double(), size)
     identity = torch.eye(size, dtype=torch.float64, device=a.device)
-    # rows first, as in a buffer that was copied into: another layout rounds its products in another way
+    # rows first, as in a buffer that was copied into: products in another layout round differently
     return torch.linalg.inv_ex(identity + a)[0].to(entries.dtype).contiguous()
 
 
@@ -134,12 +132,12 @@ def series(
     inverse: Float[Tensor, "size size"],
     order: int,
 ) -> tuple[Float[Tensor, "size size"], Float[Tensor, ""]]:
-    """Give (I + A)^-1 by `order` terms after `inverse`, that of `reference`, and a bound on what they leave out.
+    """Return (I + A)^-1 by `order` terms after `inverse`, which is that of `reference`, and a bound on what they omit.
 
-    The terms left out are ||S E|| at a time smaller than the last one kept; Frobenius norms bound the geometric series.
+    Each omitted term is smaller than the one before by ||S E||; Frobenius norms bound the geometric series.
     """
     with torch.autocast(entries.device.type, enabled=False):
-        # the difference is taken of the A's: no digits are lost where it is small
+        # the difference of the A's themselves: no digits are lost where it is small
         step = inverse @ skew_symmetric(reference - entries, inverse.shape[0])
         term, correction = inverse, torch.zeros_like(inverse)
         for _ in range(order):
@@ -165,7 +163,7 @@ def _neumann_inverse(
         latest.copy_(entries)
         age.add_(1)
         approximated, remainder = series(entries, reference, inverse, order)
-        # NaN fails the comparison, too: then the exact inverse carries it on
+        # NaN fails the comparison, too: then the exact inverse propagates it
         if int(age) >= refresh_interval or not float(remainder) <= tolerance:
             reference.copy_(entries)
             age.zero_()
@@ -191,7 +189,7 @@ def _neumann_inverse_flops(
 
 
 class _Inverse(torch.autograd.Function):
-    """Y = (I + A)^-1, computed before, as a function of A: dY = -Y dA Y."""
+    """Y = (I + A)^-1, already computed, as a function of A: dY = -Y dA Y."""
 
     @staticmethod
     def forward(a: Tensor, inverse: Tensor) -> Tensor:

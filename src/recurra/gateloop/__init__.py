@@ -1,4 +1,4 @@
-"""The GateLoop operator: linear recurrence with a transition that the data control, in all its modes."""
+"""The GateLoop operator, a linear recurrence with data-controlled transitions, in all its modes."""
 
 from recurra.gateloop.fused import Planes
 from recurra.gateloop.operator import MODES, gate_loop, gate_loop_real_part

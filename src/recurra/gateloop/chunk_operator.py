@@ -1,4 +1,4 @@
-"""GateLoop in chunks as a torch operator of its own, for the Triton kernels, and when they apply."""
+"""GateLoop in chunks by Triton's kernels, as a torch operator, and the inputs that they take."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from recurra.kernels.operators import differentiable_gradients, refuse_derivativ
 from recurra.kernels.tensors import require_one_device, with_neighbouring_channels
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
-"""Most channels of a head that fit into a program's registers."""
-_GATES = (torch.float32, torch.complex64, torch.float64, torch.complex128)
-"""Types of gates and states. The front door takes plain torch for the last two, which Triton's interpreter does."""
-_INPUTS = (torch.float16, torch.bfloat16, *_GATES)
+"""The most channels per head that fit into a program's registers."""
+_TRANSITIONS = (torch.float32, torch.complex64, torch.float64, torch.complex128)
+"""Types of transitions and states. The last two are for tests in Triton's interpreter: `gate_loop` uses plain torch."""
+_INPUTS = (torch.float16, torch.bfloat16, *_TRANSITIONS)
 _BLOCK = 16  # steps among which the formulas below count scores
 
 _library = torch.library.Library("recurra", "FRAGMENT")
@@ -27,20 +27,24 @@ _library.define(
 
 
 def why_not_kernels(d_qk: int, d_v: int, compute: torch.dtype) -> str:
-    """Say why the kernels do not take heads of such sizes, computed in such a type; "" where they do."""
+    """Say why the kernels do not take heads of these sizes, computed in this type; "" if they do."""
+    number = str(compute).removeprefix("torch.")
     if compute in (torch.float64, torch.complex128):
-        return f"computes chunks in float32 and complex64, and here is {compute}"
+        return f"Triton's kernels compute chunks in float32 and complex64, not in {number}"
     largest = _LARGEST_COMPLEX if compute.is_complex else _LARGEST_REAL
     if max(d_qk, d_v) > largest:
-        return f"takes heads of up to {largest} channels ({compute}) in chunks, and here are {max(d_qk, d_v)}"
+        return f"Triton's kernels compute chunks of heads of up to {largest} channels in {number}, not {max(d_qk, d_v)}"
     return ""
 
 
 def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (y, h_L) as `chunk.chunk` does, by the kernels.
+    """Compute (y, h_L) like `chunk.chunk`, by the kernels.
 
-    q, k and v are of one type: float16, bfloat16 or that of a and the state, float32 or complex64; real ones may come
-    beside a complex a. y is of the type of q where all is real, and of that of a elsewhere.
+    q, k and v have one type: float16, bfloat16, or that of a and the state, float32 or complex64. Real ones can go with
+    a complex a. y has the type of q if everything is real, else that of a.
+
+    Raises:
+        ValueError: from the kernels, if a tensor does not fit.
     """
     if q.is_complex() or k.is_complex() or v.is_complex():
         kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
@@ -54,12 +58,13 @@ def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
-    """Refuse what the kernels cannot take; what fits stands at `chunk_by_kernels`."""
+    """Refuse what the kernels cannot take; `chunk_by_kernels` says what they can."""
     dtype, device, number = q.dtype, q.device, a.dtype
     if q.dim() != 4 or dtype not in _INPUTS or (dtype.is_complex and dtype != number):
-        raise ValueError(sentence("q", kind_of(q), "(B, L, H, d_qk) of a type that the kernels take beside a's"))
-    if number not in _GATES or a.dim() != 4 or (a.shape[-1] != 1 and a.shape[-1] != q.shape[-1]):
-        raise ValueError(sentence("a", kind_of(a), f"{' or '.join(map(str, _GATES))} (B, L, H, 1 or {q.shape[-1]})"))
+        raise ValueError(sentence("q", kind_of(q), "(B, L, H, d_qk) of float16, bfloat16 or a's type"))
+    if number not in _TRANSITIONS or a.dim() != 4 or (a.shape[-1] != 1 and a.shape[-1] != q.shape[-1]):
+        expected = f"float32, float64, complex64 or complex128 (B, L, H, 1 or {q.shape[-1]})"
+        raise ValueError(sentence("a", kind_of(a), expected))
     steps, (d_qk, d_v) = q.shape[:3], (q.shape[-1], v.shape[-1] if v.dim() else 0)
     require_layout("k", k, q.shape, dtype, device)
     require_layout("v", v, (*steps, d_v), dtype, device)
@@ -127,7 +132,7 @@ refuse_derivatives(_library, "gate_loop_chunk_backward")
 
 
 def _matrix_products(q_shape: Any, v_shape: Any) -> int:
-    # scores and what they weigh, in blocks; the state read and added to; of real numbers, as for the scan
+    # scores and weighted sums in blocks, and the state read and added to; for real numbers, as in the scan
     d_qk, d_v = q_shape[-1], v_shape[-1]
     return 2 * torch.Size(q_shape[:-1]).numel() * (_BLOCK * (d_qk + d_v) + 2 * d_qk * d_v)
 

@@ -1,8 +1,9 @@
-"""The max-headed GateLoop (d_h = 1) for real q, k, v: its kernel pair as a torch operator, and the reference beside it.
+"""The max-headed GateLoop (d_h = 1) for real q, k, v: its two kernels as torch operators, and the reference.
 
-Complex gates and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane is None
-where the recurrence is real. The operator gives the real part of y, which is what the layer keeps (GateLoop App. C),
-and the states, from which the imaginary part follows.
+Complex transitions and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane is
+None if the recurrence is real. The operator returns the real part of y, which the layer keeps (GateLoop App. C), and
+the states, from which the imaginary part follows. Like every operator here it checks all tensors before it takes an
+address.
 """
 
 from typing import Any, NamedTuple
@@ -32,14 +33,14 @@ _library.define(
 
 
 class Planes(NamedTuple):
-    """A complex tensor as its real and imaginary part; `im` is None for a real one."""
+    """A complex tensor as its real and imaginary parts; `im` is None for a real one."""
 
     re: Tensor
     im: Tensor | None
 
 
 class FusedResult(NamedTuple):
-    """What the fused operator gives: Re y (B, L, D), all states where they were kept, and the last state (B, D)."""
+    """What the fused operator returns: Re y (B, L, D), all states if they were kept, and the last state (B, D)."""
 
     y: Tensor
     states: Planes
@@ -63,10 +64,13 @@ def fused(
 
     Args:
         q, k, v: (B, L, D), one real type among bfloat16, float32 and float64; L at least 1.
-        a: the gates, planes of (B, L, D), float64 beside float64 and float32 beside the others.
-        state: the state that enters, planes of (B, D) in the gates' type; both planes or one, as the gates.
+        a: the transitions, planes of (B, L, D), float64 for float64 inputs and float32 for the others.
+        state: the state that enters, planes of (B, D) of a's type; one plane or both, like a.
         backend: "numba", "triton" or "reference".
-        keep_states: give all the states; else `states` may hold the last step alone, where no gradient is recorded.
+        keep_states: return all states. Otherwise `states` holds only the last step if no gradient is recorded.
+
+    Raises:
+        ValueError: from the kernels, if a tensor does not fit.
     """
     if backend == "reference":
         return fused_reference(q, k, v, a, state)
@@ -94,12 +98,12 @@ def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
 def _check(
     q: Tensor, k: Tensor, v: Tensor, a_re: Tensor, a_im: Tensor | None, x0_re: Tensor, x0_im: Tensor | None
 ) -> None:
-    """Refuse what the kernels cannot take; what fits stands at `fused`."""
+    """Refuse what the kernels cannot take; `fused` says what they can."""
     shape, dtype, device = q.shape, q.dtype, q.device
     if len(shape) != 3 or not shape[1] or dtype not in _NUMBERS:
         raise ValueError(sentence("q", kind_of(q), "bfloat16, float32 or float64 (B, L, D), L at least 1"))
     if (a_im is None) != (x0_im is None):
-        raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane where a_im is one, and None where it is None"))
+        raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane if a_im is one, and None if it is None"))
     state, plane = (shape[0], shape[2]), torch.float64 if dtype == torch.float64 else torch.float32
     require_layout("k", k, shape, dtype, device)
     require_layout("v", v, shape, dtype, device)
@@ -113,7 +117,7 @@ def _check(
 def _check_backward(
     q: Tensor, a: Tensor, h: Tensor, dy: Tensor | None, dh: Tensor | None, dlast: Tensor | None, part: str
 ) -> None:
-    """The same for what comes beside the inputs on the way back, for the real or the imaginary plane."""
+    """Refuse states and gradients that do not fit the inputs, for the real or the imaginary plane."""
     shape, device, plane = q.shape, q.device, a.dtype
     if dy is not None:
         require_layout("dy", dy, shape, q.dtype, device)

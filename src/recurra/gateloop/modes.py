@@ -1,8 +1,8 @@
-"""GateLoop's recurrence computed in three ways that give the same (y, h_L): step by step, by a scan, as attention.
+"""GateLoop's recurrence computed in three ways with one result (y, h_L): step by step, by a scan, as attention.
 
-Symbols as in GateLoop (7)-(9): h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n; a_n acts on the key side.
+Symbols are those of GateLoop (7)-(9): h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n; a_n acts on the key side.
 Shapes: q, k (B, L, H, d_qk); v (B, L, H, d_v); a (B, L, H, 1) or (B, L, H, d_qk); h (B, H, d_qk, d_v). All modes take
-tensors of one compute type (see `operator.py`) and a state that is given.
+tensors of one compute type (see `operator.py`) and a state.
 """
 
 import torch
@@ -18,7 +18,7 @@ _BLOCK = 32  # steps in a block of the attention mode
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
-    """One step after the other in plain torch: O(L) time, one state of memory (GateLoop (7)-(8))."""
+    """Compute step by step in plain torch: O(L) time, the memory of one state (GateLoop (7)-(8))."""
     outputs = []
     for n in range(q.shape[1]):
         h = a[:, n, :, :, None] * h + k[:, n, :, :, None] * v[:, n, :, None, :]
@@ -29,20 +29,20 @@ def recurrent(
 def scan(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
-    """A linear scan with the leaves (a_n, k_n^T v_n), GateLoop (12)-(13): O(L) work, all L states in memory."""
+    """Compute a linear scan with the leaves (a_n, k_n^T v_n), GateLoop (12)-(13): O(L) work, all L states in memory."""
     states = linear_scan(a[..., None], k[..., :, None] * v[..., None, :], h, backend=backend)
-    # a copy: a view that is carried on would keep the states of all steps alive
+    # a copy, because a view as the next state would keep all states in memory
     return (q[..., :, None] * states).sum(-2), states[:, -1].clone()
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, h: Tensor, backend: str
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
-    """Surrogate attention, GateLoop (14)-(21): Y = ((Q * Pi)(K * Pi^-1)^T . M) V in O(L^2) time and memory.
+    """Compute surrogate attention, GateLoop (14)-(21): Y = ((Q * Pi)(K * Pi^-1)^T . M) V in O(L^2) time and memory.
 
-    The paper warns that Pi underflows. No Pi^-1 is formed: the decay between two steps, prod_{j=m+1..n} a_j, is a
-    product of what lies in the block of m after m, of the whole blocks in between, and of what lies in the block of n
-    up to n. Products, unlike differences of log-magnitudes, are exact for gates of 0, in value and in gradient.
+    The paper warns that Pi underflows. So Pi^-1 is never formed: the decay between two steps, prod_{j=m+1..n} a_j, is
+    the product of the transitions after m in m's block, of the whole blocks in between, and of those up to n in n's
+    block. Products, unlike differences of log-magnitudes, are exact for transitions of 0, in value and gradient.
     """
     length = q.shape[1]
     block, dtype = min(_BLOCK, length), a.dtype
@@ -72,7 +72,7 @@ def attention(
 
 
 def segment_products(a: Shaped[Tensor, "*batch n d"]) -> Shaped[Tensor, "*batch n n d"]:
-    """Give P[i, j] = prod_{l=j+1..i} a_l for i >= j and 0 for i < j (GateLoop (20)), by direct multiplication."""
+    """Return P[i, j] = prod_{l=j+1..i} a_l for i >= j and 0 for i < j (GateLoop (20)), by direct multiplication."""
     n = a.shape[-2]
     later = torch.ones(n, n, dtype=torch.bool, device=a.device).tril(-1)[..., None]
     factors = torch.where(later, a[..., :, None, :], torch.ones((), dtype=a.dtype, device=a.device))

@@ -1,17 +1,17 @@
 """The max-headed GateLoop (d_h = 1) on the CPU: one kernel forward, one for all gradients.
 
     forward   h_t = a_t h_{t-1} + k_t v_t;  y_t = q_t Re h_t
-    backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the later step;
+    backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the step that follows;
               dq_t = dy_t Re h_t;  dk_t = v_t Re g_t;  dv_t = k_t Re g_t;  da_t = g_t conj(h_{t-1})
               dh_0 = conj(a_1) g_1
 
-Complex numbers are kept as two planes (real, imaginary); a real recurrence has no imaginary plane and kernels of its
-own. q, k, v, y and their gradients may be bfloat16; gates and states are not.
+Complex numbers are two planes (real, imaginary). A real recurrence has no imaginary plane, and its own kernels. q, k,
+v, y and their gradients can be bfloat16; transitions and states cannot.
 
-A tensor comes as (address, batch stride, time stride) with neighbouring channels side by side. The walk is that of the
-linear scan: whole rows, one time step after the other, because the hardware fetches ahead along such streams. States
-with a time stride of 0 keep the last step only. A carry lives in the buffer of dh_0, which holds the gradient of the
-last state at first and that of the first one at last.
+A tensor is passed as (address, batch stride, time stride), with its channels next to each other. The walk is that of
+the linear scan: whole rows, step by step, because only along such streams does the hardware fetch ahead. States with a
+time stride of 0 keep only the last step. A carry lives in the buffer of dh_0, which first holds the gradient of the
+last state and in the end that of the first.
 """
 
 from functools import cache
@@ -21,19 +21,19 @@ from numba import prange
 from recurra.kernels.launch import Kernel, KernelPair, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, prefetch, store, width_of
 
-_AHEAD = 2048  # channels: how far in front of the walk the next rows are asked for
+_AHEAD = 2048  # channels: how far ahead of the walk rows are prefetched
 
 
 @compile_inline
 def _at(tensor, sequence, time, size):  # type: ignore[no-untyped-def]
-    """Address of the row of one sequence at one time."""
+    """Return the address of the row of one sequence at one time."""
     start, batch_stride, time_stride = tensor
     return start + size * (sequence * batch_stride + time * time_stride)
 
 
 @compile_inline
 def _complex_row(q, k, v, a_re, a_im, x_re, x_im, y, h_re, h_im, start, stop, io, plane, far_io, far):  # type: ignore[no-untyped-def]
-    """One step forward over a part of a row; x is the state that enters it."""
+    """Take one step forward over a part of a row; x is the state that enters it."""
     for d in range(start, stop, width_of(plane)):
         prefetch(q, d + far_io, io)
         prefetch(k, d + far_io, io)
@@ -85,7 +85,7 @@ def _complex_row_back(  # type: ignore[no-untyped-def]
     io,
     plane,
 ):
-    """One step backward over a part of a row; x is the state that entered the step, c the carry."""
+    """Take one step backward over a part of a row; x is the state that entered the step, c the carry."""
     for d in range(start, stop, width_of(plane)):
         dy_t, a_r, a_i = load(dy, d, io), load(a_re, d, plane), load(a_im, d, plane)
         x_r, x_i = load(x_re, d, plane), load(x_im, d, plane)
@@ -114,7 +114,7 @@ def _real_row_back(dy, q, k, v, a, h, x, dh, dq, dk, dv, da, c, start, stop, io,
 
 @compile_inline
 def _fetch(address, start, stop, lanes):  # type: ignore[no-untyped-def]
-    """Ask for a part of a row."""
+    """Prefetch a part of a row."""
     for d in range(start, stop, width_of(lanes)):
         prefetch(address, d, lanes)
 
@@ -237,7 +237,7 @@ def _make_real_backward(io: Lanes, plane: Lanes, io_1: Lanes, plane_1: Lanes) ->
 
 @cache
 def fused_kernels(number: str, plane: str, is_complex: bool) -> KernelPair:
-    """Give the kernels for q, k, v of type `number` and gates and states of type `plane`; they compile when called."""
+    """Return the kernels for q, k, v of type `number` and a and h of type `plane`; they compile when first called."""
     lanes = Lanes(number, WIDTH), Lanes(plane, WIDTH), Lanes(number, 1), Lanes(plane, 1)
     if is_complex:
         return KernelPair(_make_complex_forward(*lanes), _make_complex_backward(*lanes))

@@ -6,19 +6,20 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from recurra.checks import kind_of, require_layout, sentence
+from recurra.checks import kind_of, require_choice, require_layout, sentence
 from recurra.gateloop import modes
 from recurra.gateloop.chunk import chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels, why_not_kernels
 from recurra.gateloop.fused import Planes, fused
+from recurra.gateloop.inputs import check_inputs, check_numbers, check_shape
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import PackedSequences, check_cu_seqlens
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
-"""Numbers in a head's state, and in all its states over the sequence, from which on "chunk" beats "scan": measured on a
-CPU (docs/decisions.md); not measured on a GPU."""
+"""Numbers in a head's state, and in all its states over the sequence, from which "chunk" beats "scan": measured on a
+CPU (docs/decisions.md), not on a GPU."""
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -42,38 +43,41 @@ def gate_loop(
         q, k: queries and keys, real or complex.
         v: values, real or complex.
         a: transitions, real or complex, d_a = 1 (one per head) or d_qk (one per key channel).
-        state: h_0, zeros when None.
+        state: h_0, zeros if None.
         mode: how to compute it; all modes give the same result.
-            "recurrent": step by step in plain torch, one state of memory.
-            "scan": a linear scan over all states, O(L H d_qk d_v) memory.
-            "chunk": attention inside chunks of 64 steps, the recurrence between them, in matrix products;
-                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for all of it, for
-                float32, float16 and bfloat16 and heads of up to 128 channels (64 where a, state or an input is
-                complex); for others "auto" takes plain torch on a GPU too, and "triton" raises.
+            "recurrent": step by step in plain torch, in the memory of one state.
+            "scan": a linear scan over all states, in O(L H d_qk d_v) memory.
+            "chunk": attention inside chunks of 64 steps and the recurrence between them, in matrix products, in
+                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for float32, float16 and
+                bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
+                "auto" uses plain torch on a GPU too, and "triton" raises.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
-            "fused": one kernel each way, for d_qk = d_v = 1 and real q, k, v.
-            "auto": "fused" where it applies and all is real, else "recurrent" for a single step, "chunk" for large
-                states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), else "scan"; that, too, where
+            "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
+            "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for large
+                states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and otherwise "scan". "scan" also if
                 torch.export traces it for any length.
-        backend: as for `recurra.linear_scan`; "scan" and "fused" have kernels, and "chunk" has Triton's, and Numba's
+        backend: as for `recurra.linear_scan`. "scan" and "fused" have kernels; "chunk" has Triton's, and Numba's
             between chunks.
-        cu_seqlens: the borders of N sequences that lie end to end in the inputs (1, T, H, d): N + 1 ascending integers
-            from 0 to T. Each is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L, in
-            padded rows (`recurra.lengths.packed.PackedSequences`); nothing of one enters another.
+        cu_seqlens: the borders of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
+            Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
+            (`recurra.lengths.packed.PackedSequences`); nothing passes from one to another.
 
     Returns:
-        y, complex where an input is, and h_L. float16 and bfloat16 are computed in float32; a real y comes back in the
-        type of q, k, v, the state stays float32 or better.
+        y, complex if an input is, and h_L. float16 and bfloat16 are computed in float32; a real y has the type of q, k
+        and v, and the state is float32 or better.
 
     Raises:
-        TypeError, ValueError, RuntimeError: naming the argument, what came and what was expected.
+        TypeError: an argument is not a tensor of floating-point or complex numbers.
+        ValueError: shapes or devices do not fit, the mode or the backend does not exist or is not for such inputs.
+        RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     _check(q, k, v, a, state, mode, cu_seqlens)
     if cu_seqlens is not None:
         return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
     chosen = choose_mode(mode, q, k, v, a, state)
     if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
-        raise RuntimeError(f'backend is {backend!r}, and mode "{chosen}" is plain torch; use "auto"')
+        expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
+        raise RuntimeError(sentence("backend", repr(backend), expected))
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = _compute_dtype(q, k, v, a, state)
     by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
@@ -88,7 +92,7 @@ def gate_loop(
     elif by_kernels:
         y, last = chunk_by_kernels(q, k, v, a, state)
     else:
-        # Autocast would take the matrix products of "chunk" and "attention" down to bfloat16.
+        # Autocast would run the matrix products of "chunk" and "attention" in bfloat16.
         with torch.autocast(a.device.type, enabled=False):
             y, last = _MODES[chosen](q, k, v, a, state, backend)
     return (y.to(given) if given in HALF and not y.is_complex() else y), last
@@ -97,12 +101,12 @@ def gate_loop(
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Sequences side by side as rows, behind whose ends the state stays as it is: a = 1, k = 0."""
+    """Pad the sequences into batches; after the end of each, a = 1 and k = 0 keep its state as it is."""
     packed, mode = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state)
-    columns = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
+    inputs = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
     outputs, states = [], []
-    for *rows, h0 in zip(*columns, packed.states(state)):
-        y, last = gate_loop(*rows, state=h0, mode=mode, backend=backend)
+    for *batch, h0 in zip(*inputs, packed.states(state)):
+        y, last = gate_loop(*batch, state=h0, mode=mode, backend=backend)
         outputs.append(y)
         states.append(last)
     return packed.packed(outputs), packed.in_order(states)
@@ -117,12 +121,12 @@ def gate_loop_real_part(
     state: Shaped[Tensor, "B H d_qk d_v"],
     backend: str = "auto",
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
-    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a gate in planes, as the layer does (GateLoop App. C).
+    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a in planes, as the layer does (GateLoop App. C).
 
-    The imaginary half of y is never formed, and for d_h = 1 the kernels take q, k, v as they come, bfloat16 too.
+    The imaginary half of y is never formed. For d_h = 1 the kernels take q, k and v in their own type, bfloat16 too.
 
     Raises:
-        ValueError: a tensor is of another shape or device than above, or `state` of another type than the gates.
+        ValueError: a tensor has another shape or device than above; for d_h = 1, `state` has another type than a.
     """
     if not (q.shape[-1] == v.shape[-1] == 1 and q.numel()):
         if a.im is not None:
@@ -141,7 +145,7 @@ def gate_loop_real_part(
 
 
 def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, plane: torch.dtype) -> None:
-    """For d_h = 1: one shape for all but the state, which is in the planes' type; devices are the kernels' to check."""
+    """For d_h = 1: one shape for all but the state, which has the planes' type. The kernels check devices."""
     shape = q.shape
     if len(shape) != 4:
         raise ValueError(sentence("q", kind_of(q), "(B, L, H, 1)"))
@@ -154,7 +158,7 @@ def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, 
 
 
 def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """The fused kernels for tensors of one compute type; the imaginary part of y follows from the states."""
+    """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from the states."""
     q, k, v = (x[..., 0] for x in (q, k, v))
     gates, h0 = _planes(a[..., 0], a.is_complex()), _planes(state[..., 0, 0], a.is_complex())
     result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=a.is_complex())
@@ -176,7 +180,7 @@ def _chunk_has_kernels(q: Tensor, v: Tensor, compute: torch.dtype, backend: str)
         return False
     obstacle = why_not_kernels(q.shape[-1], v.shape[-1], compute)
     if obstacle and backend == "triton":
-        raise ValueError(f'backend="triton" {obstacle}; use "auto", which takes plain torch there')
+        raise ValueError(sentence("backend", "'triton'", "'auto', which uses plain torch here", obstacle))
     return not obstacle
 
 
@@ -191,21 +195,21 @@ def _join(planes: Planes) -> Tensor:
 
 
 def choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None) -> str:
-    """Give the mode that `gate_loop` computes in: what "auto" stands for, and all others themselves.
+    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto".
 
     Raises:
-        ValueError: the mode is "fused", which is not for such inputs.
+        ValueError: the mode is "fused", which does not take such inputs.
     """
     obstacle = ""
     if q.shape[-1] != 1 or v.shape[-1] != 1:
-        obstacle = f"d_qk = {q.shape[-1]} and d_v = {v.shape[-1]}; it is for d_qk = d_v = 1"
+        obstacle = f"'fused' takes d_qk = d_v = 1, not {q.shape[-1]} and {v.shape[-1]}"
     elif q.is_complex() or k.is_complex() or v.is_complex():
-        obstacle = "complex q, k or v; it is for real ones"
+        obstacle = "'fused' takes real q, k and v"
     if mode == "fused" and obstacle:
-        raise ValueError(f'mode "fused" came with {obstacle}; use "auto"')
+        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
     if mode != "auto":
         return mode
-    # for complex outputs "fused" keeps all states and multiplies once more, and "scan" is 1.2 to 1.6 times as fast
+    # For complex outputs "fused" keeps all states and multiplies once more: "scan" is 1.2 to 1.6 times as fast.
     if not obstacle and not any(x is not None and x.is_complex() for x in (a, state)):
         return "fused"
     if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
@@ -227,28 +231,11 @@ def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 def _check(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, cu_seqlens: Tensor | None
 ) -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
-    named = {"q": q, "k": k, "v": v, "a": a} | ({} if state is None else {"state": state})
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise TypeError(f"{name} is of type {tensor.dtype}; expected floating point or complex numbers")
-        if tensor.dim() != 4:
-            wanted = "(B, H, d_qk, d_v)" if name == "state" else "(B, L, H, d)"
-            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected {wanted}")
-        if tensor.device != q.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
-    steps = tuple(q.shape[:3])
-    wanted_shapes = {"k": [(*steps, q.shape[3])], "a": [(*steps, 1), (*steps, q.shape[3])]}
-    wanted_shapes["v"] = [(*steps, v.shape[3])]
+    require_choice(MODES, mode=mode)
+    check_inputs(q, k, v, a)
     if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, *steps[:2])
-    n_states = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    wanted_shapes["state"] = [(n_states, *q.shape[2:], v.shape[3])]
-    for name, tensor in named.items():
-        wanted_here = wanted_shapes.get(name, [tuple(tensor.shape)])
-        if tuple(tensor.shape) not in wanted_here:
-            expected = " or ".join(map(str, wanted_here))
-            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected {expected}, as q is {tuple(q.shape)}")
+        check_cu_seqlens(cu_seqlens, *q.shape[:2])
+    if state is not None:
+        check_numbers("state", state, q, "(B, H, d_qk, d_v)")
+        n_states = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        check_shape("state", state, (n_states, *q.shape[2:], v.shape[3]))

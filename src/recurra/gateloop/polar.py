@@ -1,4 +1,4 @@
-"""From magnitude and phase to the two planes of a complex gate (GateLoop (25))."""
+"""From magnitude and phase to the two planes of a complex transition (GateLoop (25))."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class _PolarPlanes(torch.autograd.Function):
         re, im, cos, sin = ctx.saved_tensors
         d_re, d_im = (torch.zeros_like(re) if d is None else d for d in (d_re, d_im))
         d_phase = torch.addcmul(d_im * re, d_re, im, value=-1)
-        if d_cos is not None:  # only where this backward pass is differentiated in its turn
+        if d_cos is not None:  # only if this backward pass is differentiated again
             d_phase = d_phase - d_cos * sin
         if d_sin is not None:
             d_phase = d_phase + d_sin * cos
@@ -35,7 +35,7 @@ class _PolarPlanes(torch.autograd.Function):
 
 
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:
-    """Give the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
+    """Return the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
     if not torch.is_grad_enabled():
         return Planes(magnitude * phase.cos(), magnitude * phase.sin())
     re, im, _, _ = _PolarPlanes.apply(magnitude, phase)

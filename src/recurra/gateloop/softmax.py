@@ -1,4 +1,4 @@
-"""Softmax attention with relative positions that the data control (GateLoop section 3.4)."""
+"""Softmax attention with data-controlled relative positions (GateLoop section 3.4)."""
 
 import functools
 
@@ -7,11 +7,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require_tensor, sentence
 from recurra.gateloop.chunk import scalar_scores, vector_scores
+from recurra.gateloop.inputs import check_inputs, check_numbers
 from recurra.kernels.tensors import HALF
 
-_BLOCK = 64  # queries that are computed together, a power of 2
+_BLOCK = 64  # queries computed together, a power of 2
 
 
 def softmax_attention(
@@ -24,30 +25,31 @@ def softmax_attention(
 ) -> Shaped[Tensor, "B L H d_v"]:
     """Compute Y = softmax(M_-inf(Re(Qbar Kbar^T) / sqrt(d_qk))) V with Qbar = Q * Pi and Kbar = K * Pi^-1.
 
-    This is GateLoop (22)-(23). The score of steps n >= m is thus Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld): the gates
-    say how much of a key is left, and at which phase. A gate of 0 makes the scores of all older steps 0; it does not
-    take away their weight. The paper is silent on scaling; 1 / sqrt(d_qk) is attention's.
+    This is GateLoop (22)-(23). The score of steps n >= m is thus Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld): the
+    transitions say how much of a key is left, and at which phase. A transition of 0 sets the scores of all older steps
+    to 0; it does not remove their weight. The paper does not mention scaling; 1 / sqrt(d_qk) is attention's.
 
-    Neither Pi nor Pi^-1 is formed: every factor is a product of gates between two steps, exact for gates of 0, so
-    that nothing underflows but a result. Queries are taken in blocks of C = 64. Within a block the decays are those of
-    mode "chunk"; what is older meets the block as (q_n prod of gates from the block's start to n)
-    (k_m prod of gates from m to the block's start). With S the keys that a block sees, K or window + C, that is
-    O(L S d) work for all d_a, and O(L (S + S d / C + d log C)) memory where gradients are recorded, O(C S + S d)
-    where not; never O(L^2 d).
+    Neither Pi nor Pi^-1 is formed. Every factor is a product of transitions between two steps, exact for transitions of
+    0, so only a result can underflow. Queries are computed in blocks of C = 64. Within a block the decays are those of
+    mode "chunk"; older steps meet the block as (q_n prod of transitions from the block's start to n)
+    (k_m prod of transitions from m to the block's start). If a block sees S keys, K or window + C of them, that is
+    O(L S d) work for any d_a, and O(L (S + S d / C + d log C)) memory if gradients are recorded, O(C S + S d) if not;
+    never O(L^2 d).
 
     Args:
         q: queries of the last L of the K steps, real or complex.
         k, v: keys and values of all steps, L <= K, real or complex.
-        a: transitions of all steps, real or complex, d_a = 1 (one per head) or d_qk (one per key channel). The gate of
-            the oldest step has nothing before it and does not matter.
-        window: a step attends to this many steps, itself included; None for all.
+        a: transitions of all steps, real or complex, d_a = 1 (one per head) or d_qk (one per key channel). The oldest
+            step has nothing before it, so its transition does not matter.
+        window: the number of steps that a step attends to, itself included; None for all.
 
     Returns:
-        y, complex where v is. float16 and bfloat16 are computed in float32, under autocast too, and a y from such q, k
-        and v comes back in their type.
+        y, complex if v is. float16 and bfloat16 are computed in float32, under autocast too; a y of such q, k and v has
+        their type.
 
     Raises:
-        TypeError, ValueError: naming the argument, what came and what was expected.
+        TypeError: an argument is not a tensor of floating-point or complex numbers.
+        ValueError: shapes or devices do not fit, or the window is below 1.
     """
     _check(q, k, v, a, window)
     given = functools.reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype))
@@ -63,9 +65,9 @@ def softmax_attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int) -> list[Shaped[Tensor, "B H C d_v"]]:
-    """Outputs of the queries, block by block; all of shape (B, H, steps, d).
+    """Compute the outputs of the queries block by block; all tensors are (B, H, steps, d).
 
-    Steps are split into blocks and put together again, not sliced: the gradient of a slice is as long as the sequence.
+    Steps are split into blocks and joined again, not sliced: the gradient of a slice is as long as the sequence.
     """
     own, older = _block_sizes(q.shape[2]), _block_sizes(k.shape[2] - q.shape[2])[::-1]
     k_blocks, v_blocks, a_blocks = (x.split(older + own, 2) for x in (k, v, a))
@@ -86,7 +88,7 @@ def _block_sizes(n_steps: int) -> list[int]:
 
 
 def _steps_before(i: int, blocks: tuple[Tensor, ...], n_steps: int) -> Shaped[Tensor, "B H S d"]:
-    """The last `n_steps` steps before block i, or as many as there are; all blocks but the first and last are whole."""
+    """Take the last `n_steps` steps before block i, or all if there are fewer; only the outer blocks can be partial."""
     n_blocks = -(-n_steps // _BLOCK)
     older = torch.cat([blocks[i][:, :, :0], *blocks[max(0, i - n_blocks) : i]], 2)
     return older[:, :, max(0, older.shape[2] - n_steps) :]
@@ -99,9 +101,9 @@ def _scores(
     older_a: Shaped[Tensor, "B H S d_a"],
     own_a: Shaped[Tensor, "B H C d_a"],
 ) -> Float[Tensor, "B H C S+C"]:
-    """Re(q_n k_m prod_{m < l <= n} a_l) of the C steps of a block with all S + C steps; 0 where m > n."""
+    """Compute Re(q_n k_m prod_{m < l <= n} a_l) of a block's C steps with all S + C steps; 0 where m > n."""
     n_own = q.shape[2]
-    missing = (1 << (n_own - 1).bit_length()) - n_own  # to a power of 2; no step before sees what is added behind
+    missing = (1 << (n_own - 1).bit_length()) - n_own  # to a power of 2; no earlier step sees the padding
     padded_q, padded_k = (functional.pad(x, (0, 0, 0, missing)) for x in (q, own_k))
     padded_a = functional.pad(own_a, (0, 0, 0, missing), value=1.0)
     own, up_to, _ = (scalar_scores if own_a.shape[-1] == 1 else vector_scores)(padded_q, padded_k, padded_a)
@@ -114,7 +116,7 @@ def _scores(
 
 
 def _real_product(x: Shaped[Tensor, "B H C d"], y: Shaped[Tensor, "B H S d"]) -> Float[Tensor, "B H C S"]:
-    """Re(x y^T), without the imaginary part."""
+    """Compute Re(x y^T) without the imaginary part."""
     if x.is_complex():
         x, y = torch.cat([x.real, -x.imag], -1), torch.cat([y.real, y.imag], -1)
     return x @ y.transpose(-1, -2)
@@ -125,25 +127,11 @@ def _real(x: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, window: int | None) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise TypeError(f"{name} is of type {tensor.dtype}; expected floating point or complex numbers")
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; expected (B, L, H, d)")
-        if tensor.device != q.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {q.device}, as q"))
-    batch, n_queries, heads, d_qk = q.shape
-    n_steps = k.shape[1]
-    if n_queries > n_steps:
-        raise ValueError(f"q has {n_queries} steps and k {n_steps}; the queries are those of the last steps of k")
-    steps = (batch, n_steps, heads)
-    wanted_shapes = {"k": [(*steps, d_qk)], "v": [(*steps, v.shape[3])], "a": [(*steps, 1), (*steps, d_qk)]}
-    for name, tensor in (("k", k), ("v", v), ("a", a)):
-        if tuple(tensor.shape) not in wanted_shapes[name]:
-            expected = " or ".join(map(str, wanted_shapes[name]))
-            came = f"q {tuple(q.shape)} and the {n_steps} steps of k ask for {expected}"
-            raise ValueError(f"{name} is of shape {tuple(tensor.shape)}; {came}")
+    for name, tensor in (("q", q), ("k", k)):
+        require_tensor(name, tensor)
+        check_numbers(name, tensor, q, "(B, L, H, d)")
+    if q.shape[1] > k.shape[1]:
+        raise ValueError(sentence("q", kind_of(q), f"at most {k.shape[1]} steps, those of k"))
+    check_inputs(q, k, v, a, k.shape[1])
     if window is not None and window < 1:
-        raise ValueError(f"window is {window}; expected at least 1, the step itself, or None for all steps")
+        raise ValueError(sentence("window", window, "at least 1, the step itself, or None for all steps"))

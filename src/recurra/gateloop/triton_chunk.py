@@ -1,21 +1,22 @@
-"""GateLoop in chunks on a GPU, in Triton: what all kernels share, and the way forward.
+"""GateLoop in chunks on a GPU, in Triton: what all these kernels share, and the forward pass.
 
-    S_t = a_t S_{t-1} + k_t^T v_t;  y_t = q_t S_t          S (d_qk, d_v), a_t one gate a head or one per key channel
+    S_t = a_t S_{t-1} + k_t^T v_t;  y_t = q_t S_t          S (d_qk, d_v), a_t one per head or one per key channel
 
-Time is cut into chunks of `span` steps, and these into blocks of T. A launch finds what each chunk adds to the state,
-the linear scan over chunks gives the states that enter them, and a second launch walks through all chunks beside each
-other, block by block: attention inside the block, the state, in registers, between blocks,
+Time is cut into chunks of `span` steps, and chunks into blocks of T. One launch computes what each chunk adds to the
+state, the linear scan over chunks gives the states that enter them, and a second launch walks through all chunks side
+by side, block by block: attention inside the block and, between blocks, the state in registers,
 
     Y = (D * Q K^T) V + (Q up) S,   S <- whole S + (K after)^T V
 
 with up_i = a_1 ... a_i, after_j = a_{j+1} ... a_T, whole = a_1 ... a_T and D_ij = a_{j+1} ... a_i for i >= j. All of
-them are made by multiplication, with neither logarithms nor reciprocals, so that gates of 0, of 1e-6 and above 1,
-negative and complex ones are as exact here as in the recurrence. For a gate per key channel, D differs between
-channels, and the scores are summed up column by column.
+them are computed by multiplication, without logarithms or reciprocals, so transitions of 0, of 1e-6, above 1, negative
+and complex are as exact here as in the recurrence. With a transition per key channel, D differs between channels, and
+the scores are summed column by column.
 
-Complex numbers lie interleaved, and everything is complex where the gates are (C); q, k, v may be real beside them
-(not X). A kernel has planes (re, im) in registers, and where numbers are real, im is a copy that the compiler drops.
-Products are matrix products with float32 sums; see `Layout` for their precision.
+Complex numbers are interleaved, and everything is complex if the transitions are (C); q, k and v can be real all the
+same (not X). A kernel holds planes (re, im) in registers; for real numbers, im is a copy that the compiler drops.
+Products are matrix products with float32 sums; see `Layout` for their precision. Nothing here checks its tensors: the
+operators do (`recurra.gateloop.chunk_operator`).
 """
 
 from typing import NamedTuple
@@ -28,13 +29,13 @@ from torch import Tensor
 from recurra.kernels.triton_tools import floats, multiply, on_device_of
 from recurra.scan.triton_kernels import entering_states
 
-_SPAN = 64  # steps of a chunk
-_BLOCK = 16  # steps of a block, as few as a matrix product takes
+_SPAN = 64  # steps per chunk
+_BLOCK = 16  # steps per block, the fewest that a matrix product takes
 _TILES = {False: 32, True: 16}  # rows or columns of the state in one program, by whether they are complex
 
 
 class Layout(NamedTuple):
-    """Sizes of a call, and how it is laid out."""
+    """The sizes of a call, and how it is laid out."""
 
     batch: int
     length: int
@@ -48,24 +49,24 @@ class Layout(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Steps of a chunk, a multiple of a block's."""
+        """Steps per chunk, a multiple of those per block."""
         return min(_SPAN, -(-self.length // _BLOCK) * _BLOCK)
 
     @property
     def chunks(self) -> int:
-        """As many as cover all steps."""
+        """The number of chunks that covers all steps."""
         return -(-self.length // self.span)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What every kernel takes behind strides; the number of chunks comes last."""
+        """What every kernel takes after the strides; the number of chunks follows."""
         return self.length, self.heads, self.d_qk, self.d_v
 
     def options(self, tiled: str) -> dict[str, int | bool | str]:
-        """Constants of a kernel whose tiles are columns ("v") or rows ("qk") of the state; of the other all are there.
+        """Return a kernel's constants. Its tiles are columns ("v") or rows ("qk") of the state, and whole in the other.
 
-        float32 is multiplied as three products of TF32, whose error is that of float32; for float16 and bfloat16 one is
-        enough, for TF32 has as many digits as they have or more.
+        float32 is multiplied as three products of TF32, which have float32's error. For float16 and bfloat16 one is
+        enough, because TF32 has at least as many digits.
         """
         blocks = {"qk": _padded(self.d_qk), "v": _padded(self.d_v)}
         blocks[tiled] = self._tile(tiled)
@@ -76,11 +77,11 @@ class Layout(NamedTuple):
         }  # fmt: skip
 
     def tiles(self, tiled: str) -> int:
-        """As many as cover all rows or columns."""
+        """Count the tiles that cover all rows or columns."""
         return triton.cdiv(self.d_v if tiled == "v" else self.d_qk, self._tile(tiled))
 
     def grid(self, chunks: int, tiled: str) -> tuple[int]:
-        """One program for each sequence, head, chunk and tile, in the order of `place`."""
+        """Count the programs, one for each sequence, head, chunk and tile, in the order of `place`."""
         return (self.batch * self.heads * chunks * self.tiles(tiled),)
 
     def _tile(self, tiled: str) -> int:
@@ -88,7 +89,7 @@ class Layout(NamedTuple):
 
 
 def _padded(channels: int) -> int:
-    """The size of a block of so many channels; matrix products have at least 16."""
+    """Return the size of a block of this many channels; matrix products need at least 16."""
     return max(16, triton.next_power_of_2(channels))
 
 
@@ -103,7 +104,7 @@ def layout(q: Tensor, v: Tensor, a: Tensor) -> Layout:
 
 @triton.jit
 def place(heads, chunks, tiles):  # type: ignore[no-untyped-def]
-    """Say which sequence, head, chunk and tile are this program's, in 64 bits, for offsets follow from them."""
+    """Return this program's sequence, head, chunk and tile, in 64 bits because offsets follow from them."""
     program = tl.program_id(0).to(tl.int64)
     tile = program % tiles
     chunk = program // tiles % chunks
@@ -115,7 +116,7 @@ def place(heads, chunks, tiles):  # type: ignore[no-untyped-def]
 def load(  # type: ignore[no-untyped-def]
     x, time, length, stride, d, channels, padding, C: tl.constexpr, CONJ: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """Read steps `time` of channels d, (times, ds), or their conjugates; `padding` is what lies outside."""
+    """Read steps `time` of channels d, (times, ds), or their conjugates; outside is `padding`."""
     WIDTH: tl.constexpr = 2 if C else 1
     mask = (time < length)[:, None] & (d < channels)[None, :]
     at = x + time.to(tl.int64)[:, None] * stride + WIDTH * d[None, :]
@@ -141,7 +142,7 @@ def store(x, time, length, stride, d, channels, re, im, C: tl.constexpr):  # typ
 
 @triton.jit
 def times(x_re, x_im, y_re, y_im, X: tl.constexpr, Y: tl.constexpr):  # type: ignore[no-untyped-def]
-    """X y, element by element, where X and Y say which of them are complex."""
+    """Compute x y element by element; X and Y say which of them are complex."""
     if X and Y:
         re, im = multiply(x_re, x_im, y_re, y_im, True)
     else:
@@ -156,7 +157,7 @@ def times(x_re, x_im, y_re, y_im, X: tl.constexpr, Y: tl.constexpr):  # type: ig
 
 @triton.jit
 def dot(x_re, x_im, y_re, y_im, X: tl.constexpr, Y: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The matrix product x y, where X and Y say which of them are complex."""
+    """Compute the matrix product x y; X and Y say which of them are complex."""
     re = tl.dot(x_re, y_re, input_precision=PRECISION)
     im = re
     if X and Y:
@@ -171,7 +172,7 @@ def dot(x_re, x_im, y_re, y_im, X: tl.constexpr, Y: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def multiply_where(condition, x_re, x_im, a_re, a_im, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """X a where the condition holds, else x."""
+    """Return x a where the condition holds, else x."""
     re, im = multiply(x_re, x_im, a_re, a_im, C)
     return tl.where(condition, re, x_re), tl.where(condition, im, x_im)
 
@@ -180,7 +181,7 @@ def multiply_where(condition, x_re, x_im, a_re, a_im, C: tl.constexpr):  # type:
 def block_products(  # type: ignore[no-untyped-def]
     a, start, length, stride, d, channels, C: tl.constexpr, CONJ: tl.constexpr, T: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """up and after (T, ds), whole (1, ds) of the block at `start`, made by going through its gates."""
+    """Compute up and after (T, ds) and whole (1, ds) of the block at `start`, transition by transition."""
     i = tl.arange(0, T)[:, None]
     one = tl.arange(0, 1)
     row, _ = load(a, start + one, length, stride, d, channels, 1.0, C, CONJ, NUMBER)
@@ -201,7 +202,7 @@ def block_products(  # type: ignore[no-untyped-def]
 def decays(  # type: ignore[no-untyped-def]
     a, start, length, stride, C: tl.constexpr, CONJ: tl.constexpr, T: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """D (T, T) of the block at `start` for one gate a head, D_ij = a_{j+1} ... a_i for i >= j, else 0."""
+    """Compute D (T, T) of the block at `start` for one transition per head: a_{j+1} ... a_i for i >= j, else 0."""
     i, j, one = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, 1)
     re = tl.where(i >= j, 1.0, 0.0).to(NUMBER)
     im = tl.zeros([T, T], NUMBER)
@@ -216,7 +217,7 @@ def scores(  # type: ignore[no-untyped-def]
     q_re, q_im, k, k_time, a, a_time, start, length, d, channels, SCALAR: tl.constexpr, C: tl.constexpr,
     X: tl.constexpr, CONJ: tl.constexpr, T: tl.constexpr, NUMBER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The scores (T, T) of the block at `start`: sum_d q_id k_jd a_{j+1,d} ... a_{i,d} for i >= j, else 0."""
+    """Compute the scores (T, T) of the block at `start`: sum_d q_id k_jd a_{j+1,d} ... a_{i,d} for i >= j, else 0."""
     i, j, one = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, 1)
     if SCALAR:
         k_re, k_im = load(k, start + tl.arange(0, T), length, k_time, d, channels, 0.0, X, CONJ, NUMBER)
@@ -250,10 +251,10 @@ def summarise(  # type: ignore[no-untyped-def]
     DK: tl.constexpr, DV: tl.constexpr, SCALAR: tl.constexpr, C: tl.constexpr, X: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill products (B H, d_a, chunks) and added (B H, d_qk, chunks, d_v): a chunk makes products S + added of S.
+    """Fill products (B H, d_a, chunks) and added (B H, d_qk, chunks, d_v): a chunk turns S into products S + added.
 
-    Forward, where u and w are k and v, added is the sum of what is left of u_t^T w_t at the chunk's end. Backward,
-    where they are q and dy, chunks count from the last, and it is the gradient of the chunk's first state.
+    Forward, u and w are k and v, and added sums what is left of each u_t^T w_t at the chunk's end. Backward, they are
+    q and dy, chunks count from the last, and added is the gradient of the chunk's first state.
     """
     NUMBER: tl.constexpr = added.dtype.element_ty
     WIDTH: tl.constexpr = 2 if C else 1
@@ -345,12 +346,12 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """Batch, time and head strides of (B, L, H, d) tensors, in floats."""
+    """Collect batch, time and head strides of (B, L, H, d) tensors, in floats."""
     return [n for tensor in tensors for n in floats(tensor).stride()[:3]]
 
 
 def states_between(u: Tensor, w: Tensor, a: Tensor, x: Tensor, laid_out: Layout, is_backward: bool) -> Tensor:
-    """Give the states (B H, d_qk, chunks, d_v) that enter the chunks, or from the last on their gradients at the end.
+    """Return the states (B H, d_qk, chunks, d_v) that enter the chunks, or backwards the gradients at their ends.
 
     u, w are k, v and x the first state (B, H, d_qk, d_v); or q, dy and the gradient of the last state.
     """
@@ -368,7 +369,7 @@ def states_between(u: Tensor, w: Tensor, a: Tensor, x: Tensor, laid_out: Layout,
 
 
 def forward_into(y: Tensor, last: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
-    """Fill y and the last state, contiguous; the others have neighbouring channels side by side."""
+    """Fill y and the last state, contiguous; the others have their channels next to each other."""
     laid_out = layout(q, v, a)
     with on_device_of(q):
         entering = states_between(k, v, a, state, laid_out, is_backward=False)

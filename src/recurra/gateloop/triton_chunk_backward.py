@@ -4,15 +4,15 @@ With G_t the gradient of S_t, G_t = conj(q_t)^T dy_t + conj(a_{t+1}) G_{t+1},
 
     dq_t = dy_t conj(S_t)^T;  dk_t = conj(v_t) G_t^T;  dv_t = conj(k_t) G_t;  da_t = sum over v of G_t conj(S_{t-1})
 
-q, k, v, a and S are read as their conjugates, so that no other conjugate appears below. One kernel has tiles of value
-channels, for dv. The other has tiles of key channels, for dq, dk and da: S at the start of a block and G at its end are
-both needed there, so that S is found anew from the chunk's first state for every block, which takes the place of
-storing it. In a block, with X = dY S^T, Y = V G^T and Z = sum over v of S G, M_t = dy_i S_{t-1}^T for all i at once and
-N_t = G_T S_{t-1} follow the recurrence, and
+q, k, v, a and S are read as their conjugates, so no other conjugate appears below. One kernel has tiles of value
+channels, for dv. The other has tiles of key channels, for dq, dk and da. It needs both S at the start of a block and G
+at its end, so it recomputes S from the chunk's first state for every block instead of storing it. In a block, with
+X = dY S^T, Y = V G^T and Z = sum over v of S G, M_t = dy_i S_{t-1}^T for all i at once and N_t = G_T S_{t-1} follow the
+recurrence, and
 
     da_t = sum over i >= t of a_{t+1} ... a_i q_i M_t,i + a_{t+1} ... a_T N_t
 
-without a division by a_t. For one gate a head, all of this is matrix products of (T, T).
+needs no division by a_t. For one transition per head, all of this is matrix products of (T, T).
 """
 
 import torch
@@ -91,7 +91,7 @@ def _scalar_block(  # type: ignore[no-untyped-def]
     a, a_time, start, length, C: tl.constexpr, X: tl.constexpr, T: tl.constexpr, NUMBER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk (T, DK) and da (T, 1) of a block with one gate a head; ds = dY V^T (T, T), z (1, DK)."""
+    """Compute dq, dk (T, DK) and da (T, 1) of a block, one transition per head; ds = dY V^T (T, T), z (1, DK)."""
     i, j, one = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, 1)
     up_re, up_im, after_re, after_im, _, _ = block_products(a, start, length, a_time, one, 1, C, True, T, NUMBER)
     d_re, d_im = decays(a, start, length, a_time, C, True, T, NUMBER)
@@ -110,12 +110,12 @@ def _scalar_block(  # type: ignore[no-untyped-def]
     da_re, da_im = tl.sum(r_re, 1, keep_dims=True), tl.sum(r_im, 1, keep_dims=True)
     qx_re, qx_im = times(q_re, q_im, x_re, x_im, X, C)
     ky_re, ky_im = times(k_re, k_im, y_re, y_im, X, C)
-    # those that came before the block, as seen by its steps: sum over i of D_it q_i X_i
+    # from the steps before the block, as its own steps see them: sum over i of D_it q_i X_i
     r_re, r_im = multiply(d_re, d_im, tl.sum(qx_re, 1, keep_dims=True), tl.sum(qx_im, 1, keep_dims=True), C)
     r_re, r_im = tl.trans(tl.sum(r_re, 0, keep_dims=True)), tl.trans(tl.sum(r_im, 0, keep_dims=True))
     r_re, r_im = multiply(r_re, r_im, before_re, before_im, C)
     da_re, da_im = da_re + r_re, da_im + r_im
-    # and all, as seen by what comes after the block
+    # and from all, as the steps after the block see them
     ky_re, ky_im = tl.trans(tl.sum(ky_re, 1, keep_dims=True)), tl.trans(tl.sum(ky_im, 1, keep_dims=True))
     r_re, r_im = multiply(e_re, e_im, ky_re, ky_im, C)
     n_re, n_im = multiply(before_re, before_im, tl.sum(z_re, 1, keep_dims=True), tl.sum(z_im, 1, keep_dims=True), C)
@@ -136,7 +136,7 @@ def _vector_block(  # type: ignore[no-untyped-def]
     q_re, q_im, k, k_time, ds_re, ds_im, m_re, m_im, y_re, y_im, n_re, n_im,
     a, a_time, start, length, d, d_qk, C: tl.constexpr, X: tl.constexpr, T: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and da (T, DK) of a block with a gate per key channel; m and n begin as X and Z."""
+    """Compute dq, dk and da (T, DK) of a block with a transition per key channel; m and n start as X and Z."""
     i, j, one = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, 1)
     dq_re, dq_im = tl.zeros(q_re.shape, NUMBER), tl.zeros(q_re.shape, NUMBER)
     dk_re, dk_im, da_re, da_im = dq_re, dq_im, dq_re, dq_im
@@ -184,7 +184,7 @@ def _keys(  # type: ignore[no-untyped-def]
     SPAN: tl.constexpr, T: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, SCALAR: tl.constexpr, C: tl.constexpr,
     X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fill dq, dk and da (B, L, H, d_qk); for one gate a head da (B, L, H, tiles), to be summed over tiles."""
+    """Fill dq, dk and da (B, L, H, d_qk); for one transition per head da (B, L, H, tiles), to be summed over tiles."""
     NUMBER: tl.constexpr = entering.dtype.element_ty
     WIDTH: tl.constexpr = 2 if C else 1
     K_WIDTH: tl.constexpr = 2 if X else 1
@@ -261,7 +261,7 @@ def backward_into(
     gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     dy: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor,
 ) -> None:  # fmt: skip
-    """Fill dq, dk, dv, da and the gradient of the first state, contiguous; the others as `forward_into` takes them."""
+    """Fill dq, dk, dv, da and the gradient of the first state, contiguous; the others are as for `forward_into`."""
     dq, dk, dv, da, dstate = gradients
     laid_out = layout(q, v, a)
     shares = da

@@ -1,17 +1,18 @@
 """The max-headed GateLoop (d_h = 1) on a GPU, in Triton: one kernel forward, one for all gradients.
 
     forward   h_t = a_t h_{t-1} + k_t v_t;  y_t = q_t Re h_t
-    backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the later step;
+    backward  g_t = dy_t q_t + dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the step that follows;
               dq_t = dy_t Re h_t;  dk_t = v_t Re g_t;  dv_t = k_t Re g_t;  da_t = g_t conj(h_{t-1})
               dh_0 = conj(a_1) g_1
 
-Gates and states are planes (real, imaginary), float32 or float64; q, k, v, y and their gradients may be bfloat16. The
-walk is that of `recurra.scan.triton_kernels`: a tile of channels in registers, one step after the other, and time cut
-into chunks where sequences and channels are too few to fill the card. What enters and leaves a chunk is kept as the
-linear scan keeps its numbers, (real, imaginary) side by side.
+Transitions and states are planes (real, imaginary), float32 or float64; q, k, v, y and their gradients can be bfloat16.
+The walk is that of `recurra.scan.triton_kernels`: a tile of channels in registers, step by step, and time cut into
+chunks if there are too few sequences and channels to fill the card. What enters and leaves a chunk is stored as in the
+linear scan, with real and imaginary parts side by side.
 
-Inputs have neighbouring channels side by side and a batch and a time stride each (0 where they are broadcast); outputs
-are contiguous. As for the scan: tested in Triton's interpreter, compiled, never timed on a card.
+Inputs have their channels next to each other, and a batch and a time stride (0 if broadcast); outputs are contiguous.
+These functions check nothing: the operators that call them do (`recurra.gateloop.fused`). As for the scan: tested in
+Triton's interpreter, compiled, never timed on a card.
 """
 
 import torch
@@ -32,7 +33,7 @@ from recurra.kernels.triton_tools import (
 )
 from recurra.scan.triton_kernels import entering_states
 
-_STAGES = tl.constexpr(3)  # reads in flight per program; there are up to nine tensors to read
+_STAGES = tl.constexpr(3)  # reads in flight per program, which reads up to nine tensors
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def _forward(  # type: ignore[no-untyped-def]
     q_batch, q_time, k_batch, k_time, v_batch, v_time, ar_batch, ar_time, ai_batch, ai_time,
     length, channels, chunks, span, IS_COMPLEX: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill y (B, L, D), and h with all states (B, L, D) where they are kept, else the last (B, 1, D)."""
+    """Fill y (B, L, D), and h with all states (B, L, D) if they are kept, else with the last (B, 1, D)."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     PLANE: tl.constexpr = h_re.dtype.element_ty
     sequence, chunk, d, mask, start = place(channels, chunks, span, BLOCK)
@@ -94,7 +95,7 @@ def _backward(  # type: ignore[no-untyped-def]
     dhr_batch, dhr_time, dhi_batch, dhi_time,
     length, channels, chunks, span, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill all gradients, from the last step to the first; entering (B, chunks, D) are the carries c."""
+    """Fill all gradients, from the last step to the first; entering (B, chunks, D) holds the carries c."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     PLANE: tl.constexpr = h_re.dtype.element_ty
     NUMBER: tl.constexpr = dq.dtype.element_ty
@@ -150,10 +151,10 @@ def _summarise(  # type: ignore[no-untyped-def]
     u_batch, u_time, w_batch, w_time, ar_batch, ar_time, ai_batch, ai_time, dhr_batch, dhr_time, dhi_batch, dhi_time,
     length, channels, chunks, span, IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill products and lasts (B, chunks, D): what each whole chunk makes of x is products * x + lasts.
+    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
 
-    Forward, where u and w are k and v, a step is x -> a x + u w; backward, where they are dy and q and x is the carry,
-    it is x -> conj(a) (x + u w + dh).
+    Forward, u and w are k and v, and a step is x -> a x + u w. Backward, they are dy and q, x is the carry, and a step
+    is x -> conj(a) (x + u w + dh).
     """
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     PLANE: tl.constexpr = products.dtype.element_ty
@@ -207,11 +208,11 @@ def forward_into(
     y: Tensor, h_re: Tensor, h_im: Tensor, q: Tensor, k: Tensor, v: Tensor,
     a_re: Tensor, a_im: Tensor | None, x0_re: Tensor, x0_im: Tensor | None,
 ) -> None:  # fmt: skip
-    """Fill y and the states (all, or the last where their length is 1) of the gates' type; x0 is what enters."""
+    """Fill y and the states, all or only the last (length 1), of a's type; x0 is the state that enters."""
     batch, length, channels = q.shape
     laid_out = plan(batch, length, channels, q.device)
     is_complex, chunks = a_im is not None, laid_out.chunks - 1
-    gates = a_re, a_re if a_im is None else a_im  # where there is no imaginary plane, its address is not used
+    gates = a_re, a_re if a_im is None else a_im  # without an imaginary plane its address is not used
     x0 = _joined(x0_re, x0_im)
     products, lasts = (torch.empty((batch, chunks, channels), dtype=x0.dtype, device=q.device) for _ in range(2))
     with on_device_of(q):
@@ -234,7 +235,7 @@ def backward_into(
     a_re: Tensor, a_im: Tensor | None, h_re: Tensor, h_im: Tensor, x0_re: Tensor, x0_im: Tensor | None,
     dh_re: Tensor, dh_im: Tensor | None,
 ) -> None:  # fmt: skip
-    """Fill dq, dk, dv, the planes of da and those of dx0, which hold the gradient of the last state at first."""
+    """Fill dq, dk, dv, the planes of da and those of dx0, which come in holding the gradient of the last state."""
     batch, length, channels = q.shape
     laid_out = plan(batch, length, channels, q.device)
     chunks = laid_out.chunks - 1

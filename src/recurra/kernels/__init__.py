@@ -1,1 +1,1 @@
-"""The toolkit of all CPU kernels: vectors, launching, what a kernel is made of, the fork guard, FLOP formulas."""
+"""The toolkit of all kernels: vectors, launching, source hashes, the fork guard, operators, backends, Triton tools."""

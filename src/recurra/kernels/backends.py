@@ -1,4 +1,4 @@
-"""Which backend computes an operator: plain torch, Numba's kernels on the CPU or Triton's on CUDA."""
+"""The choice of a backend: plain torch, Numba's kernels on the CPU, or Triton's on CUDA."""
 
 import importlib.util
 import os
@@ -10,10 +10,10 @@ from recurra.checks import require_choice, sentence
 
 BACKENDS = ("auto", "reference", "numba", "triton")
 
-_has_numba = importlib.util.find_spec("numba") is not None  # looks for it without loading it
+_has_numba = importlib.util.find_spec("numba") is not None  # finds it without loading it
 NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
 _has_triton = importlib.util.find_spec("triton") is not None
-TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux bring it)"
+TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux include it)"
 _has_warned = False
 
 
@@ -21,7 +21,7 @@ def choose_backend(backend: str, device: torch.device) -> str:
     """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: the backend does not exist.
         RuntimeError: it cannot run here; the message says why.
     """
     require_choice(BACKENDS, backend=backend)

@@ -1,7 +1,7 @@
-"""Whether this process is a forked child, in which the threads of its parent do not exist.
+"""Whether this process is a forked child, in which its parent's threads do not exist.
 
-GNU OpenMP hangs or kills a child that enters a parallel region after its parent did, be it in one of torch's operators.
-So forks are noted from the import of recurra on, not from the first kernel on.
+GNU OpenMP hangs or kills a child that enters a parallel region after its parent did, even in one of torch's operators.
+So forks are noted from the import of recurra on, not only from the first kernel.
 """
 
 import os
@@ -19,5 +19,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_forked_child() -> bool:
-    """Tell whether this process was forked after recurra was imported."""
+    """Return whether this process was forked after recurra was imported."""
     return _is_forked_child

@@ -1,4 +1,4 @@
-"""How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel where that is safe)."""
+"""How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel if that is safe)."""
 
 import threading
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from recurra.kernels.fork import is_forked_child
 from recurra.kernels.sources import digest_of_imports
 
 _parallel_kernels = threading.Lock()
-_WORK_FOR_THREADS = 16_384  # numbers to compute below which starting threads costs more than it saves
+_WORK_FOR_THREADS = 16_384  # for fewer numbers, starting threads costs more than it saves
 
 
 def compile_function(function: Callable, **options: Any) -> Callable:
     """Compile `function` when it is first called, to run without the GIL; keep the machine code on disk if possible.
 
-    Numba's cache on disk tells functions apart by file and name, and notices changes in that one file. A hash of what
-    else the function is made of, the sources that it imports, goes into its name; options that differ are the caller's.
+    Numba's cache on disk tells functions apart by file and name, and notices only changes in that file. So the name
+    gets a hash of the other sources that the function imports. A caller that varies the options must vary the name.
     """
     function = _renamed(function, "_" + digest_of_imports(function))
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
     try:
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder can be written, neither beside the source nor for the user
+    except RuntimeError:  # neither the folder of the source nor the user's cache can be written
         return numba.njit(**options)(function)
 
 
 def compile_inline(function: Callable) -> Callable:
-    """Compile a part of a kernel, to be inlined wherever it is called."""
+    """Compile a part of a kernel, which is inlined wherever it is called."""
     return compile_function(function, forceinline=True)
 
 
@@ -43,13 +43,13 @@ def _renamed(function: Callable, suffix: str) -> Callable:
 
 
 class Kernel:
-    """A loop over independent jobs, compiled twice: over all threads, and for one.
+    """A loop over independent jobs, compiled twice: for all threads, and for one.
 
-    The serial one runs for little work, in a forked child (GNU OpenMP kills a child that enters a parallel region) and
-    while another thread is in a parallel kernel (Numba's fall-back thread pool aborts on that). Both compute the same.
+    The serial form runs for little work, in a forked child (GNU OpenMP kills a child that enters a parallel region),
+    and while another thread is in a parallel kernel (Numba's fall-back thread pool would abort). Both compute the same.
 
     Args:
-        function: a Python function whose outer loop is over `numba.prange`.
+        function: a Python function whose outer loop runs over `numba.prange`.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -62,8 +62,8 @@ class Kernel:
 
         Args:
             arguments: the function's own.
-            jobs: how many independent jobs the outer loop has.
-            work: how many numbers are computed in all.
+            jobs: the number of independent jobs in the outer loop.
+            work: the number of numbers to compute in all of them.
         """
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child():

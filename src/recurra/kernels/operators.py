@@ -1,7 +1,4 @@
-"""What torch operators around kernels share: refusing derivatives, a signature kept, gradients to differentiate again.
-
-An operator takes the numbers and an `autograd.Function` around it the derivatives.
-"""
+"""What torch operators around kernels share: they refuse derivatives, which an `autograd.Function` around them has."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,7 +10,7 @@ from torch.autograd import forward_ad
 
 
 def refuse_derivatives(library: torch.library.Library, name: str) -> None:
-    """Make the bare operator recurra::`name` raise when it is asked for a derivative; it would give zeros otherwise.
+    """Make the bare operator recurra::`name` raise when it is asked for a derivative, instead of returning zeros.
 
     That happens where a tracer looks past the functions that carry the derivatives: in a compiled jvp, or for the
     gradient of a gradient inside a compiled function.
@@ -27,7 +24,7 @@ def refuse_derivatives(library: torch.library.Library, name: str) -> None:
             asked = asked or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
         if asked:
             raise NotImplementedError(
-                f"recurra::{name} has no derivative of this kind here: take it outside of torch.compile, or use "
+                f"recurra::{name} has no derivative of this kind here: differentiate outside torch.compile, or use "
                 f'backend="reference"'
             )
         with torch._C._AutoDispatchBelowAutograd():
@@ -37,7 +34,7 @@ def refuse_derivatives(library: torch.library.Library, name: str) -> None:
 
 
 def with_known_signature(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """Keep the signature of a Function's forward: `apply` would otherwise work it out anew at every call (0.1 ms)."""
+    """Keep the signature of a Function's forward: otherwise `apply` computes it again at every call (0.1 ms)."""
     function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
     return function
 
@@ -58,7 +55,7 @@ def differentiable_gradients(
         The gradient of each input, None where it needs none.
     """
     with torch.enable_grad():
-        # Aliases, for one input may be another or come from it, and each must get its own share alone.
+        # Aliases, because one input can be another or come from it, and each must get only its own share.
         aliases = [None if x is None else x.view_as(x) for x in inputs]
         outputs = reference(*aliases)
         pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y is not None and dy is not None and y.requires_grad]

@@ -1,4 +1,4 @@
-"""What a kernel is made of beyond its own file: Numba's cache on disk looks at that one alone."""
+"""What a kernel is made of beyond its own file, the only one that Numba's cache on disk looks at."""
 
 import functools
 import hashlib
@@ -7,8 +7,8 @@ import re
 import sys
 from collections.abc import Callable
 
-# At the margin only: a module that a function imports is loaded in one process and not in another, and the hash
-# would be another, too.
+# Unindented imports only: a module that a function imports may be loaded in one process and not in another, and the
+# hash would differ.
 _IMPORTS = re.compile(r"^(?:from|import)\s+([\w.]+)", re.MULTILINE)
 
 
@@ -16,12 +16,12 @@ _IMPORTS = re.compile(r"^(?:from|import)\s+([\w.]+)", re.MULTILINE)
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):  # installed without its source, or built into the interpreter
+    except (OSError, TypeError):  # installed without its source, or built into Python
         return ""
 
 
 def _imported(module: str) -> set[str]:
-    """Name the loaded modules that `module` imports from the package that it belongs to."""
+    """Name the loaded modules that `module` imports from its own package."""
     package = module.partition(".")[0]
     named = set(_IMPORTS.findall(_source(module)))
     return {name for name in named if name.partition(".")[0] == package and name in sys.modules}
@@ -40,11 +40,11 @@ def _digest(module: str) -> str:
 
 
 def digest_of_imports(function: Callable) -> str:
-    """Hash the sources that the module of `function` imports from its package, and those that they import in turn.
+    """Hash the sources that the module of `function` imports from its package, directly or indirectly.
 
-    The module's own file is left out; Numba sees its changes.
+    The module's own file is not included: Numba notices its changes.
 
     Returns:
-        12 hexadecimal digits; others as soon as one of these files reads otherwise.
+        12 hexadecimal digits, which change whenever one of these files does.
     """
     return _digest(function.__module__)

@@ -1,4 +1,4 @@
-"""Tensors as a kernel takes them: an address, strides, neighbouring channels, and jobs for every thread."""
+"""Tensors as kernels take them: an address, strides and neighbouring channels, split into a job for every thread."""
 
 import torch
 from torch import Tensor
@@ -9,28 +9,28 @@ from recurra.kernels.fork import is_forked_child
 HALF = (torch.float16, torch.bfloat16)
 """Types that are computed in float32."""
 
-_CACHE_LINE = 64  # floats in whose multiples rows are split: a cache line of bfloat16 and two of float32
+_CACHE_LINE = 64  # rows are split at multiples of this many floats, so that no two jobs share a cache line
 
 
 def with_neighbouring_channels(tensor: Tensor) -> Tensor:
-    """Return `tensor` with its last dimension dense in memory; other strides, zero among them, stay."""
+    """Return `tensor` with its last dimension dense in memory; other strides stay as they are, even 0."""
     tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def describe(tensor: Tensor) -> tuple[int, int, int]:
-    """Give a kernel the (address, batch stride, time stride) of a (B, L, D) tensor, strides in floats."""
+    """Describe a (B, L, D) tensor to a kernel: (address, batch stride, time stride), strides in floats."""
     floats = 2 if tensor.is_complex() else 1
     return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
 
 
 def usable_threads() -> int:
-    """Count the threads that a kernel may run on: torch's, and one alone in a forked child."""
+    """Return the number of threads that a kernel may use: torch's, but one in a forked child."""
     return 1 if is_forked_child() else torch.get_num_threads()
 
 
 def span_of_job(row: int, batch: int) -> int:
-    """Split rows of `row` floats so that every thread has a job: whole rows where there are enough sequences."""
+    """Return the floats per job that give every thread work: a whole row if there are enough sequences."""
     parts = -(-usable_threads() // batch)
     span = -(-row // parts)
     return min(row, -(-span // _CACHE_LINE) * _CACHE_LINE)

@@ -23,7 +23,7 @@ _SHORTEST_CHUNK = 32  # steps
 
 
 class Plan(NamedTuple):
-    """How a scan is laid out: `chunks` of `span` steps each (the last may be shorter), tiles of `block` channels."""
+    """The layout of a scan: `chunks` of `span` steps each (the last can be shorter), tiles of `block` channels."""
 
     span: int
     chunks: int
@@ -31,12 +31,12 @@ class Plan(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What the launch of a kernel takes beside its arguments."""
+        """What the launch of a kernel takes besides its arguments."""
         return {"BLOCK": self.block, "num_warps": max(1, self.block // _CHANNELS_PER_WARP)}
 
 
 def plan(batch: int, length: int, channels: int, device: torch.device) -> Plan:
-    """Cut time as finely as it takes to fill the device, and not finer than there are steps in a chunk."""
+    """Cut time as finely as it takes to fill the device, but into chunks that are worth it."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     wanted = processors * _LANES_PER_PROCESSOR // (batch * channels)
     chunks = max(1, min(wanted, length // _SHORTEST_CHUNK, isqrt(length)))
@@ -45,24 +45,24 @@ def plan(batch: int, length: int, channels: int, device: torch.device) -> Plan:
 
 
 def grid(batch: int, chunks: int, channels: int, laid_out: Plan) -> tuple[int]:
-    """Count the programs: one for every sequence, chunk and tile, in the order of `place`."""
+    """Count the programs: one per sequence, chunk and tile, in the order of `place`."""
     return (batch * chunks * triton.cdiv(channels, laid_out.block),)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launch on the tensor's own card; Triton takes the current one."""
+    """Launch on the tensor's own card; Triton would use the current one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def floats(tensor: Tensor) -> Tensor:
-    """Give a kernel a tensor that it can read: a complex one as floats (real, imaginary)."""
+    """Return a tensor as a kernel can read it: a complex one as floats (real, imaginary)."""
     tensor = tensor.resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @triton.jit
 def load(pointer, mask, IS_COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Read real and imaginary parts, which are neighbours, together."""
+    """Read real and imaginary parts, which are neighbours, in one go."""
     if IS_COMPLEX:
         re, im = tl.split(tl.load(pointer[:, None] + tl.arange(0, 2)[None, :], mask=mask[:, None], other=0.0))
     else:
@@ -82,7 +82,7 @@ def store(pointer, re, im, mask, IS_COMPLEX: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit
 def multiply(x_re, x_im, y_re, y_im, IS_COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """X y."""
+    """Return x y."""
     re = x_re * y_re
     im = re
     if IS_COMPLEX:
@@ -93,7 +93,7 @@ def multiply(x_re, x_im, y_re, y_im, IS_COMPLEX: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def multiply_conjugate(x_re, x_im, y_re, y_im, IS_COMPLEX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """X conj(y)."""
+    """Return x conj(y)."""
     re = x_re * y_re
     im = re
     if IS_COMPLEX:
@@ -104,8 +104,8 @@ def multiply_conjugate(x_re, x_im, y_re, y_im, IS_COMPLEX: tl.constexpr):  # typ
 
 @triton.jit
 def place(channels, chunks, span, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Say which sequence, chunk and channels are this program's, and at which step its chunk starts."""
-    program = tl.program_id(0).to(tl.int64)  # 64 bits, for offsets beyond 2^31 follow from it
+    """Return this program's sequence, chunk and channels, and the step at which its chunk starts."""
+    program = tl.program_id(0).to(tl.int64)  # 64 bits, because offsets beyond 2^31 follow from it
     tiles = tl.cdiv(channels, BLOCK)
     d = (program % tiles) * BLOCK + tl.arange(0, BLOCK)
     chunk = (program // tiles) % chunks

@@ -1,14 +1,14 @@
 """Short vectors for Numba kernels: loads, stores, arithmetic and prefetches that compile to SIMD instructions.
 
-LLVM's automatic vectoriser gives up on a recurrence (it cannot see that the row just written is the row read next), so
-the kernels say what they mean. `Lanes` names a kind and count of numbers; `load(address, i, lanes)` is one vector of
-neighbours, `+ - *` and `conjugate` work on whole vectors, `store` writes one back. No fast-math flag is set and no
-product is contracted: each lane does the operations of the plain torch reference, in its order.
+LLVM's automatic vectoriser gives up on a recurrence: it cannot see that the row just written is the row read next. So
+the kernels spell it out. `Lanes` names a kind and count of numbers. `load(address, i, lanes)` reads one vector of
+neighbours, `+ - *` and `conjugate` work on whole vectors, and `store` writes one back. No fast-math flag is set and no
+product is contracted: each lane does the operations of the plain torch reference, in the same order.
 
-Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so that calls are short and inner functions
-free of reference counts. Positions and widths count floats: complex numbers lie interleaved (real, imaginary), as torch
-keeps them. bfloat16 is widened to float32 when loaded and rounded to nearest even when stored; int8 is only loaded, as
-float32. Nothing checks bounds.
+Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so calls are short and inner functions free
+of reference counts. Positions and widths count floats: complex numbers are interleaved (real, imaginary), as in torch.
+bfloat16 is widened to float32 when loaded and rounded to nearest even when stored; int8 is only loaded, as float32.
+Nothing checks bounds: every operator checks its tensors before it takes an address.
 """
 
 import operator
@@ -24,14 +24,14 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
 WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
-_PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, the few line fill buffers of a core are what bounds the rate
-_BITS = {"int8": 8, "bfloat16": 16}  # numbers that are kept as whole numbers of so many bits
+_PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, a core's few line fill buffers limit the rate
+_BITS = {"int8": 8, "bfloat16": 16}  # numbers that are stored as integers of this many bits
 _BYTES = {"int8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """What a vector holds: `width` floats of the type `number`, as they lie in memory, or `width` / 2 complex pairs."""
+    """What a vector holds: `width` floats of the type `number`, as in memory, or `width` / 2 complex pairs."""
 
     number: str
     width: int
@@ -39,7 +39,7 @@ class Lanes:
 
     @property
     def n_bytes(self) -> int:
-        """Size of one float in memory."""
+        """The size of one float in memory."""
         return _BYTES[self.number]
 
 
@@ -123,7 +123,7 @@ _register_operator(operator.mul, _multiply)
 
 @intrinsic
 def conjugate(typing_context: Any, x: Any) -> Any:
-    """Conjugate complex pairs; real numbers stay as they are."""
+    """Conjugate complex pairs; leave real numbers as they are."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         return builder.fmul(args[0], _alternating(x.ir, 1.0, -1.0)) if x.is_complex else args[0]
@@ -155,7 +155,7 @@ def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     bits = builder.bitcast(value, wide)
     last_kept_bit = builder.and_(builder.lshr(bits, _constant(wide, 16)), _constant(wide, 1))
     rounded = builder.add(bits, builder.add(last_kept_bit, _constant(wide, 0x7FFF)))
-    quiet_nan = _constant(wide, 0x7FC00000)  # rounding could carry a NaN's bits into infinity or zero
+    quiet_nan = _constant(wide, 0x7FC00000)  # rounding could turn a NaN's bits into infinity or zero
     chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet_nan, rounded)
     narrow = ir.VectorType(ir.IntType(16), value.type.count)
     return builder.trunc(builder.lshr(chosen, _constant(wide, 16)), narrow)
@@ -163,7 +163,7 @@ def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 @intrinsic
 def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
-    """Load the vector that begins `index` floats after `address`."""
+    """Load the vector that starts `index` floats after `address`."""
     kind: Lanes = lanes.lanes
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
@@ -177,7 +177,7 @@ def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def zeros(typing_context: Any, lanes: Any) -> Any:
-    """Give a vector of zeros, of the type that `load` gives."""
+    """Return a vector of zeros, of the type that `load` returns."""
     kind = Vector(lanes.lanes)
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
@@ -188,7 +188,7 @@ def zeros(typing_context: Any, lanes: Any) -> Any:
 
 @intrinsic
 def total(typing_context: Any, x: Any) -> Any:
-    """Sum the numbers of a real vector into a vector of one, halves onto halves: the same order on every machine."""
+    """Sum the numbers of a real vector into a vector of one, half onto half: in the same order on every machine."""
     one = Vector(Lanes("float64" if x.is_double else "float32", 1))
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
@@ -205,7 +205,7 @@ def total(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any) -> Any:
-    """Write `vector` from `index` floats after `address` on."""
+    """Write `vector`, starting `index` floats after `address`."""
     kind: Lanes = lanes.lanes
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
@@ -217,11 +217,11 @@ def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
-    """Ask for the cache line `index` floats after `address`, wherever that is: a prefetch never faults."""
+    """Prefetch the cache line `index` floats after `address`, wherever that is: a prefetch never faults."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
         if lanes.lanes.width < WIDTH:
-            return  # the rest of a row shares its cache line with what was asked for already
+            return  # the rest of a row shares its cache line with what was prefetched already
         pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -233,7 +233,7 @@ def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def width_of(typing_context: Any, lanes: Any) -> Any:
-    """How many floats a vector of these lanes holds, as a constant."""
+    """Return the number of floats in a vector of these lanes, as a constant."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         return ir.Constant(ir.IntType(64), lanes.lanes.width)

@@ -1,4 +1,4 @@
-"""Scans: h_t = a_t h_{t-1} + b_t by kernels and by the textbook's algorithms."""
+"""Scans of h_t = a_t h_{t-1} + b_t, by kernels and by textbook algorithms."""
 
 from recurra.scan.associative import associative_scan, linear_recurrence, matrix_recurrence
 from recurra.scan.convolution import convolution_scan

@@ -1,7 +1,7 @@
 """Parallel prefix scans over any associative operator: the textbook's algorithms, in plain torch.
 
 A scan under an operator * turns x_1, x_2, ..., x_L into x_1, x_1 * x_2, ..., x_1 * ... * x_L. For the linear recurrence
-h_t = a_t h_{t-1} + b_t the elements are pairs (a_t, b_t) and the operator is (a, b) * (a', b') = (a a', a' b + b')
+h_t = a_t h_{t-1} + b_t the elements are pairs (a_t, b_t), and the operator is (a, b) * (a', b') = (a a', a' b + b')
 (GateLoop (12)-(13), GateLoop App. B): see `linear_recurrence`.
 """
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from recurra.checks import require_choice, require_tensor, sentence
+
 Combine: TypeAlias = Callable[[Any, Any], Any]
 _Leaves: TypeAlias = list[Tensor]
 
@@ -20,20 +22,20 @@ def associative_scan(combine: Combine, leaves: Any, *, method: str = "blelloch",
     """Scan a sequence along dimension 1 with an associative operator (GateLoop (12)).
 
     Args:
-        combine: `combine(earlier, later)` on two pytrees like `leaves`, for many positions at once (dimension 1 holds
-            as many elements as the algorithm combines in one step). It must be associative; it need not commute.
-        leaves: a pytree (tensor, tuple, dict, ...) of tensors (B, L, ...): one element of the sequence per position.
+        combine: `combine(earlier, later)` of two pytrees like `leaves`, for many positions at once: dimension 1 holds
+            the elements that the algorithm combines in one step. It must be associative; it need not commute.
+        leaves: a pytree (tensor, tuple, dict, ...) of tensors (B, L, ...), with one element of the sequence per step.
         method: "sequential" (notes, sequential), O(L) work and depth; "hillis_steele" (doubling), O(L log L) work and
             O(log L) depth; "blelloch" (over a binary tree: notes, up-sweep; notes, down-sweep), O(L) work and O(log L)
             depth.
-        reverse: scan from the end: position t gets x_L * ... * x_t, the later elements being the operator's first.
+        reverse: scan from the end: position t gets x_L * ... * x_t, so the operator sees later elements first.
 
     Returns:
-        The inclusive scan, a pytree like `leaves`. Differentiable wherever `combine` is.
+        The inclusive scan, a pytree like `leaves`, differentiable if `combine` is.
 
     Raises:
-        TypeError: a leaf is no tensor.
-        ValueError: the leaves differ in length, or the method has no such name.
+        TypeError: a leaf is not a tensor.
+        ValueError: the leaves differ in length, or the method does not exist.
 
     The example of the notes (notes, running sum):
 
@@ -93,13 +95,12 @@ def _hillis_steele(combine: Combine, x: _Leaves) -> _Leaves:
 
 
 def _blelloch(combine: Combine, x: _Leaves) -> _Leaves:
-    """Up-sweep: combine neighbours until one is left. Down-sweep: hand every node what lies before its subtree.
+    """Up-sweep: combine neighbours until one is left. Down-sweep: give each node everything before its subtree.
 
-    The textbook starts the root at the identity, gives a left child its parent's value and a right child the parent's
-    value combined with its left sibling's up-sweep; that exclusive scan, combined with the leaves, is the inclusive
-    one. Here "nothing before it" is kept apart instead of as an identity element, so that the operator needs none: the
-    nodes on the left edge, which alone have nothing before them, are left out of what is handed down. Where a level
-    has an odd node it is carried up as it is, which is what padding with the identity would do.
+    The textbook gives the root the identity, a left child its parent's value, and a right child the parent's value
+    combined with its left sibling's up-sweep. That exclusive scan, combined with the leaves, is the inclusive one. Here
+    the operator needs no identity: only the nodes on the left edge have nothing before them, and they are skipped on
+    the way down. An odd node at the end of a level moves up unchanged, as it would if padded with the identity.
     """
     levels = [x]  # levels[i][j]: what the j-th subtree of 2^i leaves combines to
     while levels[-1][0].shape[1] > 1:
@@ -107,7 +108,7 @@ def _blelloch(combine: Combine, x: _Leaves) -> _Leaves:
         even = level[0].shape[1] // 2 * 2
         parents = combine([leaf[:, 0:even:2] for leaf in level], [leaf[:, 1:even:2] for leaf in level])
         levels.append(_concatenate(parents, [leaf[:, even:] for leaf in level]))
-    before = [leaf[:, :0] for leaf in x]  # for the nodes 1, 2, ... of a level: all that lies before their subtrees
+    before = [leaf[:, :0] for leaf in x]  # for the nodes 1, 2, ... of a level: everything before their subtrees
     for level in levels[-2::-1]:
         left_siblings = [leaf[:, 0::2] for leaf in level]
         n_right = level[0].shape[1] // 2
@@ -140,15 +141,11 @@ _METHODS: dict[str, Callable[[Combine, _Leaves], _Leaves]] = {
 
 
 def _check(tensors: list[Any], method: str) -> None:
-    if method not in _METHODS:
-        raise ValueError(f"method is {method!r}; expected one of {', '.join(_METHODS)}")
+    require_choice(_METHODS, method=method)
     if not tensors:
-        raise ValueError("leaves holds no tensor; expected at least one of shape (B, L, ...)")
+        raise ValueError(sentence("leaves", "a pytree without tensors", "at least one (B, L, ...)"))
     for leaf in tensors:
-        if not isinstance(leaf, Tensor):
-            raise TypeError(f"leaves holds a {type(leaf).__name__}; expected tensors of shape (B, L, ...)")
+        require_tensor("a leaf", leaf)
     shapes = [tuple(leaf.shape) for leaf in tensors]
     if any(len(shape) < 2 or shape[1] != shapes[0][1] for shape in shapes):
-        raise ValueError(
-            f"leaves are of shapes {shapes}; expected (B, L, ...) with one L, at least two dimensions each"
-        )
+        raise ValueError(sentence("leaves", f"a pytree of shapes {shapes}", "(B, L, ...) for each, with one L"))

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from recurra.checks import kind_of, require_tensor, sentence
+
 
 def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Tensor, "B L *channels"]:
     """Compute h_t = a h_{t-1} + b_t from h_0 = 0 as h_t = sum_k a^k b_{t-k} (GateLoop (10); notes, convolution).
@@ -15,23 +17,22 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
         b: the inputs, (B, L, *channels), float32 or float64, real or complex.
 
     Returns:
-        h, (B, L, *channels). The error of the transform is spread over the sequence: it is relative to the largest h,
-        not to each. For |a| > 1 the powers grow over the whole length; use `linear_scan` then.
+        h, (B, L, *channels). The transform spreads its error over the sequence: it is relative to the largest h, not
+        to each. For |a| > 1 the powers grow over the whole length: use `linear_scan` instead.
 
     Raises:
-        TypeError: a or b is of another type.
+        TypeError: a or b is not a tensor, or has another type.
         ValueError: a does not broadcast to b's channels.
     """
     for name, tensor in (("a", a), ("b", b)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        require_tensor(name, tensor)
         if tensor.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
-            raise TypeError(f"{name} is of type {tensor.dtype}; expected float32, float64, complex64 or complex128")
+            raise TypeError(sentence(name, kind_of(tensor), "float32, float64, complex64 or complex128"))
     if b.dim() < 2:
-        raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
+        raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
     channels = tuple(b.shape[2:])
     if a.dim() > len(channels) or any(n not in (1, m) for n, m in zip(a.shape[::-1], channels[::-1])):
-        raise ValueError(f"a is of shape {tuple(a.shape)}; expected one that broadcasts to b's channels {channels}")
+        raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's channels {channels}"))
     length, dtype = b.shape[1], torch.promote_types(a.dtype, b.dtype)
     if b.numel() == 0:
         return (a * b).to(dtype)
@@ -46,6 +47,6 @@ def convolution_scan(a: Tensor, b: Shaped[Tensor, "B L *channels"]) -> Shaped[Te
 
 
 def _powers(a: Tensor, length: int) -> Tensor:
-    """a^0 ... a^(L-1) by running products: exact at a = 0, in value and gradient."""
+    """Compute a^0 ... a^(L-1) by running products: exact at a = 0, in value and gradient."""
     steps = a.expand(length - 1, *a.shape)
     return torch.cat([torch.ones_like(a)[None], steps]).cumprod(0)

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
@@ -28,29 +29,30 @@ def linear_scan(
     Args:
         a: the transitions, of any shape that broadcasts to b's: (B, L, *channels), (L, *channels), (*channels,) ...
         b: the inputs, (B, L, *channels).
-        h0: the state before the first step (after the last one when `reverse`), (B, *channels); zeros when None.
+        h0: the state before the first step (after the last one if `reverse`), (B, *channels); zeros if None.
         reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
         backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
-            interpreter, for tests), or "auto": the fastest that can run here. One asked for by name runs or raises.
-        out: a tensor like the result to write it into, for the CPU kernel and where no gradient is asked for. Of a
-            large result, page faults of new memory are most of the time; THP_MEM_ALLOC_ENABLE=1 makes them fewer. It
-            may be a or b itself, and h0 may lie in it; it may not overlap a or b in another way.
-        cu_seqlens: the borders of N sequences that lie end to end in b (1, T, *channels), for each of which the
-            recurrence starts anew, from its own h0 (N, *channels): N + 1 ascending integers from 0 to T. It is still
-            one scan, with transitions of 0 at the borders: no gradient crosses them, but 0 times NaN or infinity is
-            NaN, which then spreads to the sequences behind. The states after the sequences are
-            h[0, cu_seqlens[1:] - 1], where none is empty.
+            interpreter, for tests), or "auto", the fastest that can run here. A backend named explicitly runs or
+            raises.
+        out: a tensor like the result, to write it into; only for the CPU kernel and where no gradient is needed. It
+            saves the page faults of fresh memory, which take most of the time of a large result (without `out`,
+            THP_MEM_ALLOC_ENABLE=1 reduces them). `out` can be a or b itself, and h0 can lie in it; it must not overlap
+            a or b in any other way.
+        cu_seqlens: the borders of N packed sequences in b (1, T, *channels): N + 1 ascending integers from 0 to T. The
+            recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
+            at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
+            that follow. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
 
     Returns:
         h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
 
-    Every backend is differentiable in a, b and h0, as often as one likes. On the CPU kernel a real scan equals the
-    reference bit for bit, and so does whatever it makes of NaN and infinity.
+    Every backend can be differentiated in a, b and h0 any number of times. On the CPU kernel a real scan equals the
+    reference bit for bit, NaN and infinity included.
 
     Raises:
-        TypeError: an argument is no tensor, or of an integer type.
-        ValueError: shapes or devices do not fit, or the backend has no such name.
-        RuntimeError: the backend asked for cannot run here.
+        TypeError: an argument is not a tensor, or has an integer type.
+        ValueError: shapes or devices do not fit, `out` overlaps an input, or the backend does not exist.
+        RuntimeError: the backend cannot run here, or `out` is given where it is not supported.
 
     >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 4, 1)).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
@@ -81,51 +83,55 @@ def linear_scan(
 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
-    """Give the type that the arguments of a scan promote to; TypeError or ValueError names one that does not fit."""
+    """Return the type that the arguments of a scan promote to.
+
+    Raises:
+        TypeError: an argument is not a tensor, or not of floating-point or complex numbers.
+        ValueError: an argument is on another device than b.
+    """
     named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
     for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        require_tensor(name, tensor)
     for name, tensor in named.items():
         if tensor.dtype not in HALF + _COMPUTED_AS_THEY_ARE:
-            raise TypeError(
-                f"{name} is of type {tensor.dtype}; expected float16, bfloat16, float32, float64, complex64 or "
-                f"complex128: convert it, for example {name}.float()"
-            )
+            expected = "float16, bfloat16, float32, float64, complex64 or complex128"
+            raise TypeError(sentence(name, kind_of(tensor), expected, f"convert it, for example {name}.float()"))
         if tensor.device != b.device:
-            raise ValueError(f"{name} is on {tensor.device} and b on {b.device}; move them to one device")
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {b.device}, as b"))
     dtype = torch.promote_types(a.dtype, b.dtype)
     return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
 
 
 def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None = None) -> None:
-    """Raise ValueError for shapes that do not make a scan, of one sequence a row or of packed ones."""
+    """Refuse shapes that do not make a scan, of a batch or of packed sequences.
+
+    Raises:
+        TypeError: `cu_seqlens` is not a tensor of integers.
+        ValueError: a shape does not fit b's, or the borders do not fit b.
+    """
     if b.dim() < 2:
-        raise ValueError(f"b is of shape {tuple(b.shape)}; expected (B, L, *channels)")
+        raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
     shape = tuple(b.shape)
-    fits = a.dim() <= b.dim() and all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1]))
-    if not fits:
-        raise ValueError(
-            f"a is of shape {tuple(a.shape)}; expected a shape that broadcasts to b's {shape}: each of its dimensions, "
-            f"counted from the last, must be 1 or b's"
-        )
+    if a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1])):
+        mend = "each of its dimensions, counted from the last, must be 1 or b's"
+        raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", mend))
     n_sequences = shape[0]
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *shape[:2])
         n_sequences = len(cu_seqlens) - 1
     if h0 is not None and h0.shape != (n_sequences, *shape[2:]):
-        expected = (n_sequences, *shape[2:])
-        raise ValueError(f"h0 is of shape {tuple(h0.shape)}; expected {expected}: a state for every sequence")
+        raise ValueError(sentence("h0", kind_of(h0), f"{(n_sequences, *shape[2:])}, a state for each sequence"))
 
 
 def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torch.dtype, backend: str) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, a, b, h0)):
-        raise RuntimeError("out is not differentiable; leave it away, or call under torch.no_grad()")
+        mend = "omit it or call under torch.no_grad()"
+        raise RuntimeError(sentence("out", "given where a gradient is needed", "None", mend))
     if backend != "numba":
-        raise RuntimeError(f'out is written by the CPU kernel, and the backend here is "{backend}"; leave it away')
-    fits = out.shape == b.shape and out.dtype == dtype and out.device == b.device
-    if not fits or dtype in HALF or not out.is_contiguous() or out.is_conj() or out.is_neg():
-        raise ValueError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}; expected a contiguous tensor of shape "
-            f"{tuple(b.shape)} and type {dtype} on {b.device} (float16 and bfloat16 cannot be written in place)"
-        )
+        mend = "omit it, for only the CPU kernel writes into a given tensor"
+        raise RuntimeError(sentence("out", f"given for the backend {backend!r}", "None", mend))
+    if dtype in HALF:
+        raise ValueError(sentence("out", kind_of(out), "None: float16 and bfloat16 cannot be written in place"))
+    require_layout("out", out, tuple(b.shape), dtype, b.device)
+    if not out.is_contiguous() or out.is_conj() or out.is_neg():
+        raise ValueError(sentence("out", f"a view with strides {out.stride()}", "a contiguous tensor"))

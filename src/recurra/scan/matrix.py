@@ -10,10 +10,10 @@ def matrix_scan(
 ) -> Float[Tensor, "B L N"]:
     """Compute h_t = A h_{t-1} + b_t along dimension 1 (notes, linear RNN).
 
-    Neighbouring steps are combined on the way up (A b_1 + b_2, to which A^2 belongs), the recurrence of half the length
-    is solved in the same way, and on the way down every other state follows from the one before. That is Blelloch's
-    scan for an A that is the same at every step: where `recurra.scan.associative_scan` with `matrix_recurrence` would
-    multiply a matrix per step, one squaring per level is left.
+    The way up combines neighbouring steps into A b_1 + b_2 with the matrix A^2; the recurrence of half the length is
+    solved in the same way; on the way down every other state follows from the one before it. That is Blelloch's scan
+    for an A that is the same at every step: it squares one matrix per level, where `recurra.scan.associative_scan` with
+    `matrix_recurrence` would multiply one per step.
 
     Args:
         matrix: A.
@@ -21,8 +21,8 @@ def matrix_scan(
         h0: the state before the first step.
 
     Returns:
-        h, (B, L, N). It takes 2 B L N^2 + N^3 log2(L) multiply-adds (the loop over the steps takes B L N^2), 2 log2(L)
-        products in a row instead of L, and the memory of two to three b. Any length will do.
+        h, (B, L, N), for any L. It takes 2 B L N^2 + N^3 log2(L) multiply-adds (a loop over the steps: B L N^2),
+        2 log2(L) products in a row instead of L, and the memory of two to three times b.
     """
     if b.shape[1] == 0:
         return b
@@ -32,7 +32,7 @@ def matrix_scan(
 
 
 def _from_zero(matrix: Tensor, b: Tensor) -> Tensor:
-    """The recurrence with nothing before the first step, for at least one step."""
+    """Run the recurrence from zero, over at least one step."""
     if b.shape[1] == 1:
         return b
     even, odd = b[:, 0::2], b[:, 1::2]

@@ -1,12 +1,12 @@
 """The linear recurrence on the CPU for narrow rows: the state of a whole row stays in registers.
 
-Where a row is a few numbers wide, reading the state back from the row written last costs more than all the arithmetic
-of a step (it waits for the store), and most of a wide vector would be empty. Here a row is two vectors of one width W,
-the largest power of two below the row's length: one begins at its start, the other ends at its end. Where they overlap
-both compute and store the same numbers.
+If a row is only a few numbers wide, reading back the row that was written last takes longer than all the arithmetic of
+a step (it waits for the store), and most of a wide vector would be empty. Here a row is two vectors of width W, the
+largest power of two below the row's length: one starts where the row starts, the other ends where it ends. Where they
+overlap, both compute and store the same numbers.
 
-The arguments are those of the kernels for wide rows (`recurra.scan.numba_kernels`), and so are the operations on each
-number and with them the results, bit for bit. A job takes whole rows: `span` is always the row.
+The arguments are those of the kernels for wide rows (`recurra.scan.numba_kernels`). So are the operations on each
+number, and with them the results, bit for bit. A job takes whole rows: `span` is always the row.
 """
 
 from functools import cache
@@ -17,13 +17,13 @@ from recurra.kernels.launch import Kernel, KernelPair
 from recurra.kernels.vector import Lanes, conjugate, load, prefetch, store
 
 WIDEST_ROW = 63
-"""Floats in the widest row that is taken here; wider ones are as fast or faster with the state in the cache."""
+"""Floats in the widest row for these kernels; wider rows are as fast or faster with the state in the cache."""
 
-_AHEAD = 2048  # floats: how far in front of the walk rows of a cache line and more are asked for
+_AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched, if as long as a cache line
 
 
 def vector_width(row: int, is_complex: bool) -> int:
-    """Floats in each of the two vectors that cover a row of `row` floats: half of it at least."""
+    """Return the width of the two vectors that cover a row of `row` floats: at least half of it."""
     return max(2 if is_complex else 1, 1 << ((row - 1).bit_length() - 1) if row > 1 else 1)
 
 
@@ -56,7 +56,7 @@ def _make_backward(lanes: Lanes) -> Kernel:
     size, width = lanes.n_bytes, lanes.width
 
     def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
-        """Fill da and db (addresses, laid out as h) and dh0, from the time `last` backwards by `step`."""
+        """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
         end, ahead = row - width, step * max(1, _AHEAD // row)
         for sequence in prange(batch):
@@ -91,6 +91,6 @@ def _make_backward(lanes: Lanes) -> Kernel:
 
 @cache
 def narrow_kernels(number: str, width: int, is_complex: bool) -> KernelPair:
-    """Give the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
+    """Return the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
     lanes = Lanes(number, width, is_complex)
     return KernelPair(_make_forward(lanes), _make_backward(lanes))

@@ -3,13 +3,13 @@
     forward   h_t = a_t h_{t-1} + b_t
     backward  g_t = dh_t + conj(a_{t+1}) g_{t+1};  db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
 
-A job walks over time through whole rows (all channels of a time step), so that it reads and writes its arrays from end
-to end: the hardware fetches ahead only along such streams, and a walk down a narrow tile of channels ran at a third of
-the rate. The state needs no registers: the row written last is still in the first-level cache (narrow rows, where it
-does, have kernels of their own in `recurra.scan.narrow_kernels`). Where there are fewer sequences than threads the rows
-are split between jobs.
+A job walks over time through whole rows (all channels of a step), so that it reads and writes its arrays from end to
+end: only along such streams does the hardware fetch ahead, and a walk down a narrow tile of channels ran at a third of
+the speed. The state needs no registers: the row written last is still in the first-level cache. (Narrow rows, where it
+does need them, have kernels of their own in `recurra.scan.narrow_kernels`.) If there are fewer sequences than threads,
+jobs split the rows.
 
-A tensor comes as (address, batch stride, time stride) with neighbouring channels side by side; strides and rows count
+A tensor is passed as (address, batch stride, time stride), with its channels next to each other. Strides and rows count
 floats, so a row of D complex channels is 2 D wide.
 """
 
@@ -20,12 +20,12 @@ from numba import prange
 from recurra.kernels.launch import Kernel, KernelPair, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
-_AHEAD = 2048  # floats: how far in front of the walk the next rows are asked for
+_AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
 
 
 @compile_inline
 def _recur(a, x, b, out, a_ahead, b_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
-    """out = a x + b over a part of a row, asking for the parts of later rows."""
+    """out = a x + b over a part of a row; prefetches the same part of later rows."""
     for d in range(start, stop, width_of(lanes)):
         prefetch(a, d + a_ahead, lanes)
         prefetch(b, d + b_ahead, lanes)
@@ -80,7 +80,7 @@ def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
     size = wide.n_bytes
 
     def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
-        """Fill da and db (addresses, laid out as h) and dh0, from the time `last` backwards by `step`."""
+        """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
         spans = (row + span - 1) // span
         ahead = step * max(1, _AHEAD // row)
@@ -112,6 +112,6 @@ def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
 
 @cache
 def scan_kernels(number: str, is_complex: bool) -> KernelPair:
-    """Give the kernels for "float32" or "float64", real or interleaved complex; they compile when first called."""
+    """Return the kernels for "float32" or "float64", real or interleaved complex; they compile when first called."""
     lanes = Lanes(number, WIDTH, is_complex), Lanes(number, 2 if is_complex else 1, is_complex)
     return KernelPair(_make_forward(*lanes), _make_backward(*lanes))

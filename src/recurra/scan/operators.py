@@ -3,9 +3,10 @@
     recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
     recurra::linear_scan_backward   the gradients for a, b, h0
 
-On the CPU they run Numba's kernels, or Triton's in its interpreter where backend is "triton"; on CUDA Triton's.
-`differentiable_scan` puts derivatives around them. An `autograd.Function` is used instead of
-`torch.library.custom_op`: with the latter's `register_autograd`, `torch.func.jvp` returns zeros without a word.
+On the CPU they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's. They check
+every tensor before they take an address. `differentiable_scan` wraps derivatives around them. It uses an
+`autograd.Function` instead of `torch.library.custom_op`, because with the latter's `register_autograd`,
+`torch.func.jvp` silently returns zeros.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ _library.define(
 
 
 def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
-    """Choose the kernels for rows of `row` floats, and how many floats of each row a job takes."""
+    """Choose the kernels for rows of `row` floats, and the number of floats of each row that a job takes."""
     from recurra.scan.narrow_kernels import WIDEST_ROW, narrow_kernels, vector_width
     from recurra.scan.numba_kernels import scan_kernels
 
@@ -41,7 +42,7 @@ def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
 
 
 def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> None:
-    """Refuse what the kernels cannot take: all (B, L, D) but h0 (B, D), of one type and device."""
+    """Refuse what the kernels cannot take: all tensors are (B, L, D), h0 (B, D), of one type and on one device."""
     shape, dtype, device = first.shape, first.dtype, first.device
     if len(shape) != 3 or dtype not in _COMPUTED:
         raise ValueError(sentence(name, kind_of(first), "float32, float64, complex64 or complex128 (B, L, D)"))
@@ -51,13 +52,13 @@ def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> N
 
 
 def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
-    """Run the forward kernel into `h` (B, L, D), contiguous.
+    """Run the forward kernel into `h` (B, L, D), which is contiguous.
 
-    h may be exactly the memory of a or of b: the kernels read both numbers of a place before they write it. h0 may lie
-    anywhere.
+    h can be a or b itself: the kernels read a number of either before they write its place. h0 can lie anywhere.
 
     Raises:
-        ValueError: a tensor is not of b's shape, type and device, h is not contiguous, or it overlaps a or b otherwise.
+        ValueError: a tensor does not have b's shape, type and device, h is not contiguous, or h overlaps a or b in any
+            other way.
     """
     _check("b", b, {"a": a, "h": h}, h0)
     if not h.is_contiguous() or h.is_conj() or h.is_neg():
@@ -73,7 +74,7 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
 
 
 def _stretch(tensor: Tensor) -> tuple[int, int]:
-    """Give the address where the memory that a tensor reaches over begins, and the one behind it."""
+    """Return the first address of the memory that a tensor reaches over, and the address after it."""
     start = tensor.data_ptr()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
@@ -87,7 +88,7 @@ def _overlaps(tensor: Tensor, start: int, end: int) -> bool:
 
 
 def _is_same_memory(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors of one shape and type have every number in the same place."""
+    """Return whether two tensors of one shape and type have every number in the same place."""
     strides = zip(x.shape, x.stride(), y.stride())
     same = x.data_ptr() == y.data_ptr() and all(n == 1 or one == other for n, one, other in strides)
     return same and not x.is_conj() and not x.is_neg()
@@ -176,7 +177,7 @@ refuse_derivatives(_library, "linear_scan_backward")
 
 @flop_formula(torch.ops.recurra.linear_scan)
 def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
-    # of real numbers: a formula sees shapes alone, and a complex step costs 8
+    # for real numbers: a formula sees only shapes, and a complex step costs 8
     return 2 * torch.Size(b_shape).numel()
 
 
@@ -186,14 +187,14 @@ def _linear_scan_backward_flops(dh_shape: Any, *_: Any, **__: Any) -> int:
 
 
 def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    """Give the state that enters each step: h shifted by one, h0 first (last when `reverse`)."""
+    """Return the state that enters each step: h shifted by one, with h0 first (last if `reverse`)."""
     entering = h0.unsqueeze(1)
     return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
 
 
 @with_known_signature
 class TraceableLinearScan(torch.autograd.Function):
-    """h = scan(a, b, h0) on (B, L, D) tensors with first and higher gradients: a scan in the other direction."""
+    """h = scan(a, b, h0) on (B, L, D) tensors; its gradients, first and higher, are a scan in the other direction."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
@@ -208,21 +209,21 @@ class TraceableLinearScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         a, h0, h = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated in its turn
+        if torch.is_grad_enabled():  # the gradient will be differentiated again
             return *_differentiable_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
         return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
 
 
 class LinearScan(TraceableLinearScan):
-    """The same with forward derivatives (a scan in the same direction) and vmap; Dynamo refuses to trace a jvp rule."""
+    """The same with forward derivatives (a scan in the same direction) and vmap; Dynamo cannot trace a jvp rule."""
 
     @staticmethod
     def jvp(
         ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, *_: None
     ) -> Tensor:
         a, h0, h = (forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
-        # Inside of a rule torch switches forward derivatives off, those of a jvp around this one too: its share of the
-        # second derivative would be zeros without a word.
+        # Inside a rule torch switches forward derivatives off, even those of a surrounding jvp, whose share of the
+        # second derivative would silently be zero.
         with forward_ad._set_fwd_grad_enabled(True):
             drive = torch.zeros_like(h) if b_tangent is None else b_tangent
             if a_tangent is not None:
@@ -243,7 +244,7 @@ class LinearScan(TraceableLinearScan):
 
 
 def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
-    """Run the kernels of `backend` with derivatives around them, in a form that the current tracer takes."""
+    """Run the kernels of `backend` with derivatives around them, in a form that the current tracer accepts."""
     hand_over_formulas()
     scan = TraceableLinearScan if torch.compiler.is_compiling() else LinearScan
     return scan.apply(a, b, h0, reverse, backend)

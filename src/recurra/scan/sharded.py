@@ -1,8 +1,8 @@
-"""One sequence over several processes: each scans its own piece of time, and one exchange passes the carries.
+"""One sequence over several processes: each scans its own piece of time, and one exchange passes on the states.
 
-A piece acts on the state that enters it as h -> P h + S, with P the product of its gates and S its last state when it
-starts from zero: the pair (P, S) is a leaf of the scan's operator (GateLoop App. B), one for each process. Every
-process gathers all pairs and combines those before its own. The gradient runs the other way in the same manner: with
+A piece maps the state that enters it as h -> P h + S, where P is the product of its transitions and S its last state
+when it starts from zero. The pair (P, S) of each process is a leaf of the scan's operator (GateLoop App. B): every
+process gathers all pairs and combines those before its own. The gradient runs backwards in the same manner: with
 
     g_t = dh_t + conj(a_{t+1}) g_{t+1}        db_t = g_t        da_t = g_t conj(h_{t-1})
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from recurra.checks import kind_of, sentence
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.scan.linear import check_shapes, common_dtype, linear_scan
@@ -30,23 +31,23 @@ def sharded_scan(
     group: "dist.ProcessGroup",
     backend: str = "auto",
 ) -> Shaped[Tensor, "B L *channels"]:
-    """Compute h_t = a_t h_{t-1} + b_t over a sequence of which rank r of `group` holds the r-th contiguous piece.
+    """Compute h_t = a_t h_{t-1} + b_t over a sequence; rank r of `group` holds its r-th contiguous piece.
 
-    All processes of the group call it together, each with its piece: lengths may differ and may be 0; batch, channels
-    and types are the same everywhere. There is one exchange (`all_gather`) of two states' size per process in the
-    forward pass and one of a single state's size in the backward pass. The result is that of `linear_scan` over the
-    unsplit sequence: the states in value, and a, b and h0 in gradient, where the loss is the sum of all processes'.
+    All processes of the group call it together, each with its piece. Lengths may differ and may be 0; batch, channels
+    and types are the same everywhere. The forward pass makes one exchange (`all_gather`) of two states' size per
+    process, the backward pass one of a single state's size. States and gradients are those of `linear_scan` over the
+    whole sequence, where the loss is the sum of all processes' losses.
 
-    A process walks its piece twice each way, for what it passes on and again with what comes in (at the end where the
-    carry starts, once), so the time is that of two local scans and an exchange. Products of many gates larger than 1
-    overflow sooner than the states would.
+    Each process walks its piece twice in each direction: for what it passes on, and again with what comes in. (The
+    first piece, and backwards the last, is walked once.) So the time is that of two local scans and an exchange.
+    Products of many transitions larger than 1 overflow sooner than the states would.
 
     Args:
-        a: this piece's transitions, of any shape that broadcasts to b's, as `linear_scan` takes them.
+        a: this piece's transitions, of any shape that broadcasts to b's, as for `linear_scan`.
         b: this piece's inputs, (B, L, *channels).
-        h0: the state before the whole sequence; zeros when None. It is rank 0's that counts: the others may give the
-            same tensor, as a program that is the same everywhere does, or None, and get a gradient of zero for it. So
-            gradients that are summed over the processes come out right for h0 as they do for shared weights.
+        h0: the state before the whole sequence; zeros if None. Only rank 0's counts. The others can pass the same
+            tensor, as a program that is the same everywhere does, or None; its gradient is zero there. So gradients
+            summed over the processes are right for h0, as they are for shared weights.
         group: the processes, in the order of time; `torch.distributed.group.WORLD` for all.
         backend: as for `linear_scan`.
 
@@ -54,27 +55,26 @@ def sharded_scan(
         This piece's states, (B, L, *channels), in the type that a and b promote to. The state after the whole sequence
         is the last one of the last process.
 
-    Differentiable once, by `backward`, which every process must run through its own result, for it is an exchange too.
-    As in any distributed program, an error that one process raises alone leaves the others waiting; shapes that differ
-    between processes are found by TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    It can be differentiated once. Every process must run `backward` through its own result, because that is an exchange
+    too. As in any distributed program, an error that only one process raises leaves the others waiting.
+    TORCH_DISTRIBUTED_DEBUG=DETAIL finds shapes that differ between processes.
 
     Raises:
-        TypeError: an argument is no tensor, of an integer type, or group is no process group that this process is in;
-            or h0 would widen the type of a and b, on which the processes must agree.
-        ValueError: shapes or devices do not fit, there is no such backend, or a gradient is asked for on some processes
-            and not on others (all of them raise).
-        NotImplementedError: in the backward pass, where its gradient is to be differentiated in its turn.
-        RuntimeError: torch.distributed is not set up, or the backend cannot run here.
+        TypeError: an argument is not a tensor or has an integer type; `group` is not a process group that contains this
+            process; or h0 would widen the type of a and b, on which all processes must agree.
+        ValueError: shapes or devices do not fit, the backend does not exist, or only some processes need a gradient
+            (all of them raise).
+        NotImplementedError: in the backward pass, if the gradient is to be differentiated again.
+        RuntimeError: torch.distributed is not initialised, or the backend cannot run here.
     """
     _check_group(group)
     dtype = common_dtype(a, b, h0)
     check_shapes(a, b, h0)
     choose_backend(backend, b.device)
     if dtype != torch.promote_types(a.dtype, b.dtype):
-        raise TypeError(
-            f"h0 is of type {None if h0 is None else h0.dtype}, wider than a's and b's "
-            f"{torch.promote_types(a.dtype, b.dtype)}, on which all processes agree; convert a or b, or h0"
-        )
+        widest = torch.promote_types(a.dtype, b.dtype)
+        mend = "convert it, or a and b on every process"
+        raise TypeError(sentence("h0", kind_of(h0), f"a type no wider than a's and b's {widest}", mend))
     records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, h0))
     computed = torch.float32 if dtype in HALF else dtype
     start = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=computed) if h0 is None else h0.to(computed)
@@ -83,7 +83,7 @@ def sharded_scan(
 
 
 class _ShardedScan(torch.autograd.Function):
-    """The scan of one piece, a and b of the same shape and type, start (B, *channels)."""
+    """The scan of one piece: a and b of one shape and type, start (B, *channels)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, start: Tensor, group: Any, backend: str, records: bool) -> Tensor:
@@ -96,10 +96,9 @@ class _ShardedScan(torch.autograd.Function):
         asked = torch.cat([flag for _, _, flag in gathered]).real.tolist()
         if 0 < sum(asked) < len(asked):
             ranks = [r for r, yes in enumerate(asked) if yes]
-            raise ValueError(
-                f"a gradient is asked for on rank(s) {ranks} of {len(asked)} and not on the others: let a, b or h0 "
-                f"require one on every rank or on none, for backward is an exchange too"
-            )
+            mend = "let a, b or h0 require one on each of them, because backward is an exchange too"
+            came = f"True on ranks {ranks} of {len(asked)} alone"
+            raise ValueError(sentence("requires_grad", came, "the same on every rank", mend))
         if rank > 0:
             entering = gathered[0][1]
             for product, last, _ in gathered[1:rank]:
@@ -111,15 +110,15 @@ class _ShardedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # torch's once_differentiable would lose what comes through a and h without a word
-            raise NotImplementedError("sharded_scan can be differentiated once only; leave create_graph=True away")
+        if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through a and h
+            raise NotImplementedError("sharded_scan can be differentiated once only: omit create_graph=True")
         a, h, entering = ctx.saved_tensors
         rank, nothing = dist.get_rank(ctx.group), torch.zeros_like(entering)
-        # the gate of the step behind the piece is in c already: c is the gradient of the piece's last state itself
-        gates = torch.cat([a[:, 1:], torch.ones_like(a[:, :1])], 1).conj()
+        # c is the gradient of the piece's last state itself, so it contains the transition of the step that follows
+        later_a = torch.cat([a[:, 1:], torch.ones_like(a[:, :1])], 1).conj()
 
         def walk_back(c: Tensor) -> tuple[Tensor, Tensor]:
-            g = linear_scan(gates, dh, c, reverse=True, backend=ctx.backend)
+            g = linear_scan(later_a, dh, c, reverse=True, backend=ctx.backend)
             return g, g[:, 0] * a[:, 0].conj() if a.shape[1] else c
 
         g, leaving = walk_back(nothing)
@@ -138,7 +137,7 @@ def _last(h: Tensor, entering: Tensor) -> Tensor:
 
 
 def _gather(tensors: list[Tensor], group: Any) -> list[list[Tensor]]:
-    """Give every process's `tensors`, by rank, in a single exchange; all of one type, of equal shapes everywhere."""
+    """Collect every process's `tensors`, by rank, in one exchange; they share one type, and shapes across processes."""
     own = torch.cat([x.flatten() for x in tensors]).resolve_conj()
     all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_of_them, own, group=group)
@@ -148,9 +147,8 @@ def _gather(tensors: list[Tensor], group: Any) -> list[list[Tensor]]:
 
 def _check_group(group: Any) -> None:
     if not (dist.is_available() and dist.is_initialized()):
-        raise RuntimeError("torch.distributed is not set up in this process; call torch.distributed.init_process_group")
+        mend = "call torch.distributed.init_process_group"
+        raise RuntimeError(sentence("torch.distributed", "not initialised in this process", "a process group", mend))
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"group is {group!r}; expected a torch.distributed.ProcessGroup that this process is in, such as "
-            f"torch.distributed.group.WORLD or what new_group gives its members"
-        )
+        expected = "a torch.distributed.ProcessGroup that contains this process, such as torch.distributed.group.WORLD"
+        raise TypeError(sentence("group", repr(group), expected))

@@ -1,20 +1,21 @@
 """The linear recurrence on a GPU, in Triton.
 
     forward   h_t = a_t h_{t-1} + b_t
-    backward  g_t = dh_t + c_t with c_t = conj(a_{t+1}) g_{t+1} carried from the later step;
+    backward  g_t = dh_t + c_t, with c_t = conj(a_{t+1}) g_{t+1} carried from the step that follows;
               db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
 
-A program walks over time for a tile of neighbouring channels with the state in registers: a step is one coalesced read
-per tensor, and the reads of later steps are under way meanwhile (`num_stages`). No product of gates is formed, so
-closed, large or broken gates do what they do in the reference.
+A program walks over time for a tile of neighbouring channels, with the state in registers. A step is one coalesced read
+per tensor, and the reads of later steps are already in flight (`num_stages`). It forms no product of transitions, so
+transitions that are zero, large, infinite or NaN act as they do in the reference.
 
-Where sequences and channels are too few to fill the card, time is cut into chunks as well. A chunk acts on the state
-that enters it as x -> P x + S: one launch finds every chunk's P and S, the same recurrence over those gives the state
-that enters each chunk, and a second launch walks the chunks beside each other. That reads the inputs twice, and there
-the products P are formed.
+If there are too few sequences and channels to fill the card, time is cut into chunks as well. A chunk maps the state
+that enters it as x -> P x + S. One launch computes every chunk's P and S, the same recurrence over those gives the
+state that enters each chunk, and a second launch walks the chunks side by side. That reads the inputs twice, and it
+does form the products P.
 
-Strides count numbers, complex ones too. The kernels were tested in Triton's interpreter and compiled for compute
-capability 8.0 and 9.0, but not timed.
+Strides count numbers, complex ones too. These functions check nothing: the operators that call them do
+(`recurra.scan.operators`). The kernels were tested in Triton's interpreter and compiled for compute capability 8.0 and
+9.0, but not timed.
 """
 
 import torch
@@ -43,7 +44,7 @@ def _walk(  # type: ignore[no-untyped-def]
     a, b, entering, h, a_batch, a_time, a_channel, b_batch, b_time, b_channel,
     length, channels, chunks, span, first, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill h at the times first, first + step, ...; entering (B, chunks, D) are the states before each chunk."""
+    """Fill h at the times first, first + step, ...; entering (B, chunks, D) holds the state before each chunk."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     sequence, chunk, d, mask, start = place(channels, chunks, span, BLOCK)
     time = first + step * start
@@ -67,7 +68,7 @@ def _walk_back(  # type: ignore[no-untyped-def]
     dh, a, h, h0, entering, da, db, dh0, dh_batch, dh_time, dh_channel, a_batch, a_time, a_channel,
     length, channels, chunks, span, last, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill da, db and dh0 from the time `last` backwards by `step`; entering (B, chunks, D) are the carries c."""
+    """Fill da, db and dh0 backwards from the time `last` by `step`; entering (B, chunks, D) holds the carries c."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     sequence, chunk, d, mask, start = place(channels, chunks, span, BLOCK)
     time = last + step * start
@@ -99,9 +100,9 @@ def _summarise(  # type: ignore[no-untyped-def]
     length, channels, chunks, span, first, step,
     IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill products and lasts (B, chunks, D): what each whole chunk makes of x is products * x + lasts.
+    """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
 
-    Forward, a step is x -> a x + b; backward, where b is dh and x the carry, x -> conj(a) (x + b).
+    Forward, a step is x -> a x + b. Backward, b is dh, x the carry, and a step is x -> conj(a) (x + b).
     """
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
     sequence, chunk, d, mask, start = place(channels, chunks, span, BLOCK)
@@ -130,7 +131,7 @@ def _summarise(  # type: ignore[no-untyped-def]
 
 
 def entering_states(products: Tensor, lasts: Tensor, x0: Tensor) -> Tensor:
-    """Give the states that enter the chunks (B, chunks + 1, D), x0 (B, D) the first; the last chunk has no summary."""
+    """Return the states that enter the chunks (B, chunks + 1, D), first x0 (B, D); the last chunk has no summary."""
     if not products.shape[1]:
         return x0.unsqueeze(1).contiguous()
     states = torch.empty_like(lasts)
@@ -162,7 +163,7 @@ def _carries(a: Tensor, b: Tensor, x0: Tensor, laid_out: Plan, first: int, step:
 
 
 def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
-    """Fill h (B, L, D), contiguous, from a and b of its shape in any strides and h0 (B, D); one type for all."""
+    """Fill h (B, L, D), contiguous, from a and b of its shape with any strides and h0 (B, D), all of one type."""
     batch, length, channels = b.shape
     first, step = (length - 1, -1) if reverse else (0, 1)
     laid_out = plan(batch, length, channels, b.device)
@@ -174,7 +175,7 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
 def scan_back_into(
     da: Tensor, db: Tensor, dh0: Tensor, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool
 ) -> None:
-    """Fill the gradients da, db (B, L, D) and dh0 (B, D), contiguous, of the scan that gave h."""
+    """Fill the gradients da, db (B, L, D) and dh0 (B, D), contiguous, of the scan that computed h."""
     batch, length, channels = h.shape
     last, step = (0, 1) if reverse else (length - 1, -1)
     laid_out = plan(batch, length, channels, h.device)
