@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from tests import shape_checks
 
+# A pool of compilers in every worker would only compete with the other workers for the cores.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 if os.environ.get("RECURRA_SHAPE_CHECKS", "1") == "1":
     shape_checks.install()
 
