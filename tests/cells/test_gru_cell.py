@@ -63,7 +63,7 @@ def test_torch_gru_is_another_cell(cell, x, h):
 
 
 def test_torch_gru_is_the_cell_with_an_open_reset_gate(cell, x, h):
-    """r = 1 hides the difference; the weights are the right ones, then."""
+    """r = 1 hides the difference, so the weights are the right ones."""
     with torch.no_grad():
         cell.reset.bias.fill_(1e3)
     torch.testing.assert_close(torch_step(cell, x, h), cell(x, h), **CLOSE)
@@ -156,7 +156,7 @@ def test_the_state_stays_float32_under_autocast():
         h_next = cell(x, h)
     assert h_next.dtype == torch.float32
     torch.testing.assert_close(h_next, cell(x, h), rtol=0.02, atol=0.02)
-    # what the update gate leaves alone is not rounded to bfloat16
+    # the part that the update gate keeps is not rounded to bfloat16
     with torch.no_grad():
         cell.update.bias.fill_(-1e3)
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,7 +11,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
 def draw(batch, length, size, dtype=torch.float64):
-    """The arguments of a sequence: as autocast gives them where dtype is bfloat16, with a state in float32."""
+    """The arguments of a sequence; for bfloat16 as under autocast, with a float32 state."""
     wide = torch.promote_types(dtype, torch.float32)
     shapes = [(batch, length, 3 * size), (batch, size), (2 * size, size), (size, size)]
     scales = [1.0, 1.0, size**-0.5, size**-0.5]

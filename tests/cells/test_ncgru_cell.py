@@ -1,4 +1,4 @@
-"""NCGRUCell is the GRU with an orthogonal candidate matrix, and stays it."""
+"""NCGRUCell is the GRU with an orthogonal candidate matrix, which stays orthogonal."""
 
 import copy
 
@@ -50,7 +50,7 @@ def test_orthogonal_through_a_thousand_steps(neumann):
     train(cell, 1000, 3e-3, check)
     assert worst < 1e-5
     assert (cell.candidate_weight - start).norm() > 1.0
-    assert exact < 500  # the series was at work, not exact inverses alone
+    assert exact < 500  # the series was used, not only exact inverses
 
 
 def test_both_ways_learn_the_same():

@@ -1,4 +1,4 @@
-"""The Neumann series around the last exact inverse: what it gives, how wrong it may be, and what is kept."""
+"""The Neumann series around the last exact inverse: its result, its error, and what is kept."""
 
 import copy
 import math
@@ -85,7 +85,7 @@ def test_the_refresh_interval():
 
 
 def test_calls_do_not_count_updates_do():
-    """The transform depends on what became of A, not on how often it was asked for."""
+    """The transform depends on how A changed, not on how often it was called."""
     cayley = make(Neumann(order=2, refresh_interval=3, tolerance=1e-2))
     often = copy.deepcopy(cayley)
     for entries, u, _ in drifting(cayley, 12):
@@ -95,7 +95,7 @@ def test_calls_do_not_count_updates_do():
 
 
 def test_gradients_are_those_of_the_exact_transform():
-    """To a relative distance of the order of the tolerance, where the inverse is approximated."""
+    """To a relative error of the order of the tolerance if the inverse is approximated."""
     tolerance = 1e-6
     cayley, weights = make(Neumann(order=3, tolerance=tolerance)), torch.randn(SIZE, SIZE, dtype=torch.float64)
     approximated = 0
@@ -117,7 +117,7 @@ def test_gradients_of_first_and_second_order():
 
 
 def test_an_earlier_graph_survives_later_updates():
-    """What autograd saved must not be the buffer that the next update overwrites."""
+    """Autograd must not save the buffer that the next update overwrites."""
     cayley = make(Neumann())
     entries = random_entries().requires_grad_()
     u = cayley(entries)
@@ -143,7 +143,7 @@ def test_nan_travels_and_does_not_stay():
 
 
 def test_saved_and_loaded_it_goes_on_as_before(tmp_path):
-    """Bit for bit, also over the exact inverses that come later."""
+    """Bit for bit, even across later exact inverses."""
     torch.manual_seed(3)
     cayley, walked, other = (NeumannCayley(SIZE, 3, Neumann(2, 5, 1e-4)) for _ in range(3))
     walk = [entries for entries, _, _ in drifting(walked, 33)]
@@ -165,7 +165,7 @@ def test_what_is_kept_is_computed_anew_after_a_load():
     entries = random_entries()
     cayley(entries)
     other(random_entries())
-    with torch.no_grad():  # wrong on purpose: whatever was there must not be used
+    with torch.no_grad():  # wrong on purpose, because it must not be used
         other.inverse.fill_(7.0)
         other.current.fill_(7.0)
     other.load_state_dict(cayley.state_dict())

@@ -1,4 +1,4 @@
-"""Linear layers for decoding: the numbers of torch's own at every size, and what rounding weights may cost."""
+"""Linear layers for decoding: torch's results at every size, and the error of rounded weights."""
 
 import pytest
 import torch

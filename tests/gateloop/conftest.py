@@ -17,12 +17,12 @@ class Inputs(NamedTuple):
     state: Tensor
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """Change the precision; what is complex stays so."""
+        """Change the precision; complex numbers stay complex."""
         return Inputs(*(x.to(dtype.to_complex() if x.is_complex() else dtype) for x in self))
 
 
 class Case(NamedTuple):
-    """Sizes of one case: d_a is 1 or d_qk; what is named in `complex_` is complex."""
+    """Sizes of one case: d_a is 1 or d_qk; `complex_` names the complex tensors."""
 
     heads: int
     d_qk: int
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     complex_: str = ""
 
     def draw(self, length: int, batch: int = 2) -> Inputs:
-        """Draw float64 inputs with gates of magnitude below 1, most of them near it, all numbers exact in float32."""
+        """Draw float64 inputs with transitions of magnitude below 1, most near 1; all numbers are exact in float32."""
         shapes = {"q": (self.d_qk,), "k": (self.d_qk,), "v": (self.d_v,), "a": (self.d_a,)}
         drawn = {}
         for name, shape in shapes.items():
@@ -66,7 +66,7 @@ def case(request) -> Case:
 
 @pytest.fixture(params=REAL_CASES)
 def real_case(request) -> Case:
-    """One with real q, k and v."""
+    """A case with real q, k and v."""
     return CASES[request.param]
 
 

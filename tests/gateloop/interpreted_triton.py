@@ -85,7 +85,7 @@ def test_its_own_plans(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_output_sends_its_gradient_back(kind):
-    """y, the states and the last state, each alone; the others send nothing."""
+    """y, the states and the last state, each alone; the others have no gradient."""
     tensors = draw(1, 4, 3, kind)
     n = len(run(tensors, "reference")) - len(tensors)
     for chosen in [*itertools.combinations(range(n), 1), range(1, n)]:
@@ -107,7 +107,7 @@ def test_without_gradients_only_the_last_state_is_kept(kind):
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_layouts(kind):
-    """q, k, v from one projection, gates for all steps, planes of a complex tensor, channels that are no neighbours."""
+    """q, k, v from one projection, one transition for all steps, planes of a complex tensor, channels with gaps."""
     tensors = draw(2, 7, 5, kind)
     tensors[:3] = torch.randn(2, 7, 15, dtype=torch.float64, device=DEVICE).split(5, -1)
     tensors[3] = tensors[3][:, :1].expand(2, 7, 5)

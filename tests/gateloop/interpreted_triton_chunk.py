@@ -23,7 +23,7 @@ NAMES = ("y", "last state", "dq", "dk", "dv", "da", "dstate")
 
 
 class Case(NamedTuple):
-    """Sizes; whether there is a gate per key channel; "a" for complex gates, "qa" for all complex."""
+    """Sizes; whether each key channel has a transition; "a" for complex transitions, "qa" for all complex."""
 
     batch: int
     length: int
@@ -46,7 +46,7 @@ class Case(NamedTuple):
         return [to_number(x, number).to(DEVICE) for x in (q, k, v, a, state)]
 
 
-# with chunks of 8 steps: one chunk, several, a last one of a single step; and several tiles of each side
+# with chunks of 8 steps: one chunk, several, a last one of a single step; and several tiles on each side
 CASES = {
     "one step": Case(1, 1, 1, 5, 3),
     "two steps": Case(2, 2, 1, 5, 3, vector=True, complex_="a"),
@@ -90,7 +90,7 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 @pytest.fixture(autouse=True)
 def _short_chunks(request, monkeypatch):
-    """Blocks of 4 steps, which a card could not multiply; on one, chunks are cut as they are."""
+    """Blocks of 4 steps, which a card cannot multiply; on a card, chunks keep their size."""
     if INTERPRETED and "own_sizes" not in request.fixturenames:
         monkeypatch.setattr(triton_chunk, "_BLOCK", 4)
         monkeypatch.setattr(triton_chunk, "_SPAN", 8)
@@ -98,12 +98,12 @@ def _short_chunks(request, monkeypatch):
 
 @pytest.fixture
 def own_sizes():
-    """Ask for chunks and blocks as long as they are."""
+    """Keep the size of chunks and blocks."""
 
 
 @pytest.fixture(autouse=True)
 def _quick_calls(monkeypatch):
-    """The interpreter prepares the language anew whenever a kernel calls a function; here once for each of Triton's."""
+    """The interpreter prepares the language whenever a kernel calls a function; here once per function of Triton."""
     if INTERPRETED:
         from triton.runtime import interpreter
 
@@ -133,7 +133,7 @@ def test_at_its_own_sizes(case):
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("complex_", ["", "a"])
 def test_gates_of_nothing_little_and_all(vector, complex_):
-    """Gates of 0, 1e-6, 1 and 1e6 next to each other; a gate of 0 has a gradient too."""
+    """Transitions of 0, 1e-6, 1 and 1e6 next to each other; a transition of 0 has a gradient too."""
     q, k, v, a, state = Case(1, 19, 1, 5, 3, vector, complex_).draw()
     sizes = torch.tensor([0, 1e-6, 1, 1, 1, 1e6], dtype=NUMBER, device=DEVICE)
     a = a / a.abs() * sizes[torch.randint(6, a.shape, device=DEVICE)].clamp_max(1 if DEVICE.type == "cuda" else 1e6)
@@ -148,7 +148,7 @@ def test_gates_of_nothing_little_and_all(vector, complex_):
 @pytest.mark.usefixtures("own_sizes")
 @pytest.mark.parametrize("gate", [1e-6, 1.0])
 def test_single_precision_over_a_chunk_of_equal_gates(gate):
-    """Such gates multiply to 1e-210, which no float holds; neighbours still see each other."""
+    """These transitions multiply to 1e-210, which float32 cannot hold; neighbours still see each other."""
     q, k, v, _, state = Case(1, 35, 1, 5, 3).draw(torch.float32)
     a = torch.full((1, 35, 1, 1), gate, device=DEVICE)
     actual = run(chunk_by_kernels, [q, k, v, a, state])
@@ -164,7 +164,7 @@ def test_either_output_alone_sends_its_gradient_back(chosen):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_types_through_the_front_door(dtype):
-    """Read as they are and computed in float32; y and gradients are rounded once, the states not at all."""
+    """Read in their type and computed in float32; y and gradients are rounded once, states never."""
     q, k, v, a, state = Case(1, 5, 1, 5, 3).draw(torch.float32)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     front = lambda *x: gate_loop(*x[:4], state=x[4], mode="chunk", backend="triton")  # noqa: E731
@@ -181,7 +181,7 @@ def test_half_types_through_the_front_door(dtype):
 
 
 def test_the_front_door(monkeypatch):
-    """By name it runs the kernels or says why not; "auto" takes them on a card only, where they apply."""
+    """By name it runs the kernels or says why not; "auto" uses them only on a card, if they apply."""
     launched = []
     original = operator.chunk_by_kernels
     monkeypatch.setattr(operator, "chunk_by_kernels", lambda *x: launched.append(1) or original(*x))
@@ -220,7 +220,7 @@ def test_the_front_door(monkeypatch):
 
 
 def test_memory_layouts():
-    """q, k, v from one projection, gates for all steps, channels that are no neighbours, conjugates."""
+    """q, k, v from one projection, one transition for all steps, channels with gaps, conjugates."""
     case = Case(2, 2, 2, 5, 5, True, "qa")
     q, k, v, a, state = case.draw()
     q, k, v = torch.cat([q, k, v], -1).split(5, -1)

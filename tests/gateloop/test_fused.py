@@ -1,4 +1,4 @@
-"""The fused kernels of the max-headed GateLoop: exact rounding, layouts, what is kept, the operator, the compiler."""
+"""The fused kernels of the max-headed GateLoop: exact rounding, layouts, the states that are kept, derivatives."""
 
 import itertools
 
@@ -69,7 +69,7 @@ def test_odd_sizes(channels, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_combination_of_outputs_sends_its_gradient_back(kind):
-    """y, the states and the last state, each alone and together; the others send nothing."""
+    """y, the states and the last state, each alone and together; the others have no gradient."""
     arguments = draw(2, 5, 19, kind)
     n = len(run(arguments, "reference")) - len(flatten(*arguments))
     for chosen in itertools.chain.from_iterable(itertools.combinations(range(n), k) for k in range(1, n + 1)):
@@ -100,7 +100,7 @@ def test_third_derivatives(kind):
 
 
 def test_higher_derivatives_where_one_input_is_another_or_comes_from_it():
-    """Each place is to get its own share: x is q and k, v comes from k, the state from both."""
+    """Each argument must get its own share: x is q and k, v comes from k, the state from both."""
 
     def derivatives(backend):
         x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(1, 4, 3).requires_grad_()
@@ -135,7 +135,7 @@ def test_second_derivatives_where_only_some_inputs_ask():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_float32_rounded_at_the_end(kind):
-    """q, k, v, y and their gradients are bfloat16; whatever lies between is computed in float32."""
+    """q, k, v, y and their gradients are bfloat16; everything between is computed in float32."""
     for channels in (1, 17, 65):
         narrow = draw(2, 9, channels, kind, torch.bfloat16, torch.float32)
         wide = [x.float() for x in flatten(*narrow)]
@@ -213,7 +213,7 @@ def test_memory_layouts(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_one_projection(kind):
-    """As the layer makes them: q, k, v and the gates are slices of two tensors, whose gradients come back whole."""
+    """As in the layer: q, k, v and the transitions are slices of two tensors, which get whole gradients."""
     batch, length, d = 2, 6, 21
     qkv = torch.randn(batch, length, 3 * d, dtype=torch.float64, requires_grad=True)
     gates = (0.5 * torch.randn(batch, length, 2 * d, dtype=torch.float64)).requires_grad_()
@@ -281,7 +281,7 @@ def test_the_real_part_is_that_of_the_whole(real_case):
 
 
 def test_the_real_part_takes_bfloat16_as_it_comes():
-    """Under autocast q, k, v are bfloat16 and the gates float32: nothing is rounded but the result."""
+    """Under autocast q, k, v are bfloat16 and the transitions float32: only the result is rounded."""
     q, k, v = torch.randn(3, 2, 30, 7, 1).bfloat16()
     a = Planes(*(torch.randn(2, 2, 30, 7, 1) * 0.6))
     state = torch.randn(2, 7, 1, 1, dtype=torch.complex64)

@@ -81,7 +81,7 @@ def differentiate(function, inputs):
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("mode", "compiler"),
-    # Inductor has no code for complex numbers: what is all torch goes to the tracer alone
+    # Inductor has no code for complex numbers: modes in plain torch only go through the tracer
     [("fused", "inductor"), ("scan", "inductor"), ("recurrent", "aot_eager"), ("attention", "aot_eager")],
 )
 def test_compile_equals_eager(mode, compiler):

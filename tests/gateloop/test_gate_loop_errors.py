@@ -7,7 +7,7 @@ from recurra import gate_loop
 
 
 def arguments(**changes):
-    """Valid arguments for B = 2, L = 5, H = 3, d_qk = 4, d_v = 6, but for the changes."""
+    """Valid arguments for B = 2, L = 5, H = 3, d_qk = 4, d_v = 6, except for the changes."""
     shapes = {"q": (2, 5, 3, 4), "k": (2, 5, 3, 4), "v": (2, 5, 3, 6), "a": (2, 5, 3, 1), "state": (2, 3, 4, 6)}
     return {name: torch.ones(shape) for name, shape in shapes.items()} | changes
 

@@ -96,7 +96,7 @@ def test_without_a_state_it_starts_from_zeros(case):
 
 
 def test_a_stream_may_be_cut_anywhere(case):
-    """Outputs, last state and gradients, with another mode for every piece."""
+    """Outputs, last state and gradients, with a different mode for each piece."""
     inputs = case.draw(41)
     modes = list(modes_for(inputs).values())
 
@@ -115,11 +115,11 @@ def test_a_stream_may_be_cut_anywhere(case):
 
 @pytest.mark.parametrize("length", [1, 3, 17, 40])
 def test_gates_of_exactly_zero(case, length):
-    """A gate of 0 forgets everything; its own gradient is not 0. Some of them, several in a block, and all of them."""
+    """A transition of 0 forgets everything, but its own gradient is not 0: for some, several in a block, and all."""
     for share in (0.2, 1.0):
         inputs = case.draw(length)
         chosen = torch.rand(inputs.a.shape) < share
-        chosen[:, -1] = True  # the newest gate of all has nothing after it
+        chosen[:, -1] = True  # nothing comes after the newest transition
         inputs = inputs._replace(a=torch.where(chosen, torch.zeros_like(inputs.a), inputs.a))
         expected = run(inputs, "recurrent")
         assert expected[5][chosen].abs().min() > 0
@@ -129,7 +129,7 @@ def test_gates_of_exactly_zero(case, length):
 
 @pytest.mark.parametrize("gate", [1e-30, 1e-12, 2e-38])
 def test_tiny_gates(case, gate):
-    """The product of two gates of 1e-30 is 0 in float32: no reciprocal of it may be formed."""
+    """The product of two transitions of 1e-30 is 0 in float32: nothing may divide by it."""
     inputs = case.draw(35)
     inputs = inputs._replace(a=inputs.a / inputs.a.abs() * gate).to(torch.float32)
     expected = run(inputs.to(torch.float64), "recurrent")
@@ -140,7 +140,7 @@ def test_tiny_gates(case, gate):
 
 
 def test_tiny_gates_beside_others(case):
-    """After a drop by 1e-30 the old state may come back: gates above 1 lift it again."""
+    """After a drop by 1e-30 the old state can come back: transitions above 1 lift it again."""
     inputs = case.draw(12)
     inputs.a[:, 2] *= 1e-30
     inputs.a[:, 5] *= 1e-12
@@ -171,7 +171,7 @@ def test_products_that_underflow_over_a_long_sequence():
 
 @pytest.mark.parametrize("d_a", [1, 3])
 def test_chunks_keep_neighbours_apart_by_gates_of_a_millionth(d_a):
-    """Over a chunk such gates multiply to 1e-384, which no float holds; neighbours still see each other."""
+    """Over a chunk these transitions multiply to 1e-384, which no float holds; neighbours still see each other."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 130, 2, 3)
     a = torch.full((2, 130, 2, d_a), 1e-6).requires_grad_()
@@ -229,7 +229,7 @@ def test_second_derivatives_by_differences(mode, name, cases):
 
 @pytest.mark.parametrize("mode", ["recurrent", "scan", "chunk", "attention", "fused"])
 def test_the_same_tensor_in_several_places(mode):
-    """x as q, k and v, and gates that come from it, differentiated twice."""
+    """x as q, k and v, and transitions computed from it, differentiated twice."""
 
     def gradients(mode):
         x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(1, 6, 2, 1).requires_grad_()
@@ -274,11 +274,11 @@ def test_empty_input(shape):
 
 
 def test_strided_and_expanded_input(case):
-    """Chunks of one projection, gates shared by all steps, a transposed layout: as a layer may hand them over."""
+    """Chunks of one projection, transitions shared by all steps, a transposed layout: as a layer may pass them."""
     inputs = case.draw(7)
     strided = []
     for x in inputs:
-        twice = torch.stack([x, x + 1], -1)[..., 0]  # no neighbour of an element is the next one
+        twice = torch.stack([x, x + 1], -1)[..., 0]  # an element and the next one are not neighbours
         strided.append(twice.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 3 else twice)
     shared = inputs.a[:1, :1].expand_as(inputs.a)
     for name, (mode, backend) in modes_for(inputs).items():

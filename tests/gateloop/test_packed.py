@@ -72,7 +72,7 @@ def test_errors(case, unchecked):
 
 
 def test_the_mode_is_chosen_for_all_sequences():
-    """Alone, a single step of such heads is mode "recurrent", which knows no kernels."""
+    """Alone, a single step of such heads runs in mode "recurrent", which has no kernels."""
     q, k, v, a = (torch.randn(1, 6, 2, size, dtype=torch.float64) for size in (3, 3, 2, 1))
     y, last = gate_loop(q, k, v, a, cu_seqlens=torch.tensor([0, 5, 6]), backend="numba")
     expected, h = gate_loop(q[:, 5:], k[:, 5:], v[:, 5:], a[:, 5:])

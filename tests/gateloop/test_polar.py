@@ -1,4 +1,4 @@
-"""Magnitude and phase to the planes of a complex gate."""
+"""From magnitude and phase to the planes of a complex transition."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_particular_angles():
 
 
 def test_derivatives_by_differences():
-    """First and second ones; of both planes, and of each alone."""
+    """First and second derivatives of both planes, and of each alone."""
     magnitude = torch.rand(3, dtype=torch.float64, requires_grad=True)
     phase = torch.randn(3, dtype=torch.float64, requires_grad=True)
     for function in (
@@ -40,7 +40,7 @@ def test_derivatives_by_differences():
 
 
 def test_gradients_where_the_magnitude_is_zero():
-    """The phase has none there, the magnitude has: sine and cosine are not divided out of the planes."""
+    """There the phase has no gradient and the magnitude has: no plane is divided by sine or cosine."""
     magnitude = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     phase = torch.randn(4, dtype=torch.float64, requires_grad=True)
     re, im = polar_planes(magnitude, phase)

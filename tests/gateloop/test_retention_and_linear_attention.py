@@ -1,4 +1,4 @@
-"""GateLoop with its gates set as in section 3.1 is RetNet's retention, and with gates of 1 it is linear attention."""
+"""GateLoop with transitions as in section 3.1 is RetNet's retention; with transitions of 1 it is linear attention."""
 
 import math
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from recurra.gateloop import softmax_attention
 
-# queries, steps, window: alone, within a block, over blocks of 64, after a past, a window that cuts or does not
+# queries, steps, window: one, within a block, over blocks of 64, after a past, with a window that cuts or does not
 SIZES = [
     (1, 1, None),
     (5, 5, None),
@@ -25,7 +25,7 @@ GATES = ["scalar", "vector", "complex scalar", "complex vector"]
 
 
 def draw(n_queries: int, n_steps: int, gates: str, heads: int = 2, d_qk: int = 3, d_v: int = 2):
-    """Float64 inputs with numbers exact in float32: gates of magnitude below 1, most near it, of any phase or sign."""
+    """Float64 inputs, exact in float32: transitions of magnitude below 1, most near 1, of any phase or sign."""
     shape = (2, n_steps, heads)
     q, k, v = (torch.randn(*shape, d).double() for d in (d_qk, d_qk, d_v))
     magnitude = torch.sigmoid(2 + 2 * torch.randn(*shape, d_qk if "vector" in gates else 1))
@@ -119,7 +119,7 @@ def test_a_stream_may_be_cut_anywhere(gates):
 
 @pytest.mark.parametrize("gates", GATES)
 def test_gates_of_exactly_zero(gates):
-    """In value and gradient, in the block and in what came before it, several of them too."""
+    """In value and gradient, in the block and before it, and several of them."""
     q, k, v, a = draw(70, 80, gates)
     a[:, [3, 5, 40, 41, 76]] = 0
     expected = differentiate(by_the_equations, [q, k, v, a])
@@ -129,7 +129,7 @@ def test_gates_of_exactly_zero(gates):
 
 @pytest.mark.parametrize("gate", [0.1, 1e-12, 1e-30])
 def test_products_that_underflow(gate):
-    """Pi is 0 in float32 after two gates of 1e-30: no reciprocal of it may be formed."""
+    """Pi is 0 in float32 after two transitions of 1e-30: nothing may divide by it."""
     q, k, v, a = draw(80, 80, "vector")
     a = (a.sign() * gate).float().double()
     expected = differentiate(by_the_equations, [q, k, v, a])
@@ -155,7 +155,7 @@ def test_autocast_changes_nothing():
 
 @pytest.mark.parametrize("window", [None, 16])
 def test_memory_has_no_square_of_the_steps_for_every_channel(window):
-    """What is kept for the gradients of vector gates: scores, and per block of 64 steps its past once per channel."""
+    """Memory for the gradients of vector transitions: scores, and per block of 64 steps its past in all channels."""
     length, d = 512, 32
     q, k, v, a = (torch.rand(1, length, 1, d, requires_grad=True) for _ in range(4))
     kept = {}

@@ -1,4 +1,4 @@
-"""All Triton kernels compile for two generations of cards, down to machine code; that needs Triton, but no card.
+"""All Triton kernels compile for two generations of cards, down to machine code; this needs Triton, but no card.
 
 Beside the interpreter, which takes what a compiler refuses, this is what can be known without a card.
 """
@@ -25,7 +25,7 @@ TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
-    """Let launches compile for `compiled.target` instead of running; gives the assembler text by kernel name."""
+    """Make launches compile for `compiled.target` instead of running; collects the assembler text by kernel name."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     texts = {}
 
@@ -88,7 +88,7 @@ def test_fused(compiled, target, number, plane, is_complex):
 
 @pytest.mark.parametrize("channels", [1, 5])
 def test_single_steps(compiled, channels):
-    """Sizes of 1 are constants to the compiler, and kernels of their own."""
+    """To the compiler, sizes of 1 are constants, and make separate kernels."""
     compiled["target"] = 80
     a, x0 = torch.zeros(2, 1, channels), torch.zeros(2, channels)
     scan_kernels.scan_into(a, a, a, x0, True)

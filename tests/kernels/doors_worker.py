@@ -1,6 +1,6 @@
-"""Calls that must not reach a kernel. Each is made here, in a process of its own: let through, most of them crash it.
+"""Calls that must not reach a kernel, made in a process of their own, because without the checks most of them crash it.
 
-Every line printed is a case's name, a tab, and what became of the call. test_doors.py runs this file and reads them.
+Each printed line is a case's name, a tab, and the result of the call. test_doors.py runs this file and reads them.
 """
 
 import faulthandler
@@ -29,14 +29,14 @@ OTHER_STATES = {"batch": (1, 70), "channels": (4, 71), "dimensions": (4, 1, 70)}
 
 
 def wrong(shape, others, dtype=torch.float32):
-    """Tensors that differ from ones(*shape) in one thing each."""
+    """Tensors that each differ from ones(*shape) in one way."""
     cases = {kind: ones(*other, dtype=dtype) for kind, other in others.items()}
     other_type = torch.float64 if dtype != torch.float64 else torch.float32
     return cases | {"type": ones(*shape, dtype=other_type), "device": ones(*shape, dtype=dtype, device="meta")}
 
 
 def each_wrong(call, good, wrong_ones):
-    """One case for every argument of `call` that is replaced by each of its `wrong_ones`, by name."""
+    """One case for each of `wrong_ones`, which replaces the argument of its name."""
     cases = {}
     for name, bad in wrong_ones.items():
         for kind, tensor in bad.items():

@@ -1,4 +1,4 @@
-"""Nothing that does not fit gets past a kernel's door: shape, type, device and layout are checked before an address."""
+"""Operators check shape, type, device and layout of every tensor before a kernel takes its address."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def test_every_wrong_argument_is_refused_by_name():
-    """In a process of their own: without the checks, most of these calls end it."""
+    """In a process of their own, because without the checks most of these calls end it."""
     variables = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "doors_worker.py")]
     result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)

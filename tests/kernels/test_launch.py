@@ -13,8 +13,8 @@ import recurra
 from recurra.kernels import launch
 from recurra.kernels.launch import Kernel
 
-# What the programs below share. The work is enough for several threads of a kernel, and the tensors are small enough
-# for torch to stay with one: in a forked child torch's own threads would hang.
+# What the programs below share. There is enough work for a kernel to use several threads, and little enough for torch
+# to use one: in a forked child torch's own threads would hang.
 PRELUDE = """
 import os, sys, threading
 import torch, recurra
@@ -71,7 +71,7 @@ def loop(n):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel that tells which of its two forms ran."""
+    """A kernel that records which of its two forms ran."""
     kernel, taken = Kernel(loop), []
     monkeypatch.setattr(kernel, "_serial", lambda *_: taken.append("serial"))
     monkeypatch.setattr(kernel, "_parallel", lambda *_: taken.append(("parallel", numba.get_num_threads())))
@@ -132,7 +132,7 @@ def test_a_kernel_that_raises_leaves_the_threads_free(kernel, monkeypatch):
 
 @pytest.mark.parametrize("layer", ["default", "workqueue"])
 def test_threads_and_forked_children(layer, run_python):
-    """However many threads, beside other threads and in forked children: the same results to the last bit."""
+    """With any number of threads, next to other threads and in forked children, results are the same bit for bit."""
     printed = run_python(
         PRELUDE
         + """
@@ -150,7 +150,7 @@ Kernel.__call__ = counted
 for threads in (2, 3, 4):
     torch.set_num_threads(threads)
     parallel.clear()
-    # forward and backward of four operators; rows are split where there are fewer sequences than threads
+    # forward and backward of four operators; rows are split if there are fewer sequences than threads
     right = same(everything(), expected) and len(parallel) == 8 and (threads == 2 or max(parallel) > 2)
     print("threads", threads, right)
 Kernel.__call__ = call
@@ -212,7 +212,7 @@ print("parent", same(everything(), expected))
 
 
 def test_a_child_forked_before_the_first_kernel_runs_kernels(run_python):
-    """Torch's own parallel operators in the parent are enough to make threads impossible in the child."""
+    """A parent that has run only torch's own parallel operators already makes threads impossible in its child."""
     printed = run_python(
         """
 import os, torch, recurra
@@ -290,7 +290,7 @@ def test_compiled_code_is_as_new_as_what_it_is_made_of(tmp_path, run_python, cha
 
 
 def test_no_folder_for_compiled_code(tmp_path, run_python):
-    """Neither beside the source nor in the user's folder; files stand where the folders would be made."""
+    """Neither next to the source nor in the user's folder: files stand in place of both folders."""
     copy = tmp_path / "package" / "recurra"
     shutil.copytree(Path(recurra.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in [p for p in copy.rglob("*") if p.is_dir()]:

@@ -1,4 +1,4 @@
-"""How a kernel is told of a tensor, and how rows are split between jobs."""
+"""How tensors are described to a kernel, and how rows are split between jobs."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The short vectors of the kernels: each operation in a kernel of its own, against torch and against integers."""
+"""The short vectors of the kernels: each operation in its own kernel, against torch and against integers."""
 
 from functools import cache
 

@@ -29,7 +29,7 @@ def plain_scan() -> Callable[..., Tensor]:
 
 @pytest.fixture(scope="session")
 def gates() -> Callable[..., Tensor]:
-    """Draw gates of magnitude below 1, with a phase where they are complex."""
+    """Draw transitions of magnitude below 1, with a phase if they are complex."""
 
     def draw(*shape: int, dtype: torch.dtype = torch.float64, requires_grad: bool = False) -> Tensor:
         wide = torch.complex128 if dtype.is_complex else torch.float64

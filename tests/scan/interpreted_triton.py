@@ -148,7 +148,7 @@ def test_opcheck():
 
 
 def test_gates_beyond_range():
-    """In one piece of time no product of gates is formed that the states do not hold themselves."""
+    """With time in one piece, no product of transitions is formed that the states do not contain."""
     b = torch.zeros(1, 9, 2, device=DEVICE, dtype=torch.float64)
     a = torch.full_like(b, 1e200)
     b[0, 8] = 1

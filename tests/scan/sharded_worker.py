@@ -25,7 +25,7 @@ def count_exchanges(gather):
 
 
 def solve(problem, rank, group):
-    """Scan this rank's piece; gives h, the gradients of a, b and h0 for the incoming dh, and the exchanges' sizes."""
+    """Scan this rank's piece; return h, the gradients of a, b and h0 for the incoming dh, and the exchanges' sizes."""
     edges = [0, *torch.tensor(problem["lengths"]).cumsum(0).tolist()]
     piece = slice(edges[rank], edges[rank + 1])
     a, h0 = problem["a"], problem["h0"]
@@ -83,7 +83,7 @@ def main():
     torch.save(results, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # all is written, and an orderly end takes the interpreter as long as the start
+    os._exit(0)  # everything is written, and an orderly end takes as long as the start
 
 
 main()

@@ -21,7 +21,7 @@ METHODS = ("blelloch", "hillis_steele", "sequential")
 class Text(NamedTuple):
     """Strings as rows of letters and their lengths; joining them is associative and does not commute."""
 
-    letters: torch.Tensor  # (B, L, capacity), 0 where nothing stands
+    letters: torch.Tensor  # (B, L, capacity), 0 at empty places
     length: torch.Tensor  # (B, L)
 
     @classmethod

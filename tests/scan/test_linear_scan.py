@@ -20,7 +20,7 @@ ODD_SIZES = (1, 2, 3, 5, 8, 12, 15, 16, 17, 31, 33, 63, 65, 100)
 
 
 def assert_near(actual, expected):
-    """The same numbers up to the rounding of `actual`'s own type."""
+    """The same numbers, up to rounding in `actual`'s own type."""
     tolerance = 50 * torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual.to(expected.dtype), expected, rtol=tolerance, atol=tolerance)
 
@@ -234,7 +234,7 @@ def test_a_gate_of_magnitude_one_turns_without_growing():
     torch.testing.assert_close(h[0, -1], a**1000, rtol=1e-11, atol=0)
 
 
-# Complex numbers near overflow are left out: the order in which torch rounds their products is not one and the same.
+# No complex numbers near overflow: torch does not always round their products in the same order.
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, 1e-30, 1e-44, torch.inf, -torch.inf, torch.nan, -1e30])
 
 
@@ -251,7 +251,7 @@ def test_nan_and_infinity_travel_as_in_the_reference(dtype, reverse, seed):
 
     a, b, h0 = draw(2, 3, 53), draw(2, 3, 53), draw(2, 53)
     numba, reference = (linear_scan(a, b, h0, reverse=reverse, backend=name) for name in ("numba", "reference"))
-    if dtype.is_complex:  # torch adds complex numbers as x + (1 + 0i) y, so that one infinite part makes the other NaN
+    if dtype.is_complex:  # torch adds complex numbers as x + (1 + 0i) y, so one infinite part makes the other NaN
         finite = reference.isfinite()
         assert torch.equal(numba.isfinite(), finite)
         torch.testing.assert_close(numba[finite], reference[finite], rtol=1e-6, atol=1e-44)

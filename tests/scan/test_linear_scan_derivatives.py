@@ -154,7 +154,7 @@ def test_only_what_asks_for_a_gradient_gets_one(backend, gates):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gate", [0.0, 1.0, 1e-30, -1.5])
 def test_gradients_at_particular_gates(gate, backend):
-    """A gate of 0 lets no gradient past and gets one itself; no gate, however small, makes NaN."""
+    """A transition of 0 stops gradients and has one itself; no transition, however small, produces NaN."""
     a = torch.full((2, 6, 17), gate, dtype=torch.float64, requires_grad=True)
     b, h0 = torch.randn(2, 6, 17, dtype=torch.float64, requires_grad=True), torch.ones(2, 17, requires_grad=True)
     dh = torch.randn(2, 6, 17, dtype=torch.float64)
@@ -211,7 +211,7 @@ def test_memory_layouts_of_inputs_and_incoming_gradients(dtype, gates):
 
 
 def test_incoming_gradients_that_are_expanded(gates):
-    """h.sum() hands back one number with strides of zero, and a sum over some dimensions rows with some of them."""
+    """The gradient of h.sum() is one number with strides of 0; a sum over some dimensions gives some such strides."""
     inputs = [gates(2, 5, 19, requires_grad=True), *(gates(*s, requires_grad=True) for s in ((2, 5, 19), (2, 19)))]
     for reduce in (
         lambda h: h.sum(),
@@ -238,7 +238,7 @@ def test_every_element_of_every_gradient_is_written(dtype, gates):
 
 
 def test_a_long_recurrence_passes_its_gradient_back_to_the_start(gates):
-    """The gradient of the last state with respect to h0 is the product of all gates."""
+    """The gradient of the last state with respect to h0 is the product of all transitions."""
     a = (1 - 1e-3 * torch.rand(1, 3000, 5, dtype=torch.float64)).requires_grad_()
     h0 = torch.ones(1, 5, dtype=torch.float64, requires_grad=True)
     h = linear_scan(a, torch.zeros(1, 3000, 5, dtype=torch.float64), h0, backend="numba")

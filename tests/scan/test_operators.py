@@ -44,7 +44,7 @@ def test_opcheck_of_other_memory_layouts():
 
 
 def test_shapes_without_numbers():
-    """On the meta device and as fake tensors the operators give shapes and types, and touch no memory."""
+    """On the meta device and for fake tensors the operators return shapes and types, and touch no memory."""
     for dtype in FULL_TYPES:
         a = torch.empty(2, 5, 3, dtype=dtype, device="meta")
         h = torch.ops.recurra.linear_scan(a, a, a[:, 0], False)
@@ -155,7 +155,7 @@ def test_hessian_agrees_with_the_reference():
 
 
 def test_jvp_is_the_difference_quotient():
-    """Against differences, for the reference's own jvp comes from torch."""
+    """Against differences, because the reference's own jvp comes from torch."""
     x, dx = (tuple(draw(*s) for s in ((2, 9, 3), (2, 9, 3), (2, 3))) for _ in range(2))
     for reverse in (False, True):
         f = scan_of("numba", reverse)
@@ -268,7 +268,7 @@ def test_compiled_graphs_hold_one_operator_each_way():
 
 @pytest.mark.compile
 def test_compiled_forward_derivatives_raise_or_are_right():
-    """The compiler looks past the rule for forward derivatives: it must not give zeros without a word."""
+    """The compiler looks past the rule for forward derivatives: it must not silently return zeros."""
     x, dx = (tuple(draw(*s) for s in ((2, 4, 3), (2, 4, 3), (2, 3))) for _ in range(2))
     torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="no derivative"):

@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 WORLD = 4
 BATCH, CHANNELS = 2, 5
 
-# lengths of the pieces, type, shape of the gates (-1 stands for the time), where h0 is given
+# lengths of the pieces, type, shape of a (-1 for time), which ranks pass h0
 CASES = {
     "two": ((18, 19), torch.float64, (BATCH, -1, CHANNELS), "first"),
     "two in float32": ((13, 8), torch.float32, (BATCH, -1, CHANNELS), "all"),
@@ -40,9 +40,9 @@ def pose(lengths, dtype, gate_shape, h0_where):
     length = sum(lengths)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     a = torch.randn([length if n == -1 else n for n in gate_shape], dtype=wide)
-    a = 0.97 * a / (0.3 + a.abs())  # magnitudes up to almost 1, so that carries reach over several pieces
+    a = 0.97 * a / (0.3 + a.abs())  # magnitudes up to almost 1, so that states reach over several pieces
     if a.dim() == 3 and length == 16:
-        a[:, 6] = 0.0  # the states before step 6 are forgotten, and no gradient is NaN for it
+        a[:, 6] = 0.0  # the states before step 6 are forgotten, without a NaN in any gradient
     b, dh = torch.randn(2, BATCH, length, CHANNELS, dtype=wide).to(dtype)
     h0 = None if h0_where == "none" else torch.randn(BATCH, CHANNELS, dtype=wide).to(dtype)
     return {
@@ -90,7 +90,7 @@ def test_the_pieces_make_the_whole(name, problems, solutions):
     expected = of_the_whole(problem)
     tolerance = TOLERANCE.get(problem["b"].dtype, 3e-6)
     close = {"rtol": tolerance, "atol": tolerance}
-    for first in range(0, WORLD, members):  # pairs work beside each other
+    for first in range(0, WORLD, members):  # two pairs work side by side
         pieces = [solutions[rank][name] for rank in range(first, first + members)]
         torch.testing.assert_close(torch.cat([p["h"] for p in pieces], 1), expected["h"], **close)
         torch.testing.assert_close(torch.cat([p["b"] for p in pieces], 1), expected["b"], **close)
@@ -105,7 +105,7 @@ def test_the_pieces_make_the_whole(name, problems, solutions):
 
 
 def test_carries_reach_from_the_first_piece_to_the_last(problems):
-    """Were the gates small, pieces on their own would pass all of the above."""
+    """With small transitions, independent pieces would pass all of the above."""
     problem = problems["four"]
     b = problem["b"].clone()
     b[:, 0] += 1

@@ -72,7 +72,7 @@ def multiply_rows(w, scale, bias, x, y, vectors, n_in, n_out, first, last, size,
 
 @cache
 def matvec_kernel(number: str) -> Kernel:
-    """Give the kernel for weights of "float32", "bfloat16" or "int8"."""
+    """Return the kernel for weights of "float32", "bfloat16" or "int8"."""
     weights, weight, ahead = rows_of(number)
     size = weights.n_bytes
 
