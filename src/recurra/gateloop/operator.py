@@ -74,6 +74,13 @@ def gate_loop(
     _check(q, k, v, a, state, mode, cu_seqlens)
     if cu_seqlens is not None:
         return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
+    return _compute(q, k, v, a, state, mode, backend)
+
+
+def _compute(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Convert the arguments, which are checked, to their dtypes, and run the mode."""
     chosen = choose_mode(mode, q, k, v, a, state)
     if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"

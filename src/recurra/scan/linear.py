@@ -61,7 +61,6 @@ def linear_scan(
     check_shapes(a, b, h0, cu_seqlens)
     chosen = choose_backend(backend, b.device)
     computed = torch.float32 if dtype in HALF else dtype
-    batch, length = b.shape[:2]
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)
     a, b, h0 = a.to(computed), b.to(computed), None if h0 is None else h0.to(computed)
@@ -70,16 +69,22 @@ def linear_scan(
     h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return (a * b + h0.unsqueeze(1)).to(dtype) if out is None else out
+    return _flattened(a, b, h0, reverse, chosen, out).to(dtype)
+
+
+def _flattened(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
+    """Run the scan with all channels as one dimension, into `out` if that is given."""
+    batch, length = b.shape[:2]
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
     flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
     if out is not None:
         scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
         return out
-    if chosen == "reference":
+    if backend == "reference":
         h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
     else:
-        h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, chosen)
-    return h.reshape(b.shape).to(dtype)
+        h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, backend)
+    return h.reshape(b.shape)
 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
