@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError, jaxtyped
+from tests.shape_checks import check
 from torch import Tensor
 
 import recurra
-from tests.shape_checks import check
 
 
 @jaxtyped(typechecker=check)
@@ -21,14 +21,14 @@ def test_shapes_that_fit_pass():
 
 
 def test_arguments_are_checked_by_themselves_and_against_each_other():
-    with pytest.raises(TypeCheckError, match="the parameters of .*first_steps"):
+    with pytest.raises(TypeCheckError, match=r"the parameters of .*first_steps"):
         first_steps(torch.zeros(5), torch.zeros(5), n=5)
-    with pytest.raises(TypeCheckError, match="the parameters of .*first_steps"):
+    with pytest.raises(TypeCheckError, match=r"the parameters of .*first_steps"):
         first_steps(torch.zeros(2, 5), torch.zeros(2, 1), n=5)
 
 
 def test_what_is_returned_is_checked_against_the_arguments():
-    with pytest.raises(TypeCheckError, match="the return value of .*first_steps"):
+    with pytest.raises(TypeCheckError, match=r"the return value of .*first_steps"):
         first_steps(torch.zeros(2, 5), torch.zeros(2, 5), n=4)
 
 
