@@ -148,7 +148,7 @@ class Mixer(nn.Module, ABC):
         """Say why no graph of this mixer serves any number of steps; empty if one does."""
         return ""
 
-    def _start(self, batch: int, real: torch.dtype, device: torch.device) -> Any:
+    def _start(self, batch: Any, real: torch.dtype, device: torch.device) -> Any:
         return type(self.state_layout)(
             *(
                 torch.zeros(
@@ -167,7 +167,7 @@ def _check_input(x: Tensor, d_model: int) -> None:
         raise ValueError(sentence("x", kind_of(x), f"real numbers of shape (batch, steps, d_model = {d_model})"))
 
 
-def _check_state(state: Any, layout: Any, batch: int, real: torch.dtype, device: torch.device) -> None:
+def _check_state(state: Any, layout: Any, batch: Any, real: torch.dtype, device: torch.device) -> None:
     """Compare a state with its layout. It runs once a call and layer, so the good case is a few comparisons."""
     if type(state) is not type(layout):
         raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
@@ -185,7 +185,7 @@ def _check_state(state: Any, layout: Any, batch: int, real: torch.dtype, device:
         raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
 
 
-def _fits(shape: torch.Size, batch: int, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> bool:
+def _fits(shape: torch.Size, batch: Any, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> bool:
     if len(shape) != len(expected) + 1 or shape[0] != batch:
         return False
     for size, wanted in zip(shape[1:], expected):
@@ -197,7 +197,7 @@ def _fits(shape: torch.Size, batch: int, expected: tuple[int | Steps, ...], size
     return True
 
 
-def _describe(batch: int, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> str:
+def _describe(batch: Any, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> str:
     """The shape that is expected, with a range for dimensions that count steps."""
     parts = [str(batch)]
     for size in expected:
