@@ -17,6 +17,7 @@ MIXERS = {  # one block each, so that one trace does for all
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
+    "min-gru": {},
     "retnet": {"n_heads": 3},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},

@@ -114,6 +114,7 @@ def test_a_mixer_without_masks_is_not_fed_padding():
             return y, SumState(y[:, -1].clone())
 
     x = torch.randn(4, 5, 3, dtype=torch.float64).masked_fill(~MASK[..., None], torch.nan)
+    assert Sum(3).initial_state(4).total.shape == (4, 3)  # no weight says of which type and where
     padded, state = Sum(3)(x, mask=MASK)
     packed, last = Sum(3)(x[MASK][None], cu_seqlens=torch.tensor([0, 3, 6, 7, 7]))
     assert not any(steps.isnan().any() for steps in seen)

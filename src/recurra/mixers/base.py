@@ -138,7 +138,8 @@ class Mixer(nn.Module, ABC):
         _check_state(state, self.state_layout, batch, real, weight.device)
 
     def _weight(self) -> Tensor:
-        return next(chain(self.parameters(), self.buffers()))  # a copy made for decoding may have only buffers
+        # a copy made for decoding may have only buffers, and a mixer of one's own nothing at all
+        return next(chain(self.parameters(), self.buffers()), torch.empty(0))
 
     def transition_parameters(self) -> set[nn.Parameter]:
         """The parameters of the transition a_n, which may want their own learning rate and weight decay; none here."""
