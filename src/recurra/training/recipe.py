@@ -21,6 +21,8 @@ from recurra.training.recipe_family import RecipeError, read_recipe
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
+_parsers: dict[type, ArgumentParser] = {}  # making one, from signatures and docstrings, takes longer than parsing
+
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a recipe and apply overrides.
@@ -35,7 +37,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     recipe = read_recipe(path)
-    kind, parser = _parser(path, recipe, overrides)
+    kind = _checked_kind(path, recipe, overrides)
+    parser = _shared_parser(kind)
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
         tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
@@ -52,7 +55,8 @@ def recipe_help(path: Path | str) -> str:
         RecipeError: as `load_recipe`.
     """
     recipe = read_recipe(path)
-    kind, parser = _parser(path, recipe, ())
+    kind = _checked_kind(path, recipe, ())
+    parser = _parser(kind)
     parser.set_defaults(dict(_values(recipe, _keys(kind))))
     return parser.format_help()
 
@@ -62,10 +66,8 @@ def to_yaml(experiment: Experiment) -> str:
     return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
 
 
-def _parser(
-    path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]
-) -> tuple[type[Experiment], ArgumentParser]:
-    """Return the experiment's class and a parser for its keys."""
+def _checked_kind(path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]) -> type[Experiment]:
+    """Return the experiment's class, all of whose keys in the recipe and the overrides are known."""
     name = recipe.get("experiment")
     if name not in EXPERIMENTS:
         raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(EXPERIMENTS))}")
@@ -78,10 +80,15 @@ def _parser(
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
+    return kind
+
+
+def _parser(kind: type[Experiment]) -> ArgumentParser:
+    """Make a parser for the keys of an experiment."""
     parser = ArgumentParser(prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False)
     parser.add_argument("--recipe", action="config", help=SUPPRESS)
     parser.add_class_arguments(kind)
-    return kind, parser
+    return parser
 
 
 def _with_entries(
