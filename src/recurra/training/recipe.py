@@ -38,7 +38,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """
     recipe = read_recipe(path)
     kind = _checked_kind(path, recipe, overrides)
-    parser = _shared_parser(kind)
+    if kind not in _parsers:
+        _parsers[kind] = _parser(kind)
+    parser = _parsers[kind]
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
         tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
