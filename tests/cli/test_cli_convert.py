@@ -41,12 +41,12 @@ def test_the_name_of_a_file_says_its_format(capsys, tmp_path):
     assert main(["convert", "run", target]) == 0
     assert capsys.readouterr().out == f"wrote {target}; the logits of both differ by 0.0e+00 at most\n"
     assert format_of(Path(target)) == "safetensors"
-    assert "is in the format safetensors already" in failure(capsys, "convert", target, target, "--force")
-    assert "names no format; choose one with --to run or --to hf" in failure(
+    assert "which has the format safetensors already" in failure(capsys, "convert", target, target, "--force")
+    assert "names no format; expected --to run or --to hf" in failure(
         capsys, "convert", target, str(tmp_path / "again")
     )
     assert main(["convert", target, str(tmp_path / "again"), "--to", "run"]) == 0
-    assert "exists; choose another name" in failure(capsys, "convert", "run", target)
+    assert "which exists; expected another name" in failure(capsys, "convert", "run", target)
     assert main(["convert", "run", target, "--force", "--checkpoint", "last"]) == 0
 
 

@@ -63,7 +63,7 @@ def test_mistakes_are_explained(capsys, tmp_path):
     assert "as in --vocabulary 10000" in failure(capsys, "cost", recipe)
     assert "--vocabulary is 0; expected at least 1" in failure(capsys, "cost", recipe, "--vocabulary", "0")
     message = failure(capsys, "cost", recipe, "--vocabulary", "9", "--plot", "figures")
-    assert "is not the folder of a run; expected" in message
+    assert "expected the folder of a run that was scored" in message
     assert "expected the folder of a run" in failure(capsys, "cost", str(tmp_path))
     assert "which cannot be read" in failure(capsys, "cost", str(tmp_path / "nothing.yaml"))
 

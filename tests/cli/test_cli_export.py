@@ -88,13 +88,13 @@ def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
     (target / "model.safetensors").write_bytes(b"")
     (target / "mine.txt").write_text("mine")
     assert main(["export", "hf", run, str(target)]) == 2
-    assert "is not empty; choose another name" in capsys.readouterr().err
+    assert "which is not empty; expected another name" in capsys.readouterr().err
     assert (target / "model.safetensors").read_bytes() == b""
     assert main(["export", "hf", run, str(target), "--force"]) == 0
     assert AutoModelForCausalLM.from_pretrained(target).config.vocab_size > 5
     assert (target / "mine.txt").read_text() == "mine"
     assert main(["export", "hf", run, run, "--force"]) == 2
-    assert "contains a run, which is never overwritten" in capsys.readouterr().err
+    assert "which contains a run; expected another name" in capsys.readouterr().err
 
 
 def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):

@@ -233,7 +233,7 @@ def test_a_run_keeps_its_tokenizer(runs, name):
 def test_older_runs_take_it_from_the_corpus(capsys, runs, tmp_path):
     run = shutil.copytree(runs["words"], tmp_path / "run")
     (run / "tokenizer.json").unlink()
-    assert "say where it is with --data.path FOLDER" in failure(capsys, str(run))
+    assert "say where the corpus is with --data.path FOLDER" in failure(capsys, str(run))
     moved = Path(runs["words"]).parent / "moved"
     words = ["--prompt", "the", "--max-tokens", "9"]
     expected = output(capsys, runs["words"], *words).out
@@ -272,5 +272,5 @@ def test_only_text_is_generated(capsys, tmp_path):
     )
     assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "tokenizer.json").exists()
-    assert "is a run of memory-horizon; expected a run over text" in failure(capsys, str(tmp_path / "run"))
+    assert "a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
     assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))

@@ -115,7 +115,7 @@ def test_table_sets_the_published_beside_the_measured(capsys):
 
 
 def test_table_refuses_what_it_cannot_list(capsys):
-    assert "no row of table 7; it has rows of tables [2, 9]" in failure(
+    assert "--number is 7; expected a table in recipes/toy/family.yaml: one of [2, 9]" in failure(
         capsys, "table", "recipes/toy/family.yaml", "--number", "7"
     )
     assert "expected a recipe family" in failure(capsys, "table", "runs/toy-xl/config.yaml")

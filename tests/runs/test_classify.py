@@ -45,5 +45,5 @@ def test_a_long_stream_keeps_a_bounded_number_of_frames(there, tmp_path):
 
 
 def test_other_runs_are_refused(there):
-    with pytest.raises(ValueError, match="runs/text is a run of text; expected a run over videos"):
+    with pytest.raises(ValueError, match="runs/text, a run of text; expected one over videos"):
         next(classify_video(open_run("runs/text"), "videos/videos/000000.mp4"))

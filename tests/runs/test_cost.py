@@ -167,13 +167,13 @@ def test_a_run_scored_with_other_lengths_has_scores_of_its_own(tmp_path):
 def test_damaged_scores_are_refused(tmp_path, content):
     run = scored_run(tmp_path / "run", CRT, 1.0)
     written(tmp_path / "run" / "eval-test.json", content)
-    with pytest.raises(ValueError, match="score the run first") as raised:
+    with pytest.raises(ValueError, match="expected those of a run: score it first") as raised:
         scored_perplexity(run)
     assert f"  recurra eval {run}" in str(raised.value)
 
 
 def test_only_folders_with_runs_have_scores(tmp_path):
-    with pytest.raises(ValueError, match="is not the folder of a run; expected one that has been scored"):
+    with pytest.raises(ValueError, match="expected the folder of a run that was scored"):
         scored_perplexity(written(tmp_path / "recipe.yaml", CRT))
     with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
         scored_perplexity(str(tmp_path))

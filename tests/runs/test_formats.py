@@ -152,25 +152,25 @@ def test_a_run_of_a_model_from_elsewhere_says_so(single, tmp_path):
 def test_only_other_formats_and_free_places(run, tmp_path):
     target = tmp_path / "model.safetensors"
     assert convert(run, target) == 0
-    with pytest.raises(FileExistsError, match="exists; choose another name"):
+    with pytest.raises(FileExistsError, match="which exists; expected another name"):
         convert(run, target)
     assert convert(run, target, force=True) == 0
-    with pytest.raises(FileExistsError, match="contains a run, which is never overwritten"):
+    with pytest.raises(FileExistsError, match="which contains a run; expected another name"):
         convert(target, run, "run", force=True)
-    with pytest.raises(ValueError, match="is in the format run already"):
+    with pytest.raises(ValueError, match="which has the format run already"):
         convert(run, tmp_path / "other", "run")
     with pytest.raises(ValueError, match="are for runs"):
         convert(target, tmp_path / "other", "run", checkpoint="last")
-    with pytest.raises(FileExistsError, match="is a folder; choose another name"):
+    with pytest.raises(FileExistsError, match="which is a folder; expected the name of a file"):
         convert(run, tmp_path, force=True)
     with pytest.raises(ValueError, match="to is 'tape'; expected one of run, hf, safetensors"):
         convert(run, tmp_path / "other", "tape")
 
 
 def test_sources_that_are_none(run, tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+    with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
         convert(tmp_path / "nowhere", tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="is none of the formats; expected a run"):
+    with pytest.raises(ValueError, match="expected a run"):
         convert(tmp_path, tmp_path / "x.safetensors")
     save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     with pytest.raises(ValueError, match="does not say which model"):
@@ -205,7 +205,7 @@ def test_an_experiment_of_another_model_is_refused(run, tmp_path):
     description["config"]["segment_length"] = 5
     metadata["recurra"] = json.dumps(description)
     save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "other.safetensors", metadata)
-    with pytest.raises(ValueError, match="has the experiment of another model: segment_length 4, here 5"):
+    with pytest.raises(ValueError, match="is that of another model: segment_length 4, not 5"):
         convert(tmp_path / "other.safetensors", tmp_path / "run", "run")
     assert not (tmp_path / "run").exists()
 
@@ -224,5 +224,5 @@ def test_a_folder_that_transformers_wrote_again(run, tmp_path):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     shutil.rmtree(tmp_path / "back")
     (tmp_path / "tuned" / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="has no tokenizer; a run needs one"):
+    with pytest.raises(ValueError, match="which has no tokenizer; expected a model with one"):
         convert(tmp_path / "tuned", tmp_path / "back", "run")

@@ -53,7 +53,7 @@ def test_every_number_is_written(run):
     [
         ({"segments": 1}, "segments is 1; expected at least 2"),
         ({"warm_up": -1}, "warm_up is -1; expected at least 0"),
-        ({"segments": 40}, r"the split test has 28 tokens; expected at least 176 for 4 \+ 40 segments"),
+        ({"segments": 40}, r"split test of run toy-crt is 28 tokens long; expected at least 176 for 4 \+ 40 segments"),
     ],
 )
 def test_impossible_stretches_are_refused(run, options, message):

@@ -80,7 +80,7 @@ def test_older_runs_take_tokenizer_and_classes_from_their_data(there, tmp_path):
     assert open_run(text).model.config.vocab_size == 8
     assert open_run(video).class_names == open_run("runs/video").class_names
     assert open_run(video).model.config.n_classes == 4
-    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json, and its corpus cannot be read.*--data.path"):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json and a corpus that cannot be read.*--data.path"):
         _ = open_run(text, overrides=["--data.path", "nowhere"]).tokenizer
 
 
@@ -116,14 +116,14 @@ def test_scores_are_those_in_the_folder(there, tmp_path):
     assert open_run(copy).scores == {"test": {"perplexity": 3.5}, "test-segment_length-3": {"perplexity": 4}}
     for damaged in ("{", "[1]", "3"):
         (copy / "eval-valid.json").write_text(damaged)
-        with pytest.raises(ValueError, match=r"eval-valid.json is not what `recurra eval` writes"):
+        with pytest.raises(ValueError, match=r"eval-valid.json, which is damaged"):
             _ = open_run(copy).scores
 
 
 def test_what_a_kind_of_run_does_not_have_is_refused(there):
-    with pytest.raises(ValueError, match="runs/horizon is a run of memory-horizon; expected a run over text"):
+    with pytest.raises(ValueError, match="runs/horizon, a run of memory-horizon; expected one over text"):
         _ = open_run("runs/horizon").tokenizer
-    with pytest.raises(ValueError, match="runs/text is a run of text; expected a run over videos"):
+    with pytest.raises(ValueError, match="runs/text, a run of text; expected one over videos"):
         _ = open_run("runs/text").class_names
 
 

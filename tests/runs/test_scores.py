@@ -29,7 +29,7 @@ def test_a_memory_horizon_run_is_scored_by_span_as_well(there):
     overall, spans = score_by_span(run)
     assert overall.accuracy == pytest.approx(score_run(run)["accuracy"])
     assert int(spans.n_correct.sum()) / int(spans.counts.sum()) == pytest.approx(overall.accuracy)
-    with pytest.raises(ValueError, match="runs/text is a run of text; expected one on Memory Horizon"):
+    with pytest.raises(ValueError, match="runs/text, a run of text; expected one on Memory Horizon"):
         score_by_span(open_run("runs/text"))
 
 

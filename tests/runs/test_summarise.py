@@ -135,7 +135,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_values_that_would_change_the_run_are_refused(there):
-    with pytest.raises(ValueError, match=r"these would change it: data.segment_length"):
+    with pytest.raises(ValueError, match=r"overrides is a change of data.segment_length; expected paths alone"):
         summarise("runs/toy-crt", RECIPES, ["--data.segment_length", "3"])
 
 
@@ -148,10 +148,13 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"checkpoint": "best", "step": 3, "accuracy": 0.5}', "is of step 3, and the best checkpoint is now of step"),
-        ("{", "is not what `recurra eval` writes"),
-        ("[1]", "is not what `recurra eval` writes"),
-        ("{}", "is not what `recurra eval` writes"),
+        (
+            '{"checkpoint": "best", "step": 3, "accuracy": 0.5}',
+            "of step 3; expected those of the best",
+        ),
+        ("{", "which is damaged"),
+        ("[1]", "which is damaged"),
+        ("{}", "which has no checkpoint or no step"),
     ],
 )
 def test_scores_of_another_checkpoint_or_broken_ones_are_refused(there, content, message):

@@ -100,11 +100,11 @@ def test_lists_stand_on_one_line(tmp_path, make_summary):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:100], "is not JSON"),
-        (lambda text: "[]", "has the format 'list'"),
-        (lambda text: text.replace('"format": 1', '"format": 7'), "has the format 7; expected 1"),
-        (lambda text: text.replace('"steps"', '"stops"'), "missing or unknown keys: steps, stops"),
-        (lambda text: text.replace("a-run", "b-run"), "is the summary of a run named 'b-run'"),
+        (lambda text: text[:100], "which is not JSON"),
+        (lambda text: "[]", "is 'list'; expected 1"),
+        (lambda text: text.replace('"format": 1', '"format": 7'), "is 7; expected 1"),
+        (lambda text: text.replace('"steps"', '"stops"'), "these keys are missing or unknown: steps, stops"),
+        (lambda text: text.replace("a-run", "b-run"), "of a run named 'b-run'"),
     ],
 )
 def test_what_is_no_summary_is_refused_by_name(tmp_path, make_summary, change, message):

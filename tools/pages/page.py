@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
+from recurra.checks import sentence
 from recurra.data.files import replacing
 from tools.pages import markdown
 from tools.pages.figures import Figures
@@ -47,7 +48,8 @@ class Page:
         self.file = folder.with_name(folder.name + ".md")
         self.sections = sorted((folder / "sections").glob(SECTION))
         if not self.sections:
-            raise FileNotFoundError(f"there are no sections {folder / 'sections' / SECTION} to build a page from")
+            came = f"{folder}, which has no sections/{SECTION}"
+            raise FileNotFoundError(sentence("folder", came, "the folder of a page"))
         loader = FileSystemLoader(folder / "sections")
         self._environment = SandboxedEnvironment(
             loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from recurra.checks import require, require_at_least
+from recurra.checks import require, require_at_least, sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.data.files import replacing
 from recurra.evaluation import SegmentPrediction
@@ -30,7 +30,8 @@ def run(words: Sequence[str]) -> int:
     require(arguments.rate is None or arguments.rate > 0, "--rate", arguments.rate, "a number above 0")
     stems = [Path(video).stem for video in arguments.videos]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"the videos' names are {', '.join(stems)}; expected different ones, for their sheets")
+        came = f"several with the names {', '.join(stems)}"
+        raise ValueError(sentence("videos", came, "files with different names", "each names a contact sheet"))
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     names = trained.class_names
     folder = arguments.out or trained.folder.figures

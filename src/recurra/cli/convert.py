@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.runs.formats import FORMATS, convert_model
 
@@ -38,7 +39,7 @@ def run(words: Sequence[str]) -> int:
     source, target = arguments.source, arguments.target
     to = arguments.to or ("safetensors" if target.suffix == ".safetensors" else None)
     if to is None:
-        raise ValueError(f"TARGET is {target}, which names no format; choose one with --to {' or --to '.join(FORMATS)}")
+        raise ValueError(sentence("TARGET", f"{target}, which names no format", f"--to {' or --to '.join(FORMATS)}"))
     difference = convert_model(
         source, target, to, checkpoint=arguments.checkpoint, overrides=overrides, force=arguments.force
     )

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recurra
+from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate
 from recurra.runs import open_run
@@ -55,7 +56,8 @@ def recipes_folder() -> Path:
     """
     folder = Path(recurra.__file__).resolve().parents[2] / "recipes"
     if not folder.is_dir():
-        raise FileNotFoundError(f"there are no recipes in {folder}: run the demo from a checkout of the repository")
+        came = f"{folder}, which does not exist"
+        raise FileNotFoundError(sentence("recipes", came, "a folder", "run the demo from a clone of the repository"))
     return folder
 
 

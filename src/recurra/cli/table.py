@@ -1,6 +1,5 @@
 """`recurra table`: list the recipes of a family, what was published of them, and what finished runs measured."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,8 +7,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
-from recurra.runs.score_files import score_file
+from recurra.runs.score_files import find_scores, score_file
 from recurra.runs.start import default_run_folder
 from recurra.training import RecipeError, RunFolder, read_family
 
@@ -53,14 +53,14 @@ def run(words: Sequence[str]) -> int:
         table.add_row(name, ", ".join(map(str, tables)), *("" if cell is None else f"{cell:.1f}" for cell in cells))
     if not table.row_count:
         known = sorted({number for figures in family.published.values() for number in figures.get("tables", [])})
-        raise RecipeError(f"{family.path} has no row of table {arguments.number}; it has rows of tables {known}")
+        raise RecipeError(sentence("--number", str(arguments.number), f"a table in {family.path}: one of {known}"))
     Console().print(table)
     return 0
 
 
 def _measured(run: Path, score: Score) -> float | None:
     """Read what `recurra eval` wrote into a run's folder; None if it wrote nothing."""
-    file = score_file(RunFolder(run), "test", {})
-    if not file.is_file():
+    folder = RunFolder(run)
+    if not score_file(folder, "test", {}).is_file():
         return None
-    return score.factor * float(json.loads(file.read_text(encoding="utf-8"))[score.measured])
+    return score.factor * float(find_scores(folder, "test", {}, score.measured)[score.measured])

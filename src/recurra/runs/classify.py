@@ -57,9 +57,7 @@ def classify_video(
         VideoError: the file is not a video.
         ValueError: the run is not over videos.
     """
-    experiment = run.experiment
-    if not isinstance(experiment, VideoExperiment):
-        raise ValueError(f"{run.folder.path} is a run of {experiment.experiment}; expected a run over videos")
+    experiment = run.expect(VideoExperiment, "over videos")
     data = experiment.data
     with VideoFile(path) as file:
         rate = rate or _training_rate(experiment, file)

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from recurra.checks import sentence
 from recurra.convert import PortableModel, tokenizer_to_json
 from recurra.data.files import replacing
 from recurra.models import DataSizes, entry_of
@@ -37,7 +38,7 @@ def save_run(portable: PortableModel, path: Path, *, target: Path, source: Path)
         ValueError: the model has no tokenizer, or its experiment describes another model.
     """
     if portable.tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer; a run needs one")
+        raise ValueError(sentence("source", f"{source}, which has no tokenizer", "a model with one, as a run has"))
     folder = RunFolder(path)
     with replacing(folder.tokenizer) as file:
         file.write(tokenizer_to_json(portable.tokenizer).encode())
@@ -89,15 +90,16 @@ def _require_its_model(experiment: Experiment, portable: PortableModel, source: 
     if hasattr(ours, "output_size"):
         ours = replace(ours, output_size=ours.output_size or ours.vocab_size)
     if type(theirs) is not type(ours):
-        kinds = type(theirs).__name__, type(ours).__name__
-        raise ValueError(f"{source} has the experiment of another model: one with a {kinds[0]}, here a {kinds[1]}")
-    different = [
-        f"{name} {value!r}, here {getattr(ours, name)!r}"
-        for name, value in vars(theirs).items()
-        if getattr(ours, name) != value
-    ]
+        different = [f"one with a {type(theirs).__name__}, not a {type(ours).__name__}"]
+    else:
+        different = [
+            f"{name} {value!r}, not {getattr(ours, name)!r}"
+            for name, value in vars(theirs).items()
+            if getattr(ours, name) != value
+        ]
     if different:
-        raise ValueError(f"{source} has the experiment of another model: {', '.join(different)}")
+        came = f"that of another model: {', '.join(different)}"
+        raise ValueError(sentence(f"the experiment in {source}", came, "that of the model beside it"))
 
 
 def _header(portable: PortableModel, source: Path) -> str:

@@ -8,11 +8,11 @@ import torch
 
 from recurra.analysis import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.plots import CostPoint
-from recurra.checks import require_at_least
+from recurra.checks import require_at_least, sentence
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.models import DataSizes, VideoSizes
 from recurra.runs.run import open_run
-from recurra.runs.score_files import read_scores, score_file
+from recurra.runs.score_files import find_scores
 from recurra.training import Experiment, load_recipe
 
 
@@ -75,14 +75,9 @@ def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
         ValueError: this is not a folder, or the run has not been scored; the message says how to.
     """
     if not Path(word).is_dir():
-        raise ValueError(f"{word} is not the folder of a run; expected one that has been scored: train it first")
+        raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
     run = open_run(word, overrides=overrides)
-    file = score_file(run.folder, "test", run.changes)
-    try:
-        return float(read_scores(run.folder)[file.stem.removeprefix("eval-")]["perplexity"])
-    except (ValueError, KeyError, TypeError) as error:
-        command = " ".join(["recurra eval", word, *overrides])
-        raise ValueError(f"there is no test perplexity in {file}; score the run first:\n  {command}") from error
+    return float(find_scores(run.folder, "test", run.changes, "perplexity")["perplexity"])
 
 
 def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:
@@ -110,7 +105,7 @@ def _stated_sizes(word: str, experiment: Experiment, vocabulary: int) -> DataSiz
     require_at_least(1, vocabulary=vocabulary)
     if not isinstance(experiment.data, TextConfig):
         raise ValueError(
-            f"{word} is a recipe of {experiment.experiment}; expected one over text: --vocabulary is for these"
+            sentence(word, f"a recipe of {experiment.experiment}", "one over text", "--vocabulary is for these")
         )
     return DataSizes(vocabulary, vocabulary, experiment.data.segment_length)
 
@@ -122,7 +117,5 @@ def _segment_length(experiment: Experiment) -> int:
         return data.segment_length
     if isinstance(data, MemoryHorizonConfig):
         return data.sequence_length
-    raise ValueError(
-        f"experiment is {experiment.experiment}; expected one over text or on Memory Horizon: only their models can be "
-        "counted"
-    )
+    expected = "one over text or on Memory Horizon: only their models can be counted"
+    raise ValueError(sentence("experiment", experiment.experiment, expected))

@@ -18,10 +18,11 @@ from recurra.analysis.plots import (
     metric_curves,
     save,
 )
+from recurra.checks import sentence
 from recurra.data import MemoryHorizon, Split
 from recurra.evaluation import SpanAccuracy
 from recurra.runs.run import Run
-from recurra.runs.score_files import read_scores, score_file
+from recurra.runs.score_files import find_scores, score_file
 from recurra.runs.scores import score_by_span
 from recurra.training import MemoryHorizonExperiment, TextExperiment, VideoExperiment, read_metrics
 
@@ -49,7 +50,8 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     files = [file for run in runs for file in draw_gates(run, gates[run.name])]
     for run in runs:
         if isinstance(run.experiment, VideoExperiment):
-            files += draw_confusion(run, "test", _scored_videos(run))
+            scores = find_scores(run.folder, "test", run.changes, "confusion", "class_accuracies")
+            files += draw_confusion(run, "test", scores)
     return files + draw_comparison(runs, spans, folder or runs[0].folder.figures)
 
 
@@ -61,7 +63,7 @@ def require_different_names(runs: Sequence[Run]) -> None:
     """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
-        raise ValueError(f"the runs' names are {', '.join(names)}; expected folders with different names")
+        raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
 
 
 def gates_of(run: Run) -> GateRecord | None:
@@ -111,12 +113,3 @@ def draw_confusion(run: Run, split: Split, scores: Mapping[str, Any]) -> list[Pa
     name = score_file(run.folder, split, run.changes).stem.replace("eval", "confusion", 1)
     figure = confusion_matrix(torch.tensor(scores["confusion"]), list(scores["class_accuracies"]))
     return save(figure, run.folder.figures, name)
-
-
-def _scored_videos(run: Run) -> Mapping[str, Any]:
-    """The scores of the test split that `recurra eval` wrote."""
-    file = score_file(run.folder, "test", run.changes)
-    scores = read_scores(run.folder).get(file.stem.removeprefix("eval-"), {})
-    if "confusion" not in scores or "class_accuracies" not in scores:
-        raise ValueError(f"{file} has no confusion matrix; score the run first: recurra eval {run.folder.path}")
-    return scores

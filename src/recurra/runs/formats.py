@@ -31,15 +31,15 @@ def format_of(path: Path) -> str:
         ValueError: it is none of `FORMATS`.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
+        raise FileNotFoundError(sentence("model", f"{path}, which does not exist", "a file or folder"))
     if path.is_file() and path.suffix == ".safetensors":
         return "safetensors"
     if RunFolder(path).config.is_file():
         return "run"
     if (path / "config.json").is_file():
         return "hf"
-    expected = "a run (a folder with config.yaml), a folder for transformers (with config.json), or a .safetensors file"
-    raise ValueError(sentence(f"{path}", "none of the formats", expected))
+    expected = "a run (a folder with config.yaml), a folder for transformers (with config.json) or a .safetensors file"
+    raise ValueError(sentence("model", str(path), expected))
 
 
 def convert_model(
@@ -69,7 +69,7 @@ def convert_model(
             cannot hold the model, or gives logits that differ by more than 1e-5; or a package is missing.
     """
     if to == format_of(source):
-        raise ValueError(sentence(f"{source}", f"in the format {to} already", "another one"))
+        raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
     return write_model(
         read_model(source, checkpoint=checkpoint, overrides=overrides), to, target, source=source, force=force
     )
@@ -85,7 +85,8 @@ def read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str]
     found = format_of(path)
     if found != "run":
         if overrides or checkpoint != "best":
-            raise ValueError(f"{path} is not a run: --checkpoint and values of a recipe are for runs")
+            mend = "--checkpoint and values of a recipe are for runs"
+            raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", mend))
         return load_single_file(path) if found == "safetensors" else _huggingface().load_folder(path)
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = run.tokenizer  # first: only text runs have one
@@ -139,7 +140,7 @@ def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Pat
 
 def _require_same(portable: PortableModel, written: PortableModel, target: Path) -> float:
     if _plain_tokenizer(portable) != _plain_tokenizer(written):
-        raise ValueError(f"{target} would have a tokenizer that differs from the model's; nothing was written")
+        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", "nothing was written"))
     return require_equal(portable.model, written.model, f"{target}")
 
 
@@ -154,13 +155,16 @@ def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
 def _require_free(to: str, target: Path, force: bool) -> bool:
     """Tell whether there is something that may be overwritten; refuse what may not."""
     if RunFolder(target).config.exists():
-        raise FileExistsError(f"{target} contains a run, which is never overwritten; choose another name")
+        raise FileExistsError(
+            sentence("target", f"{target}, which contains a run", "another name", "a run is never overwritten")
+        )
     if target.exists() and target.is_dir() == (to == "safetensors"):
-        raise FileExistsError(f"{target} is a {'folder' if target.is_dir() else 'file'}; choose another name")
+        found, wanted = ("folder", "file") if target.is_dir() else ("file", "folder")
+        raise FileExistsError(sentence("target", f"{target}, which is a {found}", f"the name of a {wanted}"))
     occupied = target.is_file() or (target.is_dir() and any(target.iterdir()))
     if occupied and not force:
         what = "exists" if target.is_file() else "is not empty"
-        raise FileExistsError(f"{target} {what}; choose another name, or overwrite it with --force")
+        raise FileExistsError(sentence("target", f"{target}, which {what}", "another name", "--force overwrites it"))
     return occupied
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from recurra.analysis import GradientFlow, measure_gradient_flow
 from recurra.analysis.jacobians import Track, untracked
 from recurra.analysis.memory_trace import memory_rnn
-from recurra.checks import require_at_least
+from recurra.checks import require_at_least, sentence
 from recurra.data import Split, TextData
 from recurra.data.files import replacing
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
@@ -42,10 +42,9 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
     n_tokens = (warm_up + segments) * run.model.config.segment_length
     tokens = run.data.tokens(split)
     if len(tokens) < n_tokens:
-        raise ValueError(
-            f"run {run.name}: the split {split} has {len(tokens)} tokens; expected at least {n_tokens} for {warm_up} + "
-            f"{segments} segments: lower segments or warm_up"
-        )
+        expected = f"at least {n_tokens} for {warm_up} + {segments} segments"
+        came = f"{len(tokens)} tokens long"
+        raise ValueError(sentence(f"split {split} of run {run.name}", came, expected, "lower segments or warm_up"))
     return torch.from_numpy(tokens[:n_tokens].astype("int64"))[None]
 
 

@@ -51,7 +51,8 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
     files = onnx_files(path)
     existing = [file for file in files if file.exists()]
     if existing and not force:
-        raise FileExistsError(f"{existing[0]} exists; choose another name, or overwrite it with --force")
+        came = f"{existing[0]}, which exists"
+        raise FileExistsError(sentence("target", came, "another name", "--force overwrites it"))
     encoder = run.tokenizer  # first: only text runs have one
     model = require_exportable(run.model)
     try:

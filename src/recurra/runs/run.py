@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -23,6 +23,8 @@ from recurra.training import (
     scored_weights,
 )
 from recurra.training.experiment import RESUMABLE, differences, to_plain
+
+Kind = TypeVar("Kind", bound=Experiment)
 
 
 def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> "Run":
@@ -101,6 +103,17 @@ class Run:
             return experiment.sizes_of(len(self.class_names))
         return experiment.sizes(self.data)
 
+    def expect(self, kind: type[Kind], what: str) -> Kind:
+        """Return the experiment if it is of `kind`; `what` describes that in the error message.
+
+        Raises:
+            ValueError: it is of another kind.
+        """
+        if not isinstance(self.experiment, kind):
+            came = f"{self.folder.path}, a run of {self.experiment.experiment}"
+            raise ValueError(sentence("run", came, f"one {what}"))
+        return self.experiment
+
     @cached_property
     def tokenizer(self) -> TextEncoder:
         """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it.
@@ -109,23 +122,17 @@ class Run:
             ValueError: the run is not over text.
             FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
         """
-        config = self._text_experiment().data
+        config = self.expect(TextExperiment, "over text").data
         if self.folder.tokenizer.exists():
             return config.load_tokenizer(self.folder.tokenizer)
         try:
             data = self.data
         except OSError as error:
-            raise FileNotFoundError(
-                f"{self.folder.path} has no {self.folder.tokenizer.name}, and its corpus cannot be read either "
-                f"({error}); say where it is with --data.path FOLDER"
-            ) from error
+            came = f"{self.folder.path}, which has no {self.folder.tokenizer.name} and a corpus that cannot be read"
+            mend = f"say where the corpus is with --data.path FOLDER ({error})"
+            raise FileNotFoundError(sentence("run", came, "one of the two", mend)) from error
         assert isinstance(data, TextData)
         return data.corpus.encoder
-
-    def _text_experiment(self) -> TextExperiment:
-        if not isinstance(self.experiment, TextExperiment):
-            raise ValueError(f"{self.folder.path} is a run of {self.experiment.experiment}; expected a run over text")
-        return self.experiment
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -135,8 +142,7 @@ class Run:
             ValueError: the run is not over videos.
             OSError: the folder has no classes.txt, and the videos are not there either.
         """
-        if not isinstance(self.experiment, VideoExperiment):
-            raise ValueError(f"{self.folder.path} is a run of {self.experiment.experiment}; expected a run over videos")
+        self.expect(VideoExperiment, "over videos")
         if self.folder.classes.exists():
             return tuple(self.folder.classes.read_text(encoding="utf-8").splitlines())
         data = self.data

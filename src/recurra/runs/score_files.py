@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.data.files import replacing
 from recurra.training import RunFolder
 
 PREFIX = "eval-"
+AGAIN = "score the run again, or remove the file"
 
 
 def score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
@@ -25,6 +27,24 @@ def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
     return path
 
 
+def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Read the scores of a split, measured with `changes`, that have values for `keys`.
+
+    Raises:
+        ValueError: there are none; the message says how to measure them.
+    """
+    file = score_file(folder, split, changes)
+    try:
+        scores = dict(json.loads(file.read_text(encoding="utf-8")))
+        if missing := [key for key in keys if scores.get(key) is None]:
+            raise KeyError(*missing)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        command = " ".join(["recurra eval", str(folder.path), *(f"--{key} {value}" for key, value in changes.items())])
+        came = f"{file}, which does not have {' and '.join(keys) or 'them'}"
+        raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}")) from error
+    return scores
+
+
 def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17.
 
@@ -38,6 +58,6 @@ def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
             scores[file.stem.removeprefix(PREFIX)] = dict(found)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{file} is not what `recurra eval` writes ({error!r}): score the run again, or remove the file"
+                sentence("scores", f"{file}, which is damaged ({error})", "a file of `recurra eval`", AGAIN)
             ) from error
     return scores

@@ -7,7 +7,7 @@ from recurra.data import MemoryHorizon, Split, memory_spans
 from recurra.data.video import VideoData
 from recurra.evaluation import EvaluationResult, SpanAccuracy, class_scores, classify_videos, evaluate, evaluate_by_span
 from recurra.runs.run import Run
-from recurra.training import Experiment, TextExperiment
+from recurra.training import Experiment, MemoryHorizonExperiment, TextExperiment
 
 DETAILS = ("class_accuracies", "confusion")
 """Scores that are written and drawn, but too long to print."""
@@ -45,9 +45,9 @@ def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
     Raises:
         ValueError: the run is not on Memory Horizon.
     """
+    run.expect(MemoryHorizonExperiment, "on Memory Horizon")
     data = run.data
-    if not isinstance(data, MemoryHorizon):
-        raise ValueError(f"{run.folder.path} is a run of {run.experiment.experiment}; expected one on Memory Horizon")
+    assert isinstance(data, MemoryHorizon)
     return evaluate_by_span(
         run.model, data.source("test"), lambda tokens: memory_spans(tokens, reset_token=data.reset_token)
     )

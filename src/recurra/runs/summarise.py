@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.data import MemoryHorizon
 from recurra.runs.cost import model_cost
 from recurra.runs.figures import gates_of
 from recurra.runs.run import Run, open_run
-from recurra.runs.score_files import PREFIX, read_scores
+from recurra.runs.score_files import AGAIN, PREFIX, read_scores
 from recurra.runs.scores import DETAILS, score_by_span
 from recurra.runs.summary import Summary, thinned_curve
 from recurra.runs.training_command import training_command
@@ -35,7 +36,8 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
     """
     run = open_run(path, overrides=overrides)
     if run.changes:
-        raise ValueError(f"a summary is of the run as it was trained; these would change it: {', '.join(run.changes)}")
+        came = f"a change of {', '.join(run.changes)}"
+        raise ValueError(sentence("overrides", came, "paths alone", "a summary is of the run as it was trained"))
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     rows = read_metrics(run.folder.metrics)
     saved = _newest_checkpoint(run.folder)
@@ -120,15 +122,11 @@ def _scores(run: Run) -> dict[str, dict[str, Any]]:
             continue
         file = run.folder.path / f"{PREFIX}{name}.json"
         if "checkpoint" not in found or "step" not in found:
-            raise ValueError(
-                f"{file} is not what `recurra eval` writes: it has no checkpoint or no step; score the run again, or "
-                "remove the file"
-            )
+            came = f"{file}, which has no checkpoint or no step"
+            raise ValueError(sentence("scores", came, "a file of `recurra eval`", AGAIN))
         if found["checkpoint"] == "best" and found["step"] != run.step:
-            raise ValueError(
-                f"{file} is of step {found['step']}, and the best checkpoint is now of step {run.step}; score it again "
-                f"with `recurra eval {run.folder.path}`, or remove the file"
-            )
+            came = f"{file} of step {found['step']}"
+            raise ValueError(sentence("scores", came, f"those of the best checkpoint, of step {run.step}", AGAIN))
         scores[file.stem] = {key: value for key, value in found.items() if key not in DETAILS}
     return scores
 

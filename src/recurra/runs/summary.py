@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from recurra.checks import require_at_least
+from recurra.checks import require_at_least, sentence
 from recurra.data.files import replacing
 from recurra.runs.versioned_json import read_versioned
 from recurra.training import EXPERIMENTS, TextExperiment
@@ -196,9 +196,11 @@ def read_summary(path: Path) -> Summary:
         raise SummaryError(str(error)) from error
     names = {known.name for known in fields(Summary)}
     if differing := sorted(names.symmetric_difference(plain)):
-        raise SummaryError(f"{path} has missing or unknown keys: {', '.join(differing)}; {again}")
+        came = f"{path}, in which these keys are missing or unknown: {', '.join(differing)}"
+        raise SummaryError(sentence("summary", came, "those of this version", again))
     if plain["name"] != path.stem:
-        raise SummaryError(f"{path} is the summary of a run named {plain['name']!r}; expected the file's own name")
+        came = f"{path}, of a run named {plain['name']!r}"
+        raise SummaryError(sentence("summary", came, "one of the run that the file is named after"))
     return Summary(**plain)
 
 

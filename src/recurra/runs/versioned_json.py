@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recurra.checks import sentence
+
 
 def read_versioned(path: Path, version: int, mend: str) -> dict[str, Any]:
     """Read a JSON object whose key `format` is `version`.
@@ -20,8 +22,8 @@ def read_versioned(path: Path, version: int, mend: str) -> dict[str, Any]:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): {mend}") from error
+        raise ValueError(sentence("file", f"{path}, which is not JSON ({error})", "a JSON object", mend)) from error
     found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
     if not isinstance(plain, dict) or found != version:
-        raise ValueError(f"{path} has the format {found!r}; expected {version}: {mend}")
+        raise ValueError(sentence(f"the format of {path}", repr(found), repr(version), mend))
     return plain

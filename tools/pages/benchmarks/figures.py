@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
+from recurra.checks import sentence
 from tools.pages.figures import Figures
 
 RESOLVED_MEGABYTES = 0.1
@@ -49,7 +50,7 @@ def over_length(sweep: Mapping[str, Any], limits: Mapping[str, float]) -> Figure
         ValueError: the sweep has no point.
     """
     if not any(sweep["times"].values()) and not any(sweep["memory"].values()):
-        raise ValueError(f"the sweep {sweep['title']!r} has no point to draw; measure it first")
+        raise ValueError(sentence("sweep", f"{sweep['title']!r}, which has no points", "one that was measured"))
     figure = new_figure(9.6, 3.9)
     time, memory = figure.subplots(1, 2)
     for way, look in looks(sweep).items():

@@ -34,7 +34,7 @@ def run(words: Sequence[str]) -> Iterator[Path]:
     )
     arguments = parser.parse_args(own)
     if overrides and not arguments.add:
-        raise ValueError(f"{overrides[0]} is for runs; expected --add RUN with it")
+        raise ValueError(f"{overrides[0]} is for runs; expected it together with --add RUN")
     refused = []
     for path in arguments.add:
         try:

@@ -12,6 +12,7 @@ from recurra.analysis.plots import (
     metric_curves,
     perplexity_over_flops,
 )
+from recurra.checks import sentence
 from recurra.evaluation import SpanAccuracy
 from recurra.runs.summary import Summary
 from tools.pages.figures import Figures
@@ -42,7 +43,7 @@ class RunFigures(Figures):
         counted = {}
         for run in runs:
             if run.spans is None:
-                raise ValueError(f"{run.name} has no accuracy by memory span; expected a run on Memory Horizon")
+                raise ValueError(sentence("run", f"{run.name}, which has no memory spans", "one on Memory Horizon"))
             n_correct, counts = (torch.tensor(run.spans[key]) for key in ("n_correct", "counts"))
             counted[labels[run.name]] = SpanAccuracy(torch.arange(len(counts) + 1), n_correct, counts)
         moduli = {run.value("data.modulus") for run in runs}
@@ -52,9 +53,8 @@ class RunFigures(Figures):
     def gates(self, run: Summary, name: str, title: str) -> str:
         """Draw the mean |a| of each layer over a test sequence, resets marked (the means of Figure 5 of GateLoop)."""
         if run.gates is None:
-            raise ValueError(
-                f"{run.name} has no gates; expected a run on Memory Horizon whose gates depend on the data"
-            )
+            came = f"{run.name}, which has no gates that depend on the data"
+            raise ValueError(sentence("run", came, "one on Memory Horizon that has"))
         means = torch.tensor(run.gates["means"]).T
         figure = mean_gate_magnitudes(means, layers=run.gates["layers"], resets=run.gates["resets"])
         return self.show(figure, name, title)
@@ -71,7 +71,8 @@ class RunFigures(Figures):
         for run in runs:
             perplexity = run.score("perplexity")
             if run.cost is None or perplexity is None:
-                raise ValueError(f"{run.name} has no {'test perplexity' if run.cost else 'counted FLOPs'}")
+                came = f"{run.name}, which has no {'test perplexity' if run.cost else 'counted FLOPs'}"
+                raise ValueError(sentence("run", came, "a scored run over text"))
             layers = f", {run.cost['n_layer']} layers" if len(depths) > 1 else ""
             trained = f", {run.epochs:.3g} epochs" if len(lengths) > 1 else ""
             point = CostPoint(run.cost["segment_length"], run.cost["measured"]["block_flops"], perplexity)

@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.runs.summary import Summary, read_summaries
 from recurra.training import RecipeFamily, read_family
 from tools.pages import markdown
@@ -75,7 +76,7 @@ class ResultsPage(Page):
             if run.name == name:
                 return run
         known = ", ".join(run.name for run in self.all_runs) or "none"
-        raise ValueError(f"there is no summary of a run {name!r}; there are: {known}")
+        raise ValueError(sentence("run", repr(name), f"one that has a summary: {known}"))
 
     def missing(self, names: Sequence[str], run: str, command: str) -> str:
         """List the commands for runs that have no summary; nothing if all have one.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.runs.summary import Summary
 from recurra.training import RecipeFamily
 from recurra.training.experiment import flat
@@ -32,7 +33,8 @@ def horizon_table(runs: Sequence[Summary], published: Mapping[str, float] = {}) 
     rows = []
     for run in runs:
         if run.config["experiment"] != "memory-horizon":
-            raise ValueError(f"{run.name} is a run of {run.config['experiment']}; expected one on Memory Horizon")
+            came = f"{run.name}, a run of {run.config['experiment']}"
+            raise ValueError(sentence("run", came, "one on Memory Horizon"))
         rows.append(
             [
                 run.name,
@@ -108,12 +110,12 @@ def _runs_by_variant(family: RecipeFamily, runs: Sequence[Summary], variants: st
     for run in runs:
         variant = variant_of(family, run)
         if variant is None:
-            raise ValueError(f"{run.name} is not a run of {family.path}; expected one of a variant there")
+            raise ValueError(sentence("run", run.name, f"one of a variant of {family.path}"))
         by_variant[variant].append(run)
     chosen = {variant: its_runs for variant, its_runs in by_variant.items() if fnmatchcase(variant, variants)}
     if not chosen:
         known = ", ".join(family.variants)
-        raise ValueError(f"variants is {variants!r}; expected a pattern of some in {family.path}: there are {known}")
+        raise ValueError(sentence("variants", repr(variants), f"a pattern of some in {family.path}", f"it has {known}"))
     return chosen
 
 
@@ -151,7 +153,5 @@ def require_runs(runs: Sequence[Summary]) -> None:
         ValueError: saying how to add runs, or to ask for them.
     """
     if not runs:
-        raise ValueError(
-            "there are no summaries of such runs: add some with `make report RUNS=FOLDER`, or check for them in the "
-            "section, {% if RUNS %}"
-        )
+        mend = "add some with `make report RUNS=FOLDER`, or check for them in the section, {% if RUNS %}"
+        raise ValueError(sentence("runs", "empty", "at least one run that has a summary", mend))

@@ -67,5 +67,5 @@ def test_only_sweeps_with_points_are_drawn(record, sweep):
 
 def test_nothing_to_draw_is_an_error(record, sweep):
     sweep["times"], sweep["memory"] = {"128": {}}, {"floor": {}}
-    with pytest.raises(ValueError, match="no point to draw"):
+    with pytest.raises(ValueError, match="which has no points"):
         figures.over_length(sweep, record["limits"])

@@ -116,10 +116,10 @@ def test_a_measurement_goes_on_only_with_the_same_settings(tmp_path):
     with pytest.raises(ValueError, match=r"lengths is \[8, 16, 32\]; expected \[8, 16\], as in"):
         records.resume(path, _fresh((8, 16, 32)))
     path.write_text("{}")
-    with pytest.raises(ValueError, match="has the format None; expected 1"):
+    with pytest.raises(ValueError, match="is None; expected 1"):
         records.load(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
+    with pytest.raises(ValueError, match="which is not JSON"):
         records.load(path)
 
 

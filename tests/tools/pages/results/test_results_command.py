@@ -74,7 +74,7 @@ def test_a_corpus_that_moved_is_named_with_the_run(there, tmp_path, scored):
 
 def test_values_for_runs_are_refused_without_a_run(there, capsys):
     message = failure(capsys, str(there), "--data.path", "x")
-    assert "--data.path is for runs; expected --add RUN with it" in message
+    assert "--data.path is for runs; expected it together with --add RUN" in message
     assert not (there / "summaries").exists()
 
 
@@ -91,9 +91,9 @@ def test_a_broken_summary_and_a_broken_section_are_named(there, capsys):
     assert "02-bad.md.jinja, line 2: 'nothing' is undefined" in failure(capsys, str(there))
     (there / "summaries").mkdir()
     (there / "summaries" / "x.json").write_text("{")
-    assert "x.json is not JSON" in failure(capsys, str(there))
+    assert "x.json, which is not JSON" in failure(capsys, str(there))
     assert not there.with_suffix(".md").exists()
 
 
 def test_a_folder_without_sections_is_refused(capsys, tmp_path):
-    assert "there are no sections" in failure(capsys, str(tmp_path))
+    assert "which has no sections" in failure(capsys, str(tmp_path))

@@ -83,11 +83,14 @@ def test_a_point_for_each_run_a_curve_for_each_kind_depth_and_length(tmp_path, m
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f, run: f.curves([], "x", "X"), "no summaries of such runs"),
-        (lambda f, run: f.perplexity_over_flops([], "x", "X"), "no summaries of such runs"),
-        (lambda f, run: f.spans([run], "x", "X"), "a-run has no accuracy by memory span"),
-        (lambda f, run: f.gates(run, "x", "X"), "a-run has no gates; expected a run on Memory Horizon"),
-        (lambda f, run: f.perplexity_over_flops([run], "x", "X"), "a-run has no counted FLOPs"),
+        (lambda f, run: f.curves([], "x", "X"), "runs is empty; expected at least one"),
+        (lambda f, run: f.perplexity_over_flops([], "x", "X"), "runs is empty; expected at least one"),
+        (lambda f, run: f.spans([run], "x", "X"), "a-run, which has no memory spans"),
+        (
+            lambda f, run: f.gates(run, "x", "X"),
+            "a-run, which has no gates that depend",
+        ),
+        (lambda f, run: f.perplexity_over_flops([run], "x", "X"), "a-run, which has no counted FLOPs"),
     ],
 )
 def test_what_a_run_does_not_have_is_not_drawn(tmp_path, make_summary, call, message):
@@ -97,7 +100,7 @@ def test_what_a_run_does_not_have_is_not_drawn(tmp_path, make_summary, call, mes
 
 
 def test_a_run_without_a_score_is_named(tmp_path, make_summary):
-    with pytest.raises(ValueError, match="x has no test perplexity"):
+    with pytest.raises(ValueError, match="x, which has no test perplexity"):
         RunFigures(tmp_path).perplexity_over_flops([make_summary("x", TEXT, cost=COST, scores={})], "x", "X")
 
 

@@ -15,7 +15,7 @@ def test_runs_are_chosen_by_name_experiment_and_configuration(make_page, make_su
     assert names(where={"model.mixer": "lru"}) == ["h-a"]
     assert names(where={"model.mixer": "lru", "data.modulus": 7}) == []
     assert page.run("t-a").name == "t-a"
-    with pytest.raises(ValueError, match="no summary of a run 'x'; there are: h-a, h-b, t-a"):
+    with pytest.raises(ValueError, match="run is 'x'; expected one that has a summary: h-a, h-b, t-a"):
         page.run("x")
 
 
@@ -108,10 +108,10 @@ def test_what_was_published_for_a_variant_and_for_a_run(make_page, make_summary,
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("\n\n{{ run('x') }}", 3, "no summary of a run 'x'; there are: a-run"),
+        ("\n\n{{ run('x') }}", 3, "run is 'x'; expected one that has a summary: a-run"),
         ("{{ run('a-run').nothing }}", 1, "has no attribute 'nothing'"),
         ("\n{% for x in summaries() %}\n{{ x.validation.first.loss }}\n{% endfor %}", 3, "no attribute 'first'"),
-        ("\n{{ horizon_table(summaries('x')) }}", 2, "no summaries of such runs"),
+        ("\n{{ horizon_table(summaries('x')) }}", 2, "runs is empty; expected at least one run that has a summary"),
         ("\n{{ horizon_table() }}", 2, "missing 1 required positional argument: 'runs'"),
         ("\n{{ family_table('no/such.yaml', []) }}", 2, "no/such.yaml"),
     ],

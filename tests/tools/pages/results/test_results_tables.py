@@ -60,9 +60,9 @@ def test_the_table_of_memory_horizon(make_summary):
 
 
 def test_a_table_of_no_runs_or_of_others_is_refused(make_summary):
-    with pytest.raises(ValueError, match="no summaries of such runs: add some with `make report RUNS=FOLDER`"):
+    with pytest.raises(ValueError, match="that has a summary: add some with `make report RUNS=FOLDER`"):
         tables.horizon_table([])
-    with pytest.raises(ValueError, match="x is a run of text-crt; expected one on Memory Horizon"):
+    with pytest.raises(ValueError, match="x, a run of text-crt; expected one on Memory Horizon"):
         tables.horizon_table([make_summary("x", TEXT)])
 
 
@@ -118,10 +118,10 @@ def test_the_table_of_a_family(family, make_summary):
 
 
 def test_runs_and_patterns_that_fit_no_variant_are_refused(family, make_summary):
-    with pytest.raises(ValueError, match=r"odd is not a run of .*family\.yaml; expected one of a variant there"):
+    with pytest.raises(ValueError, match=r"run is odd; expected one of a variant of .*family\.yaml"):
         tables.family_table(family, [make_summary("odd", text_config(memory="none"))])
     with pytest.raises(
-        ValueError, match=r"variants is '\*-5-layers-\*'; expected a pattern of some in .*: there are xl-2-layers-n7"
+        ValueError, match=r"variants is '\*-5-layers-\*'; expected a pattern of some in .*: it has xl-2-layers-n7"
     ):
         tables.family_table(family, [], "*-5-layers-*")
 
