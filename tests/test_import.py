@@ -72,3 +72,10 @@ def test_the_public_names():
     assert all(callable(getattr(recurra, name)) for name in set(recurra.__all__) - modules)
     assert callable(recurra.state.detach)
     assert recurra.__version__.count(".") == 2
+
+
+def test_what_opens_runs_is_imported_when_it_is_first_asked_for():
+    program = "import sys, recurra; print('recurra.runs' in sys.modules); print(recurra.open_run.__module__)"
+    assert run(program) == ["False", "recurra.runs.run"]
+    assert run("from recurra import open_run; print(open_run.__name__)") == ["open_run"]
+    assert run("import recurra; print(hasattr(recurra, 'nothing'))") == ["False"]

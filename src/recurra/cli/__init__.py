@@ -17,7 +17,7 @@ COMMANDS = {
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
     "gradients": ("recurra.cli.gradients", "measure gradients between segments and their bound"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
-    "info": ("recurra.cli.info", "show versions, backends and mixers"),
+    "info": ("recurra.cli.info", "show versions, backends, mixers and models"),
 }
 EXTRAS = {
     "av": "video",

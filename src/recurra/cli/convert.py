@@ -14,7 +14,7 @@ float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied we
   run           a folder as `recurra train` writes it: config.yaml, tokenizer.json,
                 checkpoints/best.pt and checkpoints/step-*.pt. It can be evaluated and generated
                 from, not resumed: no other format stores the optimiser's state. Its config.yaml
-                says so, and what else is not known.
+                says so, and lists what else is unknown.
   hf            a folder that transformers loads: config.json, generation_config.json,
                 model.safetensors, tokenizer.json, tokenizer_config.json, and recurra.json with
                 the experiment. Needs the extra hf.

@@ -31,6 +31,6 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`recurra export FORMAT --help` shows more.",
+            "`recurra export FORMAT --help` shows its arguments.",
         ]
     )

@@ -61,7 +61,7 @@ def _parser() -> ArgumentParser:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (default: 1)")
     add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that have probability P together")
+    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens with a total probability of P")
     add("--min-p", type=float, metavar="P", help="sample from tokens at least P times as likely as the likeliest")
     add(
         "--repetition-penalty",

@@ -94,7 +94,7 @@ def _note(console: Console, line: str) -> None:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        prog="tools.pages benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+        prog="python -m tools.pages benchmarks", description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--resume", action="store_true", help="continue the measurement in --kept")

@@ -1,4 +1,4 @@
-"""What the page reads off a sweep of a record: growth, fixed costs, the quickest way, and what "auto" takes."""
+"""What the page reads off a sweep of a record: growth, fixed costs, the fastest method, and what "auto" picks."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ Sweep = Mapping[str, Any]
 
 
 class Stretch(NamedTuple):
-    """Neighbouring lengths of which one thing is true."""
+    """Neighbouring lengths that have something in common."""
 
     first: int
     last: int
@@ -17,23 +17,23 @@ class Stretch(NamedTuple):
 
 
 def medians(sweep: Sweep, way: str) -> dict[int, float]:
-    """Seconds of a call by length, in order."""
+    """Give the seconds of a call by length, in order."""
     return {int(length): points[way]["median"] for length, points in sweep["times"].items() if way in points}
 
 
 def ratio(sweep: Sweep, way: str, length: int) -> float | None:
-    """Time over the floor's in the same rounds; None where one of them was not measured."""
+    """Give the time over the floor's in the same rounds; None if one of them was not measured."""
     return sweep["times"].get(str(length), {}).get(way, {}).get("ratio")
 
 
 def growth(sweep: Sweep, way: str) -> float | None:
-    """The power of L with which time grew over the last two doublings; None for fewer than three points."""
+    """Estimate the power of L with which time grew over the last two doublings; None for fewer than three points."""
     seconds = list(medians(sweep, way).values())
     return math.log2(seconds[-1] / seconds[-3]) / 2 if len(seconds) >= 3 else None
 
 
 def flat_up_to(sweep: Sweep, way: str) -> int | None:
-    """The largest length up to which every call takes less than twice the time of the shortest one."""
+    """Find the largest length up to which every call takes less than twice the time of the shortest one."""
     flat = None
     seconds = medians(sweep, way)
     for length, value in seconds.items():
@@ -44,7 +44,7 @@ def flat_up_to(sweep: Sweep, way: str) -> int | None:
 
 
 def memory_a_step(sweep: Sweep, way: str) -> float | None:
-    """Bytes above the inputs for each step at the longest length; None where that is below a megabyte."""
+    """Give the bytes above the inputs per step, at the longest length; None if they are below a megabyte in all."""
     points = {int(length): value for length, value in sweep["memory"].get(way, {}).items()}
     if not points or points[max(points)] < 1:
         return None
@@ -52,7 +52,7 @@ def memory_a_step(sweep: Sweep, way: str) -> float | None:
 
 
 def quickest(sweep: Sweep) -> list[Stretch]:
-    """The quickest way but for the floor, length by length; `what` is "" where nothing else was measured."""
+    """Find the fastest method apart from the floor, length by length; `what` is "" if no other was measured."""
     best = {}
     for length, points in sweep["times"].items():
         ways = {way: point["median"] for way, point in points.items() if way != sweep["floor"]}
@@ -61,7 +61,7 @@ def quickest(sweep: Sweep) -> list[Stretch]:
 
 
 def stretches(by_length: Mapping[int, str]) -> list[Stretch]:
-    """Join neighbouring lengths of which the same is said."""
+    """Join neighbouring lengths that have the same value."""
     found = []
     for what, group in groupby(by_length.items(), key=lambda pair: pair[1]):
         lengths = [length for length, _ in group]
@@ -70,7 +70,7 @@ def stretches(by_length: Mapping[int, str]) -> list[Stretch]:
 
 
 def auto_over_quickest(sweep: Sweep) -> dict[int, tuple[str, str, float]]:
-    """By length: the way of the mode that "auto" takes, the quickest mode's, and the first one's time over it."""
+    """Give by length: the method that "auto" picks, the fastest mode's, and the time of the first over the second."""
     found = {}
     for length, mode in sweep["auto"].items():
         points = {
@@ -84,12 +84,12 @@ def auto_over_quickest(sweep: Sweep) -> dict[int, tuple[str, str, float]]:
 
 
 def gigabytes_a_second(sweep: Sweep) -> dict[int, float]:
-    """What the floor moves, by length."""
+    """Give the traffic of the floor by length."""
     floor = medians(sweep, sweep["floor"])
     return {length: sweep["floor_bytes"] * length / seconds / 1e9 for length, seconds in floor.items()}
 
 
 def spread(record: Mapping[str, Any]) -> tuple[int, int]:
-    """How many points have quartiles more than a quarter of the median apart, and how many points there are."""
+    """Count the points with quartiles more than a quarter of the median apart, and all points."""
     points = [point for sweep in record["sweeps"].values() for at in sweep["times"].values() for point in at.values()]
     return sum(point["high"] - point["low"] > point["median"] / 4 for point in points), len(points)

@@ -14,7 +14,7 @@ from recurra.checks import sentence
 from tools.pages.figures import Figures
 
 RESOLVED_MEGABYTES = 0.1
-"""Below this the kernel's count says nothing; such points are not drawn."""
+"""Below this the kernel's count means nothing, and points are not drawn."""
 DOTS_PER_INCH = 150
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _LINES = ("-", "--")
@@ -43,11 +43,11 @@ class SweepFigures(Figures):
 def over_length(sweep: Mapping[str, Any], limits: Mapping[str, float]) -> Figure:
     """Draw a sweep of a record: seconds of a call, and MB above its inputs, both over L on logarithmic axes.
 
-    Ways differ in colour, mark and, where colours come round again, in line; the floor is black and dotted. Bars are
-    quartiles. Grey lines are the limits behind which nothing was measured.
+    Methods differ in colour and marker, and in line style once the colours repeat; the floor is black and dotted. Bars
+    are quartiles. Grey lines are the limits beyond which nothing was measured.
 
     Raises:
-        ValueError: the sweep has no point.
+        ValueError: the sweep has no points.
     """
     if not any(sweep["times"].values()) and not any(sweep["memory"].values()):
         raise ValueError(sentence("sweep", f"{sweep['title']!r}, which has no points", "one that was measured"))
@@ -77,7 +77,7 @@ def over_length(sweep: Mapping[str, Any], limits: Mapping[str, float]) -> Figure
 
 
 def looks(sweep: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Colour, mark and line of each way."""
+    """Choose colour, marker and line style of each method."""
     colours = [colour for colour in COLOURS if colour != "#000000"]
     dashes = [line for line in _LINES for _ in colours]
     others = [way for way in sweep["ways"] if way != sweep["floor"]]

@@ -1,4 +1,4 @@
-"""How far a curve goes: what the next length would cost, guessed from those before it."""
+"""How far a curve goes: the cost of the next length, estimated from the previous ones."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,10 +12,10 @@ class Limits(NamedTuple):
 
 
 def next_cost(costs: Sequence[float]) -> float:
-    """What twice the length would cost: by the mean growth of the last two doublings, from linear to square.
+    """Estimate the cost of twice the length: by the mean growth of the last two doublings, from linear to quadratic.
 
     Raises:
-        ValueError: there is no cost to go by.
+        ValueError: there are no costs.
     """
     if not costs:
         raise ValueError("costs is empty; expected the costs of the lengths so far")

@@ -1,4 +1,4 @@
-"""What is measured: sweeps over L, each with the ways to compute one thing and the floor that they are held against."""
+"""What is measured: sweeps over L, each with methods that compute one thing and the floor they are compared with."""
 
 import importlib.util
 from collections.abc import Callable
@@ -24,9 +24,9 @@ MODES = {f'mode "{mode}"': mode for mode in ("fused", "scan", "chunk", "attentio
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute what a sweep is about.
+    """A method to compute what a sweep is about.
 
-    build: inputs to a call without arguments; what it makes ready beforehand is not measured.
+    build: makes a call without arguments from the inputs; its own preparation is not measured.
     bound: what its cost consists of, for the page.
     module: what must be importable, for other libraries.
     """
@@ -43,12 +43,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One figure: ways to compute one thing, for all L.
+    """One figure: methods to compute one thing, for all L.
 
-    The inputs are written once when they are made, or their memory would count as the first call's.
+    The inputs are written when they are made; otherwise their memory would count as the first call's.
 
-    shape: the inputs, with an L in it. about: sentences for the page. inputs: from a length. floor_bytes: what the
-    floor reads and writes a step. auto: the mode that gate_loop takes by itself, from the inputs.
+    shape: the inputs' shape, with an L in it. about: sentences for the page. inputs: makes them for a length.
+    floor_bytes: what the floor reads and writes per step. auto: the mode that gate_loop picks for the inputs.
     """
 
     title: str
@@ -65,7 +65,7 @@ def _randn(*shape: int, gradient: bool = True) -> Tensor:
 
 
 def _gates(*shape: int) -> Tensor:
-    """Magnitudes around 0.95, as trained gates have them."""
+    """Draw magnitudes around 0.95, like those of trained gates."""
     return torch.sigmoid(3 + torch.randn(shape))
 
 

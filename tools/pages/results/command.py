@@ -22,9 +22,14 @@ def run(words: Sequence[str]) -> Iterator[Path]:
         ValueError: some runs could not be summarised; the page is built with the others.
     """
     own, overrides = split_overrides(words)
-    parser = ArgumentParser(prog="tools.pages results", description=DESCRIPTION, allow_abbrev=False)
+    parser = ArgumentParser(prog="python -m tools.pages results", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("docs/results"), metavar="FOLDER", help="default: docs/results"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("docs/results"),
+        metavar="FOLDER",
+        help="folder of the page (default: docs/results)",
     )
     parser.add_argument(
         "--add", nargs="+", action="extend", default=[], metavar="RUN", help="folders of runs to summarise first"
