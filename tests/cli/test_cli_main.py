@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
+import numpy as np
 import pytest
+import torch
 from tests.cli.conftest import failure
 
 from recurra.cli import main
@@ -50,13 +53,63 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, package, said):
         main(["info"])
 
 
-def test_another_import_error_is_a_mistake_of_ours(monkeypatch):
+def fail_with(error):
     def fail(words):
-        raise ImportError("a part of recurra", name="recurra.nothing")
+        raise error
 
-    monkeypatch.setattr("recurra.cli.info.run", fail)
-    with pytest.raises(ImportError, match="a part of recurra"):
-        main(["info"])
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("a part of recurra", name="recurra.nothing"), "ImportError: a part of recurra"),
+        (KeyError("weight"), "KeyError: 'weight'"),
+        (AssertionError(), "AssertionError"),
+        (RuntimeError("mat1 and mat2 cannot be multiplied"), "RuntimeError: mat1 and mat2 cannot be multiplied"),
+    ],
+)
+def test_a_mistake_of_ours_is_one_sentence_with_an_exit_code_of_its_own(capsys, monkeypatch, error, said):
+    monkeypatch.setattr("recurra.cli.info.run", fail_with(error))
+    assert main(["info"]) == 70
+    end = "This should not have happened; please report it, with --debug for the traceback"
+    assert capsys.readouterr().err == f"recurra info: {said}. {end}\n"
+    for words in (["info", "--debug"], ["--debug", "info"], ["info", "a", "--debug", "b"]):
+        with pytest.raises(type(error)):
+            main(words)
+
+
+def test_an_interrupt_has_its_own_exit_code(capsys, monkeypatch):
+    monkeypatch.setattr("recurra.cli.info.run", fail_with(KeyboardInterrupt()))
+    assert main(["info", "--debug"]) == 130
+    assert capsys.readouterr().err == "recurra info: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("allocate", "said"),
+    [
+        (lambda: torch.empty(2**50), "4503599627370496 bytes were asked for at once"),
+        (lambda: np.empty(2**50), "8.00 PiB were asked for at once"),
+        (lambda: bytearray(2**60), "a request for more was refused"),
+    ],
+)
+def test_too_little_memory_says_how_much_was_asked_for(capsys, monkeypatch, allocate, said):
+    monkeypatch.setattr("recurra.cli.info.run", lambda words: allocate())
+    assert main(["info"]) == 2
+    expected = f"recurra info: out of memory: {said}; a smaller model, batch or sequence needs less\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_debug_reaches_no_command_and_is_a_value_after_two_dashes(monkeypatch):
+    seen = []
+    monkeypatch.setattr("recurra.cli.info.run", lambda words: seen.append(words) or 0)
+    assert main(["info", "--debug", "a", "--", "--debug"]) == 0
+    assert seen == [["a", "--", "--debug"]]
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"recurra {version('recurra')}\n"
 
 
 def test_a_reader_that_goes_away_is_no_error():

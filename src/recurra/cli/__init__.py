@@ -4,6 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
+
+from recurra.cli.errors import FAILED, report
 
 COMMANDS = {
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
@@ -19,59 +22,42 @@ COMMANDS = {
     "demo": ("recurra.cli.demo", "train two small models and compare them"),
     "info": ("recurra.cli.info", "show versions, backends, mixers and models"),
 }
-EXTRAS = {
-    "av": "video",
-    "transformers": "hf",
-    "safetensors": "hf",
-    "onnx": "export",
-    "onnxscript": "export",
-    "onnxruntime": "export",
-    "executorch": "executorch",
-}
-"""Packages that some commands need, with the extra that installs each."""
-
+DEBUG = "--debug"
 DEBUG_VARIABLE = "RECURRA_DEBUG"
-FAILED = 2
-NOBODY_READS = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, or 2 after an error, which is printed in plain words.
+    """Run a command and return its exit code: 0, or that of `report` after an error, which is printed in plain words.
 
-    With RECURRA_DEBUG=1 in the environment, errors are raised with their traceback.
+    With --debug anywhere among the arguments, or RECURRA_DEBUG=1 in the environment, errors are raised with their
+    traceback.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words, wants_traceback = _without_debug(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else FAILED
+    if words[0] == "--version":
+        print(f"recurra {version('recurra')}")
+        return 0
     if words[0] not in COMMANDS:
         print(f"recurra: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
         return FAILED
     try:
         return int(import_module(COMMANDS[words[0]][0]).run(words[1:]))
-    except KeyboardInterrupt:
-        print("recurra: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `recurra generate ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
-        return NOBODY_READS
-    except ImportError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None or _wants_tracebacks():
+    except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
+        return report(f"recurra {words[0]}", error)
+    except Exception as error:
+        if wants_traceback:
             raise
-        print(f"recurra {words[0]}: {error.name} is missing: pip install recurra[{extra}]", file=sys.stderr)
-        return FAILED
-    except (ValueError, OSError, FloatingPointError) as error:
-        # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
-        # Anything else is our own mistake, and its traceback is wanted.
-        if _wants_tracebacks():
-            raise
-        print(f"recurra {words[0]}: {error}", file=sys.stderr)
-        return FAILED
+        return report(f"recurra {words[0]}", error)
 
 
-def _wants_tracebacks() -> bool:
-    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Remove --debug, and return whether it was there or the environment asks for the same; after -- it is a value."""
+    end = words.index("--") if "--" in words else len(words)
+    kept = [word for word in words[:end] if word != DEBUG]
+    wanted = len(kept) < end or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    return [*kept, *words[end:]], wanted
 
 
 def usage() -> str:
@@ -79,5 +65,12 @@ def usage() -> str:
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
-        ["usage: recurra COMMAND [ARGUMENTS]", "", *lines, "", "`recurra COMMAND --help` shows its arguments."]
+        [
+            "usage: recurra COMMAND [ARGUMENTS]",
+            "       recurra --version",
+            "",
+            *lines,
+            "",
+            "`recurra COMMAND --help` shows its arguments. With --debug, an error comes with its traceback.",
+        ]
     )
