@@ -1,5 +1,7 @@
+import errno
 import io
 
+import pytest
 from rich.console import Console
 
 from recurra.training.progress import BarProgress, PlainProgress, watch
@@ -19,7 +21,7 @@ RECORD = {
 def test_without_a_terminal_there_are_plain_lines():
     out = io.StringIO()
     progress = watch(200, 0, Console(file=out, width=40))
-    assert type(progress) is PlainProgress
+    assert type(progress.shown) is PlainProgress
     progress.advance(50)
     progress.report(RECORD)
     progress.report(
@@ -37,7 +39,7 @@ def test_without_a_terminal_there_are_plain_lines():
 def test_on_a_terminal_there_is_a_bar_with_the_evaluations_above_it():
     out = io.StringIO()
     progress = watch(200, 40, Console(file=out, force_terminal=True, width=120, color_system=None))
-    assert type(progress) is BarProgress
+    assert type(progress.shown) is BarProgress
     progress.advance(50)
     progress.report(RECORD)
     progress.close()
@@ -45,3 +47,34 @@ def test_on_a_terminal_there_is_a_bar_with_the_evaluations_above_it():
     assert "validation: loss 2.5000" in text
     for part in ("epoch 2", "50/200", "loss 1.2346", "12,346 tokens/s"):
         assert part in text
+
+
+class Failing(io.StringIO):
+    """A file that cannot be written to any more."""
+
+    def __init__(self, number: int, terminal: bool) -> None:
+        super().__init__()
+        self.number, self.terminal = number, terminal
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        raise OSError(self.number, "no more")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_closed_terminal_shows_nothing_more_and_fails_nothing(terminal):
+    progress = watch(200, 40, Console(file=io.StringIO(), force_terminal=terminal, width=120))
+    console = progress.shown._progress.console if terminal else progress.shown._console
+    console.file = Failing(errno.EIO, terminal)
+    progress.note("a line")
+    progress.advance(50)
+    progress.report(RECORD)
+    progress.close()
+
+
+def test_a_full_disk_under_the_output_is_not_passed_over():
+    progress = watch(200, 40, Console(file=Failing(errno.ENOSPC, False), width=120))
+    with pytest.raises(OSError, match="no more"):
+        progress.note("a line")

@@ -7,14 +7,44 @@ import pytest
 from recurra.training.signals import StopSignal
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def hang_up():
+    """SIGHUP can be caught, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", ALL)
 def test_a_signal_is_noted_and_the_handlers_come_back(number):
-    before = [signal.getsignal(each) for each in StopSignal.SIGNALS]
+    before = [signal.getsignal(each) for each in ALL]
     with StopSignal() as stop:
         assert stop.received is None
         os.kill(os.getpid(), number)
         assert stop.received == number
-    assert [signal.getsignal(each) for each in StopSignal.SIGNALS] == before
+    assert [signal.getsignal(each) for each in ALL] == before
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_closed_terminal_may_hang_up_twice():
+    with StopSignal() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == signal.SIGHUP
+        assert signal.getsignal(signal.SIGTERM) != stop._note, "a second request of another kind ends the run at once"
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_an_ignored_hang_up_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received is None
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 @pytest.fixture

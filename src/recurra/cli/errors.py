@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import suppress
 
 FAILED = 2
 MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what it was given
@@ -31,7 +32,8 @@ def report(command: str, error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         return NOBODY_READS
     text, code = _described(error)
-    print(f"{command}: {text}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads, as after the terminal was closed
+        print(f"{command}: {text}", file=sys.stderr)
     return code
 
 

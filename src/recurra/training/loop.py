@@ -165,7 +165,7 @@ class Trainer:
         return self.position.step >= self.total_steps
 
     def fit(self, console: Console | None = None) -> StopSignal:
-        """Train to the end, or until SIGINT or SIGTERM. In both cases, the last step is saved in a checkpoint.
+        """Train to the end, or until SIGINT, SIGTERM or SIGHUP. In all cases, the last step is saved in a checkpoint.
 
         Returns:
             the signal handler; its `received` is None if no signal came.

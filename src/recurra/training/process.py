@@ -14,8 +14,10 @@ def set_up_process(config: TrainingConfig) -> Fabric:
     """Set up this process as `config` says, including its seeds, and return the Fabric that places and runs the model.
 
     Raises:
-        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
+        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device, or the process is one of several
+            that torchrun started.
     """
+    _require_one_process()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
@@ -24,6 +26,14 @@ def set_up_process(config: TrainingConfig) -> Fabric:
     torch.use_deterministic_algorithms(config.deterministic)
     seed_everything(config.seed, verbose=False)
     return Fabric(accelerator=_accelerator(config.accelerator), devices=1, precision=config.precision)
+
+
+def _require_one_process() -> None:
+    """Refuse to be one of several ranks: each would train the same run in the same folder."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count.isdecimal() and int(count) > 1:
+        came = f"rank {os.environ.get('RANK', '?')} of {count}, as torchrun starts them"
+        raise ValueError(sentence("this process", came, "the only one of its run", "start recurra without torchrun"))
 
 
 def _accelerator(wanted: str) -> str:

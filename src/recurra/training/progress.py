@@ -1,6 +1,8 @@
-"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, nothing once the terminal is closed."""
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,9 +34,45 @@ class RunProgress(Protocol):
 
 
 def watch(total_steps: int, first_step: int, console: Console) -> RunProgress:
-    """Choose the progress for a console: `BarProgress` on a terminal, `PlainProgress` elsewhere."""
+    """Choose the progress for a console: `BarProgress` on a terminal, `PlainProgress` elsewhere, `UntilHangUp`."""
     kind = BarProgress if console.is_terminal else PlainProgress
-    return kind(total_steps, first_step, console)
+    return UntilHangUp(kind(total_steps, first_step, console))
+
+
+class UntilHangUp:
+    """Shows a progress for as long as its terminal is there: a closed one must not keep the run from saving."""
+
+    def __init__(self, shown: RunProgress) -> None:
+        self.shown = shown
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        with _unless_hung_up():
+            self.shown.note(text)
+
+    def advance(self, step: int) -> None:
+        """Report that a step is done."""
+        with _unless_hung_up():
+            self.shown.advance(step)
+
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Report a record of the log."""
+        with _unless_hung_up():
+            self.shown.report(record)
+
+    def close(self) -> None:
+        """End the report."""
+        with _unless_hung_up():
+            self.shown.close()
+
+
+@contextmanager
+def _unless_hung_up() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:  # what writing to a closed terminal gives
+            raise
 
 
 class BarProgress:

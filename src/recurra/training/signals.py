@@ -1,4 +1,4 @@
-"""Stopping a run: the first SIGINT or SIGTERM asks the loop to stop, and the second one stops it at once."""
+"""Stopping a run: the first SIGINT, SIGTERM or SIGHUP asks the loop to stop; a second SIGINT or SIGTERM ends it at once."""
 
 import signal
 import threading
@@ -10,11 +10,13 @@ class StopSignal:
     """A context that remembers the signal that asked the process to end.
 
     A training step should finish and its checkpoint be written, so the first signal is only recorded. It also restores
-    the previous handlers, so that the next signal acts as it would without this class. Python allows handlers only in
-    the main thread; in other threads nothing changes and `received` stays None.
+    the previous handlers of SIGINT and SIGTERM, so that the next of these acts as it would without this class. Not that
+    of SIGHUP: when a terminal closes, both its shell and the kernel send one. An ignored SIGHUP, as under nohup, stays
+    ignored. Python allows handlers only in the main thread; in other threads nothing changes and `received` stays None.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -22,19 +24,21 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            hang_up = self.HANG_UP is not None and signal.getsignal(self.HANG_UP) is not signal.SIG_IGN
+            numbers = (*self.SIGNALS, self.HANG_UP) if hang_up else self.SIGNALS
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        self._restore(*self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        self._restore()
+        self.received = self.received or signal.Signals(number)
+        self._restore(*self.SIGNALS)
 
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
+    def _restore(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            if number in self._before:
+                signal.signal(number, self._before.pop(number))
