@@ -6,7 +6,6 @@ import pytest
 
 from recurra.training.signals import StopSignal
 
-
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

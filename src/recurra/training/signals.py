@@ -1,4 +1,4 @@
-"""Stopping a run: the first SIGINT, SIGTERM or SIGHUP asks the loop to stop; a second SIGINT or SIGTERM ends it at once."""
+"""Stopping a run: the first SIGINT, SIGTERM or SIGHUP asks the loop to stop, a second SIGINT or SIGTERM ends it."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ class StopSignal:
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
-    HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
+    HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -24,8 +24,9 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            hang_up = self.HANG_UP is not None and signal.getsignal(self.HANG_UP) is not signal.SIG_IGN
-            numbers = (*self.SIGNALS, self.HANG_UP) if hang_up else self.SIGNALS
+            numbers = list(self.SIGNALS)
+            if self.HANG_UP is not None and signal.getsignal(self.HANG_UP) is not signal.SIG_IGN:
+                numbers.append(self.HANG_UP)
             self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
