@@ -10,7 +10,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyn
 from jinja2.sandbox import SandboxedEnvironment
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from tools.pages import markdown
 from tools.pages.figures import Figures
 

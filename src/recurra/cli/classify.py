@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from recurra.checks import require, require_at_least, sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.data.files import replacing
 from recurra.evaluation import SegmentPrediction
+from recurra.files.writing import replacing
 from recurra.runs import open_run
 from recurra.runs.classify import ContactSheet, classify_video
 

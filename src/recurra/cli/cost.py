@@ -12,7 +12,7 @@ from rich.table import Table
 from recurra.analysis.plots import perplexity_over_flops, save
 from recurra.checks import require_at_least
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.runs.cost import CostRow, cost_curves, cost_of, scored_perplexity
 
 DESCRIPTION = """\

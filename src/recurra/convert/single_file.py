@@ -15,7 +15,7 @@ from recurra.convert.portable import (
     tokenizer_from_json,
     tokenizer_to_json,
 )
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.models import DataSizes, entry_of, list_models
 
 _FORMAT = "recurra model 1"

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recurra.checks import require, require_whole_number, sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 
 # A letter that no training text in the Latin alphabet contains, to see what a tokenizer does with unseen characters.
 _RARE_LETTER = "\u16e5"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recurra.checks import sentence
-from recurra.data.files import file_sha256, replacing
+from recurra.files.digests import file_sha256
+from recurra.files.writing import replacing
 
 _FORMAT = 1
 _BESIDE = ".recurra"

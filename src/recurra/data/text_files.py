@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.files import BLOCK_BYTES, file_sha256
+from recurra.files.digests import BLOCK_BYTES, file_sha256
 
 # The names of PTB (ptb.train.txt) and WikiText (wiki.train.tokens, wiki.train.raw), and plain ones.
 _FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")

@@ -12,7 +12,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from recurra.checks import require, sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 
 EOS = "<eos>"
 UNK = "<unk>"

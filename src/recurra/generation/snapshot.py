@@ -11,7 +11,7 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
 from recurra.generation.stream_state import StreamState

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from recurra.convert.portable import PortableModel
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.huggingface.configuration import RecurraConfig
 from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
 from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer

@@ -8,7 +8,7 @@ import yaml
 
 from recurra.checks import sentence
 from recurra.convert import PortableModel, tokenizer_to_json
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.models import DataSizes, entry_of
 from recurra.training import (
     CheckpointFolder,

@@ -14,7 +14,7 @@ from recurra.analysis.jacobians import Track, untracked
 from recurra.analysis.memory_trace import memory_rnn
 from recurra.checks import require_at_least, sentence
 from recurra.data import Split, TextData
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.runs.run import Run
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
 from recurra.export.exportable import require_exportable
+from recurra.files.writing import replacing
 from recurra.runs.run import Run
 
 

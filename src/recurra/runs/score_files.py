@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.training import RunFolder
 
 PREFIX = "eval-"

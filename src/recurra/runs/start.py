@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.data import TextData
-from recurra.data.files import replacing
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
+from recurra.files.writing import replacing
 from recurra.training import RunFolder, Trainer, load_recipe, split_variant, to_yaml
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recurra.checks import require_at_least, sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.runs.versioned_json import read_versioned
 from recurra.training import EXPERIMENTS, TextExperiment
 

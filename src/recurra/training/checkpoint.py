@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 
 Record = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 
 
 class RunFolder:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from benchmarks.table import cpu_name
 
-from recurra.data.files import replacing
+from recurra.files.writing import replacing
 from recurra.runs.versioned_json import read_versioned
 from tools.pages.benchmarks.limits import Limits
 from tools.pages.benchmarks.sweeps import FLOOR, MODES, SWEEPS

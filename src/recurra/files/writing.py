@@ -1,0 +1,58 @@
+"""Files that are written whole or not at all."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` that replaces `path` when the block ends without an error.
+
+    Readers see the old file or the whole new one, also after a power failure. On an error the temporary file is
+    removed. Missing folders are made.
+
+    Raises:
+        OSError: a folder cannot be made or the file cannot be written; the message names `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not the tempfile module: only the owner can read its files, and a cache may be shared.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(temporary)):
+            raise  # of another file
+        raise OSError(error.errno, error.strerror, str(path)) from error  # of the same class, which errno decides
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk, so that a file just made, renamed or removed there stays so.
+
+    Does nothing where the platform or the file system cannot.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    if os.name == "nt":
+        return
+    with suppress(PermissionError):  # a folder may be written to and entered, but not read
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)

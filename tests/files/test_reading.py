@@ -1,0 +1,149 @@
+import json
+
+import pytest
+import yaml
+
+from recurra.files.reading import MOST_YAML_VALUES, parse_json, parse_yaml, read_json, read_text, read_yaml
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content):
+        path = tmp_path / "file"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def refusal(read, *arguments, **options):
+    with pytest.raises(ValueError, match="; expected ") as caught:
+        read(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("content", [{}, {"a": [1, 2.5, None, True, "[{\\"]}, {"é": {"\n": '"'}}])
+def test_json_is_read_as_it_was_written(written, content):
+    for ascii_only in (True, False):
+        assert read_json(written(json.dumps(content, ensure_ascii=ascii_only))) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "not readable as JSON"),
+        ("{", "not readable as JSON"),
+        ("[]", "JSON, but a list; expected a JSON object"),
+        ('{"a": 1, "a": 1}', "the key 'a' is there twice"),
+        ('{"b": [{"a": 1, "a": 2}]}', "twice"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": -Infinity}', "Infinity"),
+        ('{"a": 1e999}', "the number '1e999' is too large"),
+        ('{"a": ' + "9" * 301 + "}", "a number has 301 digits"),
+        ('{"a": ' + "9" * 100_000 + "}", "digits"),
+        ('{"a": ' + "[" * 64 + "]" * 64 + "}", "more than 64 levels deep"),
+        ("[" * 1_000_000, "more than 64 levels deep"),
+        ('{"a":' * 500_000, "more than 64 levels deep"),
+        ('"\\"' * 300_000, "not readable as JSON"),
+        ('{"' + "k" * 10_000 + '": 1, "' + "k" * 10_000 + '": 1}', "kkk..."),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8 (byte 0 is 0xff); expected text in UTF-8"),
+        (b'\xef\xbb\xbf{"a": 1}', "BOM"),
+    ],
+    ids=range(17),
+)
+def test_other_json_is_refused_in_a_sentence(written, content, reason):
+    path = written(content)
+    message = refusal(read_json, path, "the summary", mend="make it again")
+    assert message.startswith(f"the summary {path} is ")
+    assert reason in message
+    assert message.endswith(": make it again")
+    assert reason in refusal(parse_json, content, "it")
+
+
+def test_brackets_in_strings_do_not_count(written):
+    content = {"a": "[" * 100, '\\"[': ['"' + "{" * 100]}
+    assert read_json(written(json.dumps(content))) == content
+
+
+def test_numbers_that_are_not_finite_are_read_if_asked_for(written):
+    assert str(read_json(written('{"a": [NaN, 1e999]}'), allow_nan=True)) == "{'a': [nan, inf]}"
+
+
+def test_a_list_is_read_if_asked_for(written):
+    assert read_json(written("[1]"), kind=list) == [1]
+    assert "expected a JSON list" in refusal(read_json, written("{}"), kind=list)
+
+
+def test_a_large_file_is_refused_unread(written, tmp_path):
+    message = refusal(read_text, written("x" * 101), most_bytes=100)
+    assert message == f"{tmp_path}/file is 101 bytes long; expected at most 100 bytes"
+    assert read_text(written("x" * 100), most_bytes=100) == "x" * 100
+
+
+def test_a_missing_file_is_an_error_of_the_system(tmp_path):
+    for read in (read_text, read_json, read_yaml):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            read(tmp_path / "nowhere")
+        with pytest.raises(IsADirectoryError):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: 1\nb: [x, 2.5, null, yes]\nc: {d: é}\n",
+        "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}\ne: [*x, *x]\n",
+        "# only\na: |\n  text: [\n",
+    ],
+)
+def test_yaml_is_read_as_by_the_library(written, content):
+    assert read_yaml(written(content)) == yaml.safe_load(content)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "None"),
+        ("- a", "YAML, but a list; expected keys and values in YAML"),
+        ("a: [", "not readable as YAML"),
+        ("a: 1\na: 1\n", "the key 'a' is there twice"),
+        ("b:\n- {a: 1, a: 2}\n", "twice"),
+        ("1: 2", "the key 1 is an int, not a string"),
+        ("? [a]\n: 2", "not readable as YAML"),
+        ("a: *b", "alias"),
+        ("a: &a [*a]", "the alias *a stands for itself"),
+        ("a: &a\n  <<: *a\n", "stands for itself"),
+        (BOMB, f"more than {MOST_YAML_VALUES:,} values"),
+        ("a: " + "[" * 50_000, "more than 64 levels deep"),
+        ("\n".join(" " * n + "a:" for n in range(300)), "more than 64 levels deep"),
+        ("a: [" + "x, " * 80_000 + "]", f"more than {MOST_YAML_VALUES:,} values"),
+        ("a: " + "9" * 4_000, "digits"),
+        ("a: 0x" + "f" * 4_000, "digits"),
+        ("a: 2001-99-99", "month"),
+        ("a: !!bool x", "not readable as YAML"),
+        ("a: !!python/object:os.system x", "constructor"),
+        ("a: \x00", "not readable as YAML"),
+        (b"a: \xe9", "not UTF-8"),
+        ("a: 1\n" * 100_000, "500,000 bytes long; expected at most 262,144 bytes"),
+    ],
+    ids=range(22),
+)
+def test_other_yaml_is_refused_in_a_sentence(written, content, reason):
+    path = written(content)
+    message = refusal(read_yaml, path, "the recipe")
+    assert message.startswith(f"the recipe {path} is ")
+    assert reason in message
+
+
+def test_yaml_of_any_kind_can_be_parsed():
+    assert parse_yaml("[1, a]", "--key") == [1, "a"]
+    assert parse_yaml("1e-3", "--key") == yaml.safe_load("1e-3")
+    assert refusal(parse_yaml, "[1", "--key").startswith("--key is not readable as YAML")
