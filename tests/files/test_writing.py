@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from recurra.files.writing import replacing
+from recurra.files.writing import leftovers, replacing
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -87,3 +87,13 @@ def test_errors_of_others_pass_as_they_are(tmp_path, error):
     with pytest.raises(OSError, match=r"no number|missing") as caught, replacing(tmp_path / "file"):
         raise error
     assert caught.value is error
+
+
+def test_what_a_killed_process_left_is_found(tmp_path):
+    (tmp_path / ".hidden.tmp").touch()
+    with replacing(tmp_path / "a.b.tmp"):
+        (found,) = leftovers(tmp_path)
+        assert found[1] == "a.b.tmp"
+        assert found[0].exists()
+    assert list(leftovers(tmp_path)) == []
+    assert list(leftovers(tmp_path / "nowhere")) == []

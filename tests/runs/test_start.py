@@ -2,9 +2,55 @@
 
 from pathlib import Path
 
-from recurra.runs.start import default_run_folder
+import pytest
+from tests.runs.conftest import RECIPES
+
+from recurra.runs.start import default_run_folder, resume_run, start_run
 
 
 def test_the_default_folder_tells_recipes_of_one_name_apart():
     assert default_run_folder("recipes/ptb/gateloop.yaml") == Path("runs/ptb-gateloop")
     assert default_run_folder("recipes/ptb/transformers.yaml#crt-gru") == Path("runs/ptb-crt-gru")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPES["horizon"])
+    return path
+
+
+def test_one_process_at_a_time_trains_a_run(recipe, tmp_path):
+    folder = tmp_path / "run"
+    first = start_run(recipe, folder)
+    with pytest.raises(BlockingIOError, match=r"run is .*run, which process \d+ on .* trains"):
+        resume_run(folder)
+    first.fit()
+    resumed = resume_run(folder, overrides=["--training.max_steps", "3"])
+    with pytest.raises(BlockingIOError):
+        resume_run(folder)
+    resumed.fit()
+
+
+def test_two_first_trainings_that_begin_at_once_do_not_share_a_folder(recipe, tmp_path, monkeypatch):
+    """The second looks into the folder before the first writes to it, and is slower."""
+    folder, first = tmp_path / "run", []
+
+    def begin(trainer):
+        if not first:
+            first.append(None)
+            first[0] = start_run(recipe, folder)
+        return ""
+
+    monkeypatch.setattr("recurra.training.Trainer.begin", begin)
+    with pytest.raises(BlockingIOError):
+        start_run(recipe, folder)
+    first[0].fit()
+
+
+def test_a_run_that_cannot_resume_is_not_kept_locked(recipe, tmp_path):
+    folder = tmp_path / "run"
+    start_run(recipe, folder).fit()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="learning_rate"):
+            resume_run(folder, overrides=["--optimizer.learning_rate", "1"])

@@ -20,3 +20,31 @@ def test_the_summary_is_json(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_summary({"steps": 3, "gpu": None})
     assert json.loads(folder.summary.read_text()) == {"steps": 3, "gpu": None}
+
+
+def test_locking_removes_what_killed_trainings_left_and_nothing_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    digits = "0123456789abcdef"
+    left = [".summary.json", ".metrics.csv", "checkpoints/.step-0000000004.pt", "checkpoints/.best.pt"]
+    others = [
+        f".eval-test.json.{digits}.tmp",  # perhaps written just now by another command
+        ".summary.json.tmp",
+        f".summary.json.{digits[:-1]}.tmp",
+        f"summary.json.{digits}.tmp",
+        f"checkpoints/.best.pt.{digits}.tmp.pt",
+    ]
+    for name in [*(f"{name}.{digits}.tmp" for name in left), *others]:
+        (tmp_path / name).write_text("half")
+    folder.lock()
+    folder.unlock()
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*others, ".lock"}
+
+
+def test_without_the_lock_nothing_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("recurra.training.run_lock.fcntl", None)
+    half = tmp_path / ".summary.json.0123456789abcdef.tmp"
+    half.write_text("half")
+    RunFolder(tmp_path).lock()
+    assert half.exists()

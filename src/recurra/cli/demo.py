@@ -66,6 +66,7 @@ def _train(transition: str, path: Path, console: Console) -> bool:
     folder = RunFolder(path)
     experiment = load_recipe(recipes_folder() / "demo" / f"{transition}.yaml")
     trainer = Trainer(experiment, folder, evaluate)
+    folder.lock()
     resumes = folder.config.exists()
     if resumes:
         trainer.resume("last")

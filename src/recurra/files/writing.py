@@ -2,11 +2,14 @@
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextmanager
@@ -21,7 +24,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not the tempfile module: only the owner can read its files, and a cache may be shared.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # `leftovers` knows the form
     try:
         with temporary.open("xb") as file:
             yield file
@@ -35,6 +38,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(path)) from error  # of the same class, which errno decides
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Find the temporary files that `replacing` had to leave in a folder when its process was killed.
+
+    Those of processes that still run look the same: remove them only if no other process writes these files.
+
+    Returns:
+        pairs of a temporary file and the name of the file that it was to replace.
+    """
+    for path in sorted(folder.glob(".*.tmp")):
+        if found := _TEMPORARY.fullmatch(path.name):
+            yield path, found[1]
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Starting and resuming runs: a recipe or a run's folder in, a trainer out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from recurra.data import TextData
@@ -20,6 +21,7 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
 
     Raises:
         FileExistsError: the folder already contains a run.
+        BlockingIOError: another process trains a run in it.
         ValueError: the recipe is impossible. Like missing data, it leaves no run behind.
     """
     experiment = load_recipe(recipe, overrides)
@@ -27,7 +29,9 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
     run.require_new()
     trainer = Trainer(experiment, run, evaluate)
     trainer.begin()
-    _describe(trainer)
+    with _kept_locked(run):
+        run.require_new()  # another process may have begun in the meantime
+        _describe(trainer)
     return trainer
 
 
@@ -41,14 +45,16 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
 
     Raises:
         FileNotFoundError: the folder does not contain a run.
+        BlockingIOError: another process trains the run.
         CheckpointError: the checkpoint cannot be used.
         ValueError: an override changes what may not change.
     """
     run = RunFolder(folder)
     run.require_run()
-    trainer = Trainer(load_recipe(run.config, overrides), run, evaluate)
-    trainer.resume(checkpoint)
-    _describe(trainer)
+    with _kept_locked(run):
+        trainer = Trainer(load_recipe(run.config, overrides), run, evaluate)
+        trainer.resume(checkpoint)
+        _describe(trainer)
     return trainer
 
 
@@ -56,6 +62,17 @@ def default_run_folder(recipe: str) -> Path:
     """Name the folder of a recipe's run: runs/FOLDER-NAME for FOLDER/NAME.yaml, runs/FOLDER-VARIANT for a variant."""
     path, variant = split_variant(recipe)
     return Path("runs") / "-".join([path.resolve().parent.name, variant or path.stem])
+
+
+@contextmanager
+def _kept_locked(run: RunFolder) -> Iterator[None]:
+    """Lock a run, and unlock it if the block fails; otherwise it stays locked until the end of `fit`."""
+    run.lock()
+    try:
+        yield
+    except BaseException:
+        run.unlock()
+        raise
 
 
 def _describe(trainer: Trainer) -> None:

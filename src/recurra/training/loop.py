@@ -136,6 +136,7 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model.
             ValueError: the experiment differs from that of the checkpoint in a setting that may not change.
+            BlockingIOError: another process trains the run.
         """
         if which == "last" and not self.checkpoints.steps():
             return  # `fit` calls `begin`
@@ -154,6 +155,7 @@ class Trainer:
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
         if saved["state"] is not None:
             self.state = state_from_plain(saved["state"], self.model)
+        self.folder.lock()
         self.checkpoints.drop_after(self.position.step)
         set_random_state(saved["random"])
 
@@ -172,12 +174,21 @@ class Trainer:
 
         Raises:
             TrainingDiverged: the loss or the weights are not finite.
+            BlockingIOError: another process trains the run.
+            OSError: a file cannot be written, or the folder of the run went away.
         """
+        self.folder.lock()
+        try:
+            return self._fit(console or Console())
+        finally:
+            self.folder.unlock()
+
+    def _fit(self, console: Console) -> StopSignal:
         step = self.position.step
         logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
-        progress = watch(self.total_steps, step, console or Console())
+        progress = watch(self.total_steps, step, console)
         if note := self.begin():
             progress.note(note)
         if self.total_steps <= self.experiment.schedule.warmup_steps:
@@ -200,6 +211,7 @@ class Trainer:
         stopping = False
         while not self.finished and not stopping:
             gradient_norm = self._update()
+            self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
                 for log in logs:
@@ -307,7 +319,11 @@ class Trainer:
         return new["loss"] < best["loss"] if monitor == "loss" else new["accuracy"] > best["accuracy"]
 
     def _finite_snapshot(self) -> Payload:
-        """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints."""
+        """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints.
+
+        A folder that went away must not come back with nothing but this checkpoint in it.
+        """
+        self.folder.require_in_place()
         for name, parameter in self.model.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise self._diverged(name, "a tensor with values that are not finite")

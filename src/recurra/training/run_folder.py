@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
-from recurra.files.writing import replacing
+from recurra.files.writing import leftovers, replacing
+from recurra.training.run_lock import RunLock
 
 
 class RunFolder:
@@ -19,6 +20,7 @@ class RunFolder:
     checkpoints/    step-*.pt, best.pt
     summary.json    the results, versions and hardware, written with each checkpoint and at the end
     figures/        what `recurra plot` draws
+    .lock           held by the process that trains the run (see `RunLock`)
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -31,6 +33,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
         self.figures = self.path / "figures"
+        self._lock = RunLock(self.path)
 
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""
@@ -44,6 +47,28 @@ class RunFolder:
         if not self.config.is_file():
             came = f"{self.path}, which has no {self.config.name}"
             raise FileNotFoundError(sentence("run", came, "the folder of a run"))
+
+    def lock(self) -> None:
+        """Make this the only process that trains the run, and remove what killed ones left half written.
+
+        Raises:
+            BlockingIOError: another process trains it.
+        """
+        self._lock.acquire()
+        if not self._lock.exclusive:
+            return
+        own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary)
+        for temporary, name in [*leftovers(self.path), *leftovers(self.checkpoints)]:
+            if temporary.parent == self.checkpoints or name in {file.name for file in own}:
+                temporary.unlink(missing_ok=True)
+
+    def unlock(self) -> None:
+        """Let other processes train the run."""
+        self._lock.release()
+
+    def require_in_place(self) -> None:
+        """Raise FileNotFoundError if the folder went away since `lock`."""
+        self._lock.require_in_place()
 
     def write_config(self, text: str) -> None:
         """Write config.yaml, and make the folder if it does not exist."""

@@ -1,0 +1,90 @@
+"""One process at a time trains a run."""
+
+import os
+import shutil
+import socket
+
+import pytest
+
+from recurra.training import run_lock
+from recurra.training.run_lock import RunLock
+
+
+@pytest.fixture
+def lock(tmp_path):
+    lock = RunLock(tmp_path / "runs" / "one")
+    lock.acquire()
+    yield lock
+    lock.release()
+
+
+def test_a_second_lock_is_refused_and_names_the_holder(lock, tmp_path):
+    lock.acquire()  # again is nothing new
+    other = RunLock(tmp_path / "runs" / "one")
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    with pytest.raises(BlockingIOError, match=rf"run is .*one, which {holder} trains; expected a run that nobody"):
+        other.acquire()
+    lock.release()
+    other.acquire()
+    with pytest.raises(BlockingIOError):
+        lock.acquire()
+    other.release()
+    other.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_the_lock_ends_with_its_process(tmp_path):
+    child = os.fork()
+    if child == 0:
+        RunLock(tmp_path).acquire()
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert (tmp_path / ".lock").read_text().startswith(f"process {child} on ")
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_forgotten_lock_is_released(tmp_path):
+    RunLock(tmp_path).acquire()
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("missing", ["module", "support"])
+def test_without_locks_everybody_gets_one(tmp_path, monkeypatch, missing):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    if missing == "module":
+        monkeypatch.setattr(run_lock, "fcntl", None)
+    else:
+        monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+    locks = [RunLock(tmp_path), RunLock(tmp_path)]
+    for lock in locks:
+        lock.acquire()
+        lock.require_in_place()
+    for lock in locks:
+        lock.release()
+
+
+def remove(folder):
+    shutil.rmtree(folder)
+
+
+def move(folder):
+    folder.rename(folder.with_name("two"))
+
+
+def replace(folder):
+    shutil.rmtree(folder)
+    RunLock(folder).acquire()
+
+
+@pytest.mark.parametrize("change", [remove, move, replace])
+def test_a_folder_that_goes_away_is_noticed(lock, tmp_path, change):
+    lock.require_in_place()
+    change(tmp_path / "runs" / "one")
+    with pytest.raises(FileNotFoundError, match=r"run is .*one, which was removed, moved or replaced while it was"):
+        lock.require_in_place()
