@@ -153,6 +153,12 @@ def case(request) -> Case:
     return request.param
 
 
+@pytest.fixture(params=[case for case in _mixer_cases() if case.draw is _channels], ids=lambda case: case.name)
+def mixer(request) -> nn.Module:
+    """A registered mixer in float64."""
+    return request.param.build().double()
+
+
 @pytest.fixture
 def module(case) -> nn.Module:
     """The case's module in float64, so that tolerances can be tight."""

@@ -73,6 +73,19 @@ def test_torch_programs(case, batch):
             require_close(one, other)
 
 
+@pytest.mark.parametrize("trace", [prefill_program, step_program])
+def test_torch_programs_run_with_gradients(trace):
+    model, length = make_model("all"), 1 if trace is step_program else 4
+    traced = trace(model)
+    module, tokens = traced.program.module(), torch.randint(11, (1, length))
+    found, expected = module(tokens, *zero_state(traced.state, 1))[0], model(tokens)[0]
+    require_close(found, expected)
+    for logits in (found, expected):
+        logits.square().mean().backward()
+    gradients = {name.removeprefix("model."): p.grad for name, p in module.named_parameters()}
+    torch.testing.assert_close(gradients, {name: p.grad for name, p in model.named_parameters()}, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_onnx(case):

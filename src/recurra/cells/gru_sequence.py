@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import differentiable_gradients
+from recurra.kernels.operators import differentiable_gradients, transforms_are_active
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -50,8 +49,7 @@ def gru_sequence(
         or type(cell).step is not GRUCell.step
         or type(cell).gates is not GRUCell.gates
         or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        or transforms_are_active()
     ):
         return gru_sequence_reference(cell, projected, h, weights)
     y, last = _GRUSequence.apply(cell, *inputs)

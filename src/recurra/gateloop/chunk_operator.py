@@ -8,7 +8,12 @@ from torch import Tensor
 from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.gateloop.chunk import chunk
 from recurra.kernels.flops import flop_formula, hand_over_formulas
-from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
+from recurra.kernels.operators import (
+    differentiable_gradients,
+    register_derivatives,
+    transforms_are_active,
+    with_known_signature,
+)
 from recurra.kernels.tensors import require_one_device, with_neighbouring_channels
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
@@ -41,7 +46,8 @@ def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) 
     """Compute (y, h_L) like `chunk.chunk`, by the kernels.
 
     q, k and v have one type: float16, bfloat16, or that of a and the state, float32 or complex64. Real ones can go with
-    a complex a. y has the type of q if everything is real, else that of a.
+    a complex a. y has the type of q if everything is real, else that of a. Under torch.func and forward derivatives,
+    for which the kernels have no rule, it is `chunk.chunk`.
 
     Raises:
         ValueError: from the kernels, if a tensor does not fit.
@@ -49,6 +55,8 @@ def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) 
     if q.is_complex() or k.is_complex() or v.is_complex():
         kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
         q, k, v, a, state = (x.to(kind) for x in (q, k, v, a, state))
+    if transforms_are_active():
+        return _reference_outputs(q, k, v, a, state)
     hand_over_formulas()
     return _Chunk.apply(q, k, v, a, state)
 
@@ -127,10 +135,6 @@ def _backward_fake(
     return tuple(x.new_empty(x.shape) for x in (q, k, v, a, state))
 
 
-refuse_derivatives(_library, "gate_loop_chunk")
-refuse_derivatives(_library, "gate_loop_chunk_backward")
-
-
 def _matrix_products(q_shape: Any, v_shape: Any) -> int:
     # scores and weighted sums in blocks, and the state read and added to; for real numbers, as in the scan
     d_qk, d_v = q_shape[-1], v_shape[-1]
@@ -165,6 +169,10 @@ class _Chunk(torch.autograd.Function):
         if torch.is_grad_enabled():
             return differentiable_gradients(_reference_outputs, ctx.saved_tensors, (dy, dlast))
         return torch.ops.recurra.gate_loop_chunk_backward(dy, dlast, *ctx.saved_tensors)
+
+
+register_derivatives(_library, "gate_loop_chunk", _Chunk.apply)
+register_derivatives(_library, "gate_loop_chunk_backward")
 
 
 def _reference_outputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ the states, from which the imaginary part follows. Like every operator here it c
 address.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,14 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula, hand_over_formulas
-from recurra.kernels.operators import differentiable_gradients, refuse_derivatives, with_known_signature
+from recurra.kernels.operators import (
+    differentiable_gradients,
+    register_derivatives,
+    transforms_are_active,
+    with_known_signature,
+)
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
+from recurra.scan.operators import differentiable_scan
 from recurra.scan.reference import linear_scan_reference
 
 _NAMES = {part: (f"h_{part}", f"dh_{part}", f"dlast_{part}") for part in ("re", "im")}
@@ -49,11 +56,16 @@ class FusedResult(NamedTuple):
 
 def fused_reference(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -> FusedResult:
     """Compute GateLoop (7)-(8) for d_h = 1 in plain torch: h_t = a_t h_{t-1} + k_t v_t, y_t = q_t Re h_t."""
+    return _around_scan(lambda a, b, h0: linear_scan_reference(a, b, h0, reverse=False), q, k, v, a, state)
+
+
+def _around_scan(scan: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -> FusedResult:
     drive = k.to(a.re.dtype) * v.to(a.re.dtype)
     if a.im is None or state.im is None:
-        h = linear_scan_reference(a.re, drive, state.re, reverse=False)
+        h = scan(a.re, drive, state.re)
         return FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1], None))
-    h = linear_scan_reference(torch.complex(a.re, a.im), drive, torch.complex(state.re, state.im), reverse=False)
+    a_complex = torch.complex(a.re, a.im)
+    h = scan(a_complex, drive.to(a_complex.dtype), torch.complex(state.re, state.im))
     return FusedResult((q * h.real).to(q.dtype), Planes(h.real, h.imag), Planes(h.real[:, -1], h.imag[:, -1]))
 
 
@@ -61,6 +73,8 @@ def fused(
     q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes, *, backend: str, keep_states: bool = False
 ) -> FusedResult:
     """Run the operator on the backend "numba", "triton" or "reference".
+
+    Under torch.func and forward derivatives it is the scan of that backend, which has a rule for each of them.
 
     Args:
         q, k, v: (B, L, D), one real type among bfloat16, float32 and float64; L at least 1.
@@ -74,6 +88,8 @@ def fused(
     """
     if backend == "reference":
         return fused_reference(q, k, v, a, state)
+    if transforms_are_active():
+        return _around_scan(lambda a, b, h0: differentiable_scan(a, b, h0, False, backend), q, k, v, a, state)
     hand_over_formulas()
     inputs = (q, k, v, a.re, a.im, state.re, state.im)
     records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
@@ -255,10 +271,6 @@ def _fused_backward_fake(  # type: ignore[no-untyped-def]
     return [x.new_empty(x.shape) for x in gradients]
 
 
-refuse_derivatives(_library, "gate_loop_fused")
-refuse_derivatives(_library, "gate_loop_fused_backward")
-
-
 @flop_formula(torch.ops.recurra.gate_loop_fused)
 def _fused_flops(q_shape, k_shape, v_shape, a_re_shape, a_im_shape, *_, **__) -> int:  # type: ignore[no-untyped-def]
     return torch.Size(q_shape).numel() * (9 if a_im_shape is not None else 4)
@@ -299,6 +311,18 @@ class _Fused(torch.autograd.Function):
             return *gradients, None, None
         dq, dk, dv, da, dx0 = gradients
         return dq, dk, dv, da, None, dx0, None, None, None
+
+
+def _recorded(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend="auto"):  # type: ignore[no-untyped-def]
+    # the gradient needs all states, whether the caller does or not
+    y, h_re, h_im, _, _ = _Fused.apply(q, k, v, a_re, a_im, x0_re, x0_im, True, backend)
+    if keep:
+        return y, h_re, h_im
+    return y, h_re[:, -1:], h_im if a_im is None else h_im[:, -1:]
+
+
+register_derivatives(_library, "gate_loop_fused", _recorded)
+register_derivatives(_library, "gate_loop_fused_backward")
 
 
 def _reference_outputs(q, k, v, a_re, a_im, x0_re, x0_im) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]

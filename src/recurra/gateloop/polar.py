@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.gateloop.fused import Planes
+from recurra.kernels.operators import transforms_are_active
 
 
 class _PolarPlanes(torch.autograd.Function):
@@ -36,7 +37,7 @@ class _PolarPlanes(torch.autograd.Function):
 
 def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:
     """Return the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or transforms_are_active():
         return Planes(magnitude * phase.cos(), magnitude * phase.sin())
     re, im, _, _ = _PolarPlanes.apply(magnitude, phase)
     return Planes(re, im)

@@ -1,4 +1,4 @@
-"""What torch operators around kernels share: they refuse derivatives, which an `autograd.Function` around them has."""
+"""What torch operators around kernels share: where their derivatives come from, and who refuses to have any."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,28 +9,48 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def refuse_derivatives(library: torch.library.Library, name: str) -> None:
-    """Make the bare operator recurra::`name` raise when it is asked for a derivative, instead of returning zeros.
+def transforms_are_active() -> bool:
+    """Return whether torch.func or forward derivatives are at work, which not every `autograd.Function` has rules for.
 
-    That happens where a tracer looks past the functions that carry the derivatives: in a compiled jvp, or for the
-    gradient of a gradient inside a compiled function.
+    Under torch.compile it is False, and the tracer takes the Function apart itself.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def register_derivatives(
+    library: torch.library.Library, name: str, differentiable: Callable[..., Any] | None = None
+) -> None:
+    """Say what the bare operator recurra::`name` does when it is asked for a derivative, rather than return zeros.
+
+    It stands without the Function around it in a program of torch.export, which may run with gradients: then
+    `differentiable` computes the same and records them. Anything else is refused: forward derivatives of the operator,
+    which a compiled jvp asks for, and without `differentiable` (in a backward pass) all of them.
+
+    Args:
+        library: where the operator is defined.
+        name: its name.
+        differentiable: takes the operator's arguments, of which trailing ones may be missing if they have defaults.
     """
     operator = getattr(torch.ops.recurra, name).default
 
-    def refuse(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         tensors = [x for x in arguments if isinstance(x, Tensor)]
-        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        if forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled():
-            asked = asked or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
-        if asked:
+        forwards = forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled()
+        forwards = forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+        backwards = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if backwards and not forwards and differentiable is not None:
+            return differentiable(*arguments)
+        if backwards or forwards:
             raise NotImplementedError(
-                f"recurra::{name} has no derivative of this kind here: differentiate outside torch.compile, or use "
-                f'backend="reference"'
+                f"recurra::{name} has no derivative of this kind in a traced program: differentiate the model itself, "
+                'outside torch.compile and torch.export, or use backend="reference"'
             )
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    library.impl(name, refuse, "Autograd")
+    library.impl(name, call, "Autograd")
 
 
 def with_known_signature(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:

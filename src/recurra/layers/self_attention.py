@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra.checks import require_heads
+from recurra.layers.dot_product_attention import dot_product_attention
 
 
 class SelfAttention(nn.Module):
@@ -40,5 +40,5 @@ class SelfAttention(nn.Module):
     def _mix(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Bool[Tensor, "..."] | None = None) -> Tensor:
         """Attend to what is `visible` (everything when None), and project."""
         dropout = self.attention_dropout if self.training else 0.0
-        y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
+        y = dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
         return self.dropout(self.output_projection(y.transpose(1, 2).flatten(2)))

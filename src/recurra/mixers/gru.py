@@ -5,7 +5,9 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
+from recurra.kernels.operators import transforms_are_active
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
@@ -49,6 +51,23 @@ class GRU(Mixer):
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
         # nn.GRU's own function, as torch.compile refuses the module; on a GPU autocast would take it down to 16 bits
         with torch.autocast(x.device.type, enabled=False):
+            if transforms_are_active():  # torch.gru has no rules for them
+                y, last = _step_by_step(x.to(h.dtype), h, *weights)
+                return y.to(x.dtype), GRUState(at_least_float32(last))
             # with biases, one layer, no dropout, one direction, batch first
             y, last = torch.gru(x.to(h.dtype), h.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
         return y.to(x.dtype), GRUState(at_least_float32(last.squeeze(0)))
+
+
+def _step_by_step(
+    x: Float[Tensor, "B L d_model"], h: Float[Tensor, "B N"], w_x: Tensor, w_h: Tensor, b_x: Tensor, b_h: Tensor
+) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B N"]]:
+    """Compute what `torch.gru` computes from the weights of a `torch.nn.GRUCell`, in plain operators."""
+    states = []
+    for step in functional.linear(x, w_x, b_x).unbind(1):
+        r_x, u_x, c_x = step.chunk(3, -1)
+        r_h, u_h, c_h = functional.linear(h, w_h, b_h).chunk(3, -1)
+        candidate = torch.tanh(c_x + torch.sigmoid(r_x + r_h) * c_h)
+        h = torch.lerp(candidate, h, torch.sigmoid(u_x + u_h))
+        states.append(h)
+    return torch.stack(states, 1), h

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra.checks import require
 from recurra.layers.attention_window import AttentionWindow, head_size
+from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.sinusoids import sinusoids
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
@@ -129,7 +129,7 @@ class RelativeAttention(Mixer):
         scores = self._position_scores(
             (queries + self.position_bias[:, None]) * scale, encoding[len(encoding) - n_keys - 1 :]
         )
-        y = functional.scaled_dot_product_attention(
+        y = dot_product_attention(
             queries + self.content_bias[:, None],
             keys,
             values,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recurra.checks import require, require_heads
+from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
 from recurra.layers.sliding_window import after, most_kept, still_seen
@@ -88,8 +88,8 @@ class RotaryAttention(Mixer):
         n_queries, n_keys = queries.shape[2], keys.shape[2]
         dropout = self.dropout if self.training else 0.0
         if n_queries == n_keys <= window:
-            return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout)
+            return dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout)
         steps = torch.arange(n_keys, device=keys.device)
         age = steps[n_keys - n_queries :, None] - steps
         visible = (age >= 0) & (age < window)
-        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
+        return dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula, hand_over_formulas
-from recurra.kernels.operators import refuse_derivatives, with_known_signature
+from recurra.kernels.operators import register_derivatives, with_known_signature
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -171,10 +171,6 @@ def _linear_scan_backward_fake(
     return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
 
 
-refuse_derivatives(_library, "linear_scan")
-refuse_derivatives(_library, "linear_scan_backward")
-
-
 @flop_formula(torch.ops.recurra.linear_scan)
 def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
     # for real numbers: a formula sees only shapes, and a complex step costs 8
@@ -241,6 +237,14 @@ class LinearScan(TraceableLinearScan):
         ]
         h = LinearScan.apply(*(x.flatten(0, 1) for x in mapped), reverse, backend)
         return h.unflatten(0, (info.batch_size, -1)) if h.numel() else torch.zeros_like(mapped[1]), 0
+
+
+def _recorded(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
+    return TraceableLinearScan.apply(a, b, h0, reverse, backend)
+
+
+register_derivatives(_library, "linear_scan", _recorded)
+register_derivatives(_library, "linear_scan_backward")
 
 
 def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:

@@ -1,0 +1,83 @@
+"""torch.func works on every mixer: ensembles by vmap, gradients per sequence, forward derivatives."""
+
+import copy
+
+import torch
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+
+from recurra.state import tensors
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def draw(batch: int, length: int, mixer) -> torch.Tensor:
+    return torch.randn(batch, length, mixer.d_model, dtype=torch.float64)
+
+
+def call(mixer, weights, x):
+    """Run two pieces of x; return the outputs and the last state's tensors, real ones."""
+    half = x.shape[1] // 2
+    y, state = functional_call(mixer, weights, (x[:, :half],))
+    z, state = functional_call(mixer, weights, (x[:, half:], state))
+    return (y, z, *(torch.view_as_real(t) if t.is_complex() else t for t in tensors(state)))
+
+
+def weights_of(mixer) -> dict[str, torch.Tensor]:
+    return {**dict(mixer.named_parameters()), **dict(mixer.named_buffers())}
+
+
+def moved(mixer, by: float = 0.1):
+    """A twin with other weights."""
+    twin = copy.deepcopy(mixer)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=by)
+    return twin
+
+
+def test_an_ensemble_runs_in_one_call(mixer):
+    members = [mixer, moved(mixer), moved(mixer)]
+    weights = stack_module_state(members)
+    x = draw(2, 6, mixer)
+    together = vmap(lambda w, b: call(mixer, {**w, **b}, x))(*weights)
+    for number, member in enumerate(members):
+        alone = call(mixer, weights_of(member), x)
+        torch.testing.assert_close(tuple(t[number] for t in together), alone, **TIGHT)
+
+
+def test_gradients_of_every_sequence(mixer):
+    x, weights = draw(3, 6, mixer), weights_of(mixer)
+    weights = {name: weight.detach() for name, weight in weights.items()}
+    parameters = {name: weights.pop(name) for name, _ in mixer.named_parameters()}
+
+    def loss(parameters, sequence):
+        return sum(t.square().sum() for t in call(mixer, {**parameters, **weights}, sequence[None]))
+
+    together = vmap(grad(loss), (None, 0))(parameters, x)
+    for number, sequence in enumerate(x):
+        mixer.zero_grad()
+        loss(dict(mixer.named_parameters()), sequence).backward()
+        alone = {name: p.grad for name, p in mixer.named_parameters()}
+        torch.testing.assert_close({name: t[number] for name, t in together.items()}, alone, **TIGHT)
+
+
+def test_forward_derivatives_are_those_of_the_backward_pass(mixer):
+    buffers = dict(mixer.named_buffers())
+    inputs = {"x": draw(2, 6, mixer), **{name: p.detach() for name, p in mixer.named_parameters()}}
+    direction = {name: torch.randn_like(t) for name, t in inputs.items()}
+
+    def function(inputs):
+        return call(mixer, {**{name: t for name, t in inputs.items() if name != "x"}, **buffers}, inputs["x"])
+
+    outputs, tangents = jvp(function, (inputs,), (direction,))
+    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+    expected = function(leaves)
+    torch.testing.assert_close(outputs, expected, **TIGHT)
+    constant = [t for t, y in zip(tangents, expected) if not y.requires_grad]  # such as a memory of earlier segments
+    assert not any(t.any() for t in constant)
+    tangents, expected = zip(*((t, y) for t, y in zip(tangents, expected) if y.requires_grad))
+    cotangents = tuple(torch.randn_like(t) for t in expected)
+    gradients = torch.autograd.grad(expected, list(leaves.values()), cotangents)
+    forwards = sum((t * c).sum() for t, c in zip(tangents, cotangents))
+    backwards = sum((g * d).sum() for g, d in zip(gradients, direction.values()))
+    torch.testing.assert_close(forwards, backwards, **TIGHT)
