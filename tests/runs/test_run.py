@@ -3,13 +3,15 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import recurra
-from recurra.data import MemoryHorizon, TextData
+from recurra.data import MemoryHorizon, TextConfig, TextData
 from recurra.data.video import VideoData
 from recurra.runs import Run, open_run
+from recurra.runs.scores import score_run
 from recurra.training import CheckpointError, CheckpointFolder, RecipeError, scored_weights
 
 LAZY = {"_loaded", "tokenizer", "class_names", "data", "scores", "changes"}
@@ -84,21 +86,63 @@ def test_older_runs_take_tokenizer_and_classes_from_their_data(there, tmp_path):
         _ = open_run(text, overrides=["--data.path", "nowhere"]).tokenizer
 
 
-def test_data_of_another_vocabulary_or_of_other_classes_are_refused(there, tmp_path):
-    """As many words and classes, but not the same: the numbers would fit, and mean something else."""
-    (tmp_path / "corpus").mkdir()
+def renamed_corpus(folder: Path) -> Path:
+    """The corpus with another word in the training file: as many words, and not one under its number."""
+    (folder / "corpus").mkdir()
     for file in Path("corpus").glob("*.txt"):
-        (tmp_path / "corpus" / file.name).write_text(file.read_text().replace("cat", "dog"))
-    run = open_run("runs/text", overrides=["--data.path", str(tmp_path / "corpus")])
-    with pytest.raises(ValueError, match=r"data.path is a corpus with another vocabulary; expected the run's"):
-        _ = run.data
-    words = ["--data.path", str(tmp_path / "corpus"), "--data.tokenizer", str(run.folder.tokenizer)]
+        text = file.read_text()
+        (folder / "corpus" / file.name).write_text("a the a the mat\n" + text if file.name == "train.txt" else text)
+    return folder / "corpus"
+
+
+def test_a_text_is_read_with_the_vocabulary_of_the_run(there, tmp_path):
+    """Another training file makes as many words under other numbers, which would fit the model."""
+    run, moved = open_run("runs/text"), ["--data.path", str(renamed_corpus(tmp_path))]
+    other = TextConfig(path=moved[1]).build().corpus.encoder
+    assert len(other) == len(run.tokenizer)
+    assert other.fingerprint != run.tokenizer.fingerprint
+    data = open_run("runs/text", overrides=moved).data
+    assert data.corpus.encoder.fingerprint == run.tokenizer.fingerprint
+    np.testing.assert_array_equal(data.tokens("test"), run.data.tokens("test"))
+    expected = score_run(run)
+    assert score_run(open_run("runs/text", overrides=moved))["loss"] == expected["loss"]
+
+
+def test_another_vocabulary_and_other_classes_are_refused(there, tmp_path):
+    run, other = open_run("runs/text"), tmp_path / "other.json"
+    TextConfig(path=str(renamed_corpus(tmp_path))).build().save_tokenizer(other)
+    words = ["--data.tokenizer", str(other)]
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is .*other.json, another vocabulary; expected that in .*text"
+    ):
+        _ = open_run("runs/text", overrides=words).data
+    words = ["--data.tokenizer", str(run.folder.tokenizer)]
     assert open_run("runs/text", overrides=words).data.vocab_size == 8
+    assert open_run("runs/text", overrides=words).changes == {}
     video = copy_of("video", tmp_path)
     names = (video / "classes.txt").read_text().splitlines()
     (video / "classes.txt").write_text("".join(f"{name}\n" for name in reversed(names)))
     with pytest.raises(ValueError, match=r"data.path is videos of other classes; expected those in .*classes.txt"):
         _ = open_run(video).data
+
+
+def edited(run: Path, before: str, after: str) -> Path:
+    text = (run / "config.yaml").read_text()
+    assert before in text
+    (run / "config.yaml").write_text(text.replace(before, after))
+    return run
+
+
+def test_a_config_of_another_model_than_the_checkpoint_is_refused(there, tmp_path):
+    """Its weights would fit: only the sizes are in them."""
+    copy = edited(copy_of("text", tmp_path), "dropout: 0.0", "dropout: 0.5")
+    with pytest.raises(
+        ValueError, match=r"config.yaml is not .*best.pt in model.dropout \(was 0.0, now 0.5\); expected"
+    ):
+        _ = open_run(copy).model
+    assert open_run("runs/text", overrides=["--model.dropout", "0.5"]).model.config.dropout == 0.5  # on purpose
+    copy = edited(copy_of("horizon", tmp_path), "warmup_steps: ", "warmup_steps: 1")
+    assert open_run(copy).step == 2  # how it was trained is no part of the model
 
 
 def test_overrides_are_in_the_experiment_and_lengths_among_the_changes(there):

@@ -1,10 +1,12 @@
-"""Starting runs from Python."""
+"""Starting and resuming runs from Python."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.runs.conftest import RECIPES
 
+from recurra.data import TextConfig
 from recurra.runs.start import default_run_folder, resume_run, start_run
 
 
@@ -54,3 +56,24 @@ def test_a_run_that_cannot_resume_is_not_kept_locked(recipe, tmp_path):
     for _ in range(2):
         with pytest.raises(ValueError, match="learning_rate"):
             resume_run(folder, overrides=["--optimizer.learning_rate", "1"])
+
+
+def test_a_resumed_run_reads_with_its_own_vocabulary(there, tmp_path):
+    run = Path(shutil.copytree("runs/text", tmp_path / "text"))
+    corpus = Path(shutil.copytree("corpus", tmp_path / "new"))
+    train = corpus / "train.txt"
+    train.write_text("a the a the mat\n" + train.read_text())
+    trainer = resume_run(run, overrides=["--data.path", str(corpus), "--training.max_steps", "4"])
+    own = TextConfig(path="corpus").build().corpus.encoder
+    assert trainer.data.corpus.encoder.fingerprint == own.fingerprint
+    assert TextConfig(path=str(corpus)).build().corpus.encoder.fingerprint != own.fingerprint
+    trainer.fit()
+
+
+def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
+    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
+    names = (run / "classes.txt").read_text().splitlines()
+    (run / "classes.txt").write_text("".join(f"{name}\n" for name in reversed(names)))
+    with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
+        resume_run(run)
+    assert (run / "classes.txt").read_text().splitlines() == names[::-1]

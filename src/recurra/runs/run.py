@@ -11,6 +11,7 @@ from recurra.checks import sentence
 from recurra.data import DataSet, TextData, TextEncoder
 from recurra.data.video import VideoData
 from recurra.models import DataSizes, VideoSizes
+from recurra.runs.own_data import own_data, read_classes
 from recurra.runs.score_files import read_scores
 from recurra.training import (
     CheckpointFolder,
@@ -22,9 +23,11 @@ from recurra.training import (
     load_weights,
     scored_weights,
 )
-from recurra.training.experiment import RESUMABLE, differences, to_plain
+from recurra.training.experiment import RESUMABLE, differences, require_same_model, to_plain
 
 Kind = TypeVar("Kind", bound=Experiment)
+
+_VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vocabulary is from: a run has its own
 
 
 def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> "Run":
@@ -78,6 +81,7 @@ class Run:
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, or of another model.
+            ValueError: config.yaml describes another model than the checkpoint is from.
         """
         return self._loaded[0]
 
@@ -89,6 +93,7 @@ class Run:
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
         file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
+        require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         model = self.experiment.model.build(self._sizes())
         load_weights(model, scored_weights(saved), file)
         return model.eval(), int(saved["position"]["step"])
@@ -144,30 +149,21 @@ class Run:
         """
         self.expect(VideoExperiment, "over videos")
         if self.folder.classes.exists():
-            return tuple(self.folder.classes.read_text(encoding="utf-8").splitlines())
+            return read_classes(self.folder)
         data = self.data
         assert isinstance(data, VideoData)
         return tuple(data.class_names)
 
     @cached_property
     def data(self) -> DataSet:
-        """The data set, opened or generated.
+        """The data set, opened or generated; a text is read with the run's own vocabulary.
 
         Raises:
             OSError: it is not where the configuration says.
-            ValueError: it cannot be read, or has another vocabulary or other classes than the run.
+            ValueError: it cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have
+                other classes.
         """
-        data = self.experiment.build_data()
-        if isinstance(data, TextData) and self.folder.tokenizer.exists():
-            self._require_own_vocabulary(data.corpus.encoder)
-        if isinstance(data, VideoData) and self.folder.classes.exists() and tuple(data.class_names) != self.class_names:
-            raise ValueError(sentence("data.path", "videos of other classes", f"those in {self.folder.classes}"))
-        return data
-
-    def _require_own_vocabulary(self, encoder: TextEncoder) -> None:
-        if encoder.fingerprint != self.tokenizer.fingerprint:
-            mend = f"--data.tokenizer {self.folder.tokenizer} reads it with the run's"
-            raise ValueError(sentence("data.path", "a corpus with another vocabulary", "the run's", mend))
+        return own_data(self.experiment, self.folder)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:
@@ -183,5 +179,10 @@ class Run:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """The overrides that make this another experiment than was trained, by key: a length, but not a path."""
-        trained, now = to_plain(load_recipe(self.folder.config)), to_plain(self.experiment)
-        return {key: value for key, (_, value) in differences(trained, now).items() if key not in RESUMABLE}
+        unlike = differences(to_plain(self._trained), to_plain(self.experiment))
+        return {key: value for key, (_, value) in unlike.items() if key not in RESUMABLE | _VOCABULARY}
+
+    @cached_property
+    def _trained(self) -> Experiment:
+        """The experiment in the run's config.yaml, without the overrides."""
+        return load_recipe(self.folder.config) if self._overrides else self.experiment

@@ -8,6 +8,7 @@ from recurra.data import TextData
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
 from recurra.files.writing import replacing
+from recurra.runs.own_data import own_data
 from recurra.training import RunFolder, Trainer, load_recipe, split_variant, to_yaml
 
 
@@ -47,12 +48,13 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
         FileNotFoundError: the folder does not contain a run.
         BlockingIOError: another process trains the run.
         CheckpointError: the checkpoint cannot be used.
-        ValueError: an override changes what may not change.
+        ValueError: an override changes what may not change, or the data have other classes than the run.
     """
     run = RunFolder(folder)
     run.require_run()
     with _kept_locked(run):
-        trainer = Trainer(load_recipe(run.config, overrides), run, evaluate)
+        experiment = load_recipe(run.config, overrides)
+        trainer = Trainer(experiment, run, evaluate, data=own_data(experiment, run))
         trainer.resume(checkpoint)
         _describe(trainer)
     return trainer

@@ -4,7 +4,7 @@ The key `experiment` of a recipe chooses the class from `EXPERIMENTS`. Every reg
 `text-NAME`. A new kind of data takes one class with a `data` and a `model` field, and one line in that table.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -232,23 +232,40 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
+def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
+    """Refuse a configuration that describes another model than a checkpoint was made with.
+
+    Raises:
+        ValueError: a setting of the model differs; the message names the keys and both values.
+    """
+    changed = _changes(saved, experiment, lambda key: key == "experiment" or key.startswith("model."))
+    if changed:
+        came = f"not the configuration of {checkpoint} in {', '.join(changed)}"
+        raise ValueError(sentence(config, came, "the model that was trained", "put the values back"))
+
+
 def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
     """Refuse to resume from a checkpoint with other settings than its own.
 
     Raises:
         ValueError: a setting outside `RESUMABLE` differs; the message names the keys and both values.
     """
-    # A checkpoint without a key is older than the setting, and was made with what is now its default.
-    known = {key for key, _ in flat(saved)}
-    changed = [
-        f"{key} (was {before!r}, now {now!r})"
-        for key, (before, now) in differences(saved, to_plain(experiment)).items()
-        if key not in RESUMABLE and (key in known or now != _plain(_default(experiment, key)))
-    ]
+    changed = _changes(saved, experiment, lambda key: key not in RESUMABLE)
     if changed:
         came = f"not that of the checkpoint in {', '.join(changed)}"
         mend = f"only {', '.join(sorted(RESUMABLE))} may change"
         raise ValueError(sentence("the experiment", came, "the same settings", mend))
+
+
+def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
+    """List the settings that count and differ from a checkpoint's: "model.n_layer (was 2, now 3)"."""
+    # A checkpoint without a key is older than the setting, and was made with what is now its default.
+    known = {key for key, _ in flat(saved)}
+    return [
+        f"{key} (was {before!r}, now {now!r})"
+        for key, (before, now) in differences(saved, to_plain(experiment)).items()
+        if counts(key) and (key in known or now != _plain(_default(experiment, key)))
+    ]
 
 
 def _default(experiment: Experiment, key: str) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
-from recurra.data import IGNORED_TARGET, Batch, BatchSource
+from recurra.data import IGNORED_TARGET, Batch, BatchSource, DataSet
 from recurra.saved_state import state_from_plain, state_to_plain
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
@@ -74,13 +74,16 @@ class Trainer:
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
         evaluate: scores a model on a split, in float32.
+        data: the data of the experiment, if they are open; None opens them.
     """
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate, *, data: DataSet | None = None
+    ) -> None:
         self.experiment, self.folder, self.evaluate = experiment, folder, evaluate
         self.config = experiment.training
         self.fabric = set_up_process(self.config)
-        self.data = data = experiment.build_data()
+        self.data = data = experiment.build_data() if data is None else data
         self.source, self.validation = data.source("train"), data.source("valid")
         self.model = experiment.build_model(data)
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):

@@ -1,0 +1,45 @@
+"""The data of a run, under the names that it has learned: its vocabulary, its classes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from recurra.checks import sentence
+from recurra.data import DataSet, TextConfig
+from recurra.data.video import VideoData
+from recurra.training import Experiment, RunFolder
+
+
+def own_data(experiment: Experiment, folder: RunFolder) -> DataSet:
+    """Open or generate the data of a run.
+
+    A text is read with the vocabulary in the run's folder, wherever the text lies and whatever its training file
+    contains: as many words in another order would fit the model, and mean something else. A folder without a
+    vocabulary is an older run's; its corpus makes one anew.
+
+    Raises:
+        OSError: the data are not where the configuration says.
+        ValueError: they cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have other
+            classes.
+    """
+    config = experiment.data
+    if isinstance(config, TextConfig) and folder.tokenizer.exists():
+        _require_own_vocabulary(config, folder.tokenizer)
+        return replace(config, tokenizer=str(folder.tokenizer), bpe_vocab_size=None).build()
+    data = experiment.build_data()
+    if isinstance(data, VideoData) and folder.classes.exists() and tuple(data.class_names) != read_classes(folder):
+        raise ValueError(sentence("data.path", "videos of other classes", f"those in {folder.classes}"))
+    return data
+
+
+def read_classes(folder: RunFolder) -> tuple[str, ...]:
+    """Read the names of the classes in a video run's folder, in their order. Raises OSError if it has none."""
+    return tuple(folder.classes.read_text(encoding="utf-8").splitlines())
+
+
+def _require_own_vocabulary(config: TextConfig, own: Path) -> None:
+    # A file that is gone has moved since the run began, which has a copy.
+    if config.tokenizer is None or not Path(config.tokenizer).is_file():
+        return
+    if config.load_tokenizer(config.tokenizer).fingerprint != config.load_tokenizer(own).fingerprint:
+        mend = "omit it, for the run has a vocabulary of its own"
+        raise ValueError(sentence("data.tokenizer", f"{config.tokenizer}, another vocabulary", f"that in {own}", mend))
