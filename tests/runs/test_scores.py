@@ -55,5 +55,12 @@ def test_scores_are_written_by_split_and_changes_and_read_again(there, tmp_path)
     }
 
 
+def test_a_file_of_scores_stays_in_the_folder(tmp_path):
+    """Whatever was changed: a path among the values is no path of the file."""
+    changes = {"model.init_from": "/elsewhere/best.pt", "data.protocol": "..\\xs"}
+    file = score_file(RunFolder(tmp_path), "test", changes)
+    assert file == tmp_path / "eval-test-init_from--elsewhere-best.pt-protocol-..-xs.json"
+
+
 def test_a_folder_without_scores_has_none(tmp_path):
     assert read_scores(RunFolder(tmp_path)) == {}

@@ -1,6 +1,7 @@
 """The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ AGAIN = "score the run again, or remove the file"
 def score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
     """Locate the scores of a split, measured with `changes`: RUN/eval-test-segment_length-17.json."""
     words = [split, *(f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items())]
+    words = [re.sub(r"[/\\]", "-", word) for word in words]  # a value can be a path; the file stays in the folder
     return folder.path / f"{PREFIX}{'-'.join(words)}.json"
 
 

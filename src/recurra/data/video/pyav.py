@@ -1,9 +1,16 @@
-"""PyAV, imported on first use."""
+"""PyAV, imported on first use, and how it opens a file."""
 
 import importlib
+from functools import cache
 from types import ModuleType
+from typing import Any
 
 from recurra.checks import sentence
+
+_REFERRING = frozenset(
+    {"concat", "dash", "hls", "image2", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
+)
+"""FFmpeg's formats whose files name other files or addresses, where the pictures are."""
 
 
 def require_av() -> ModuleType:
@@ -13,3 +20,19 @@ def require_av() -> ModuleType:
     except ImportError as error:
         message = sentence("PyAV", "not installed", "for video files", "pip install recurra[video]")
         raise ImportError(message, name="av") from error
+
+
+def open_container(path: str) -> Any:
+    """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else.
+
+    Raises av.error.ArgumentError for a list of other files, and FFmpeg's other errors.
+    """
+    options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
+    return require_av().open(path, container_options=options)
+
+
+@cache
+def _self_contained_formats() -> str:
+    """List the formats that FFmpeg may take a file for, as its option wants them."""
+    av: Any = require_av()
+    return ",".join(sorted(name for name in av.formats_available if not _REFERRING & set(name.split(","))))

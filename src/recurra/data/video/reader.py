@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from recurra.checks import require, sentence
-from recurra.data.video.pyav import require_av
+from recurra.data.video.pyav import open_container, require_av
 
 _SAME_TIME = 1e-6
 """Times closer than this, in seconds, are the same; no frame rate comes near it."""
@@ -78,7 +78,8 @@ class VideoFile:
         path: a file that FFmpeg can read (mp4, mkv, avi, webm, ...); the first of several video streams is read.
 
     Raises:
-        VideoError: the file has no video, or its first frame cannot be decoded.
+        VideoError: the file has no video, or its first frame cannot be decoded; or it is a list of other files, which
+            are not followed.
         FileNotFoundError: the file does not exist.
         ImportError: PyAV is not installed.
     """
@@ -115,7 +116,7 @@ class VideoFile:
         if stream.frames and stream.duration:
             n_frames, duration = stream.frames, float(stream.duration * stream.time_base)
         else:
-            with _errors_of(self._av, self.path), self._av.open(self.path) as container:
+            with _errors_of(self._av, self.path), open_container(self.path) as container:
                 n_frames, duration = self._count_packets(container, container.streams[stream.index])
         return VideoInfo(n_frames, max(duration, self._frame_seconds), self.width, self.height)
 
@@ -177,7 +178,7 @@ class VideoFile:
 
     def _open(self) -> None:
         with _errors_of(self._av, self.path):
-            self._container = self._av.open(self.path)
+            self._container = open_container(self.path)
             try:
                 self._start()
             except BaseException:
@@ -307,6 +308,9 @@ class _errors_of:
     ) -> None:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             return
+        if isinstance(error, self._av.error.ArgumentError):
+            came = "a list of other files, which are not followed, or damaged"
+            raise VideoError(sentence(self._path, came, "a video")) from error
         if isinstance(error, (self._av.error.FFmpegError, EOFError)):
             raise VideoError(sentence(self._path, f"unreadable ({error})", "a video")) from error
 
