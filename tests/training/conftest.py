@@ -3,6 +3,8 @@
 That is: a carried state, dropout, tied weights, transition parameters.
 """
 
+import resource
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -128,3 +130,12 @@ def make_trainer(tmp_path: Path):
         return Trainer(experiment, RunFolder(tmp_path / name), scorer)
 
     return make
+
+
+@pytest.fixture
+def file_size_limit():
+    """file_size_limit(n): from now on no file may grow beyond n bytes, as on a full disk"""
+    ignored, before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)

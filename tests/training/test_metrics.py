@@ -1,4 +1,5 @@
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -82,3 +83,15 @@ def test_a_window_sums_in_float64():
         window.add(torch.tensor(1e6), 1, 1)
         window.add(torch.tensor(0.01), 0, 0)
     assert window.mean_loss() == pytest.approx(1e6 + 0.01, rel=1e-12)
+
+
+@pytest.mark.parametrize("log", [lambda path: CsvLog(path / "metrics.csv"), TensorBoardLog], ids=["csv", "tensorboard"])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, file_size_limit, log):
+    log = log(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file_size_limit(file.stat().st_size + 10)
+    with pytest.raises(OSError, match="File too large") as caught:
+        log.write({"step": 1, "train_loss": 0.123456789})
+    assert caught.value.filename == str(file)
+    with suppress(OSError):
+        log.close()

@@ -10,13 +10,13 @@ import zipfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.files.writing import replacing
+from recurra.files.writing import NO_ROOM, free_bytes, replacing
 
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2
@@ -39,10 +39,50 @@ def versions() -> dict[str, str]:
 
 
 def save_checkpoint(path: Path, payload: Payload) -> None:
-    """Write `payload` atomically, stamped with the format and the versions."""
+    """Write `payload` atomically, stamped with the format and the versions.
+
+    Raises:
+        OSError: the file cannot be written. The message says why and, if it is for lack of room, how much is needed.
+    """
     stamped = {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": versions(), **payload}
-    with replacing(path) as file:
-        torch.save(stamped, file)
+    needed = 0
+    try:
+        with replacing(path) as file:
+            out = _UntilError(file)
+            torch.save(stamped, out)  # type: ignore[arg-type]
+            needed = out.n_bytes
+            if out.error is not None:
+                raise out.error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in NO_ROOM:
+            reason += f"; it needs {needed:,} bytes, and {free_bytes(path.parent):,} are free"
+        came = f"a checkpoint that cannot be written ({reason})"
+        raise OSError(sentence(str(path), came, "a file that can be written")) from error
+
+
+class _UntilError:
+    """Writes to a file up to its first error, which it keeps; what follows is only counted.
+
+    PyTorch's writer of zip files does not survive an error: it raises another one while it is closed, about positions.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.n_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.n_bytes += len(data)
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed when it is closed."""
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
@@ -124,16 +164,29 @@ class CheckpointFolder:
         return self.path / "best.pt"
 
     def save(self, step: int, payload: Payload) -> Path:
-        """Write the checkpoint of a step, then delete those that are too old to keep."""
+        """Write the checkpoint of a step, then delete those that are too old to keep.
+
+        Raises:
+            OSError: it cannot be written. All earlier ones are still there; the message names the last.
+        """
         target = self._file(step)
-        save_checkpoint(target, payload)
+        self._write(target, payload)
         for old in self.steps()[: -self.keep]:
             old.unlink()
         return target
 
     def save_best(self, payload: Payload) -> None:
-        """Write the best checkpoint over the previous best one."""
-        save_checkpoint(self.best, payload)
+        """Write the best checkpoint over the previous best one. Raises OSError as `save` does."""
+        self._write(self.best, payload)
+
+    def _write(self, target: Path, payload: Payload) -> None:
+        try:
+            save_checkpoint(target, payload)
+        except OSError as error:
+            steps = self.steps()
+            stands = f"the last checkpoint, {steps[-1]}, is whole" if steps else "there is none yet, so it starts anew"
+            how = f"mend the disk and continue with `recurra train --resume {self.path.parent}`"
+            raise OSError(f"{error}: {how}; {stands}") from error
 
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints of later steps: a run that goes back to `step` writes them again."""

@@ -6,8 +6,8 @@ therefore repeats the run that was not interrupted, bit for bit if the arithmeti
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from recurra.saved_state import state_from_plain, state_to_plain
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointError, CheckpointFolder, Payload, load_weights, versions
+from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
 from recurra.training.metrics import CsvLog, MetricLog, RunningSums, TensorBoardLog
@@ -199,13 +200,18 @@ class Trainer:
                 f"note: all {self.total_steps} steps of this run are in its warm-up "
                 f"(schedule.warmup_steps {self.experiment.schedule.warmup_steps})"
             )
+        size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
+        if note := space_note(self.checkpoints.path, size):
+            progress.note(note)
+        open_files = [progress, *logs]
         try:
             with StopSignal() as stop:
                 self._loop(stop, logs, progress)
-        finally:
-            progress.close()
-            for log in logs:
-                log.close()
+        except BaseException:
+            with suppress(OSError):  # of a full disk: the first error is the one to report
+                _close(open_files)
+            raise
+        _close(open_files)
         self.folder.write_summary(self.summary())
         return stop
 
@@ -374,3 +380,8 @@ class Trainer:
         self._tick()
         yield
         self._clock = perf_counter()
+
+
+def _close(open_files: Sequence[RunProgress | MetricLog]) -> None:
+    for each in open_files:
+        each.close()

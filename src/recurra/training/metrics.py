@@ -3,6 +3,9 @@
 import csv
 import io
 import math
+import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -10,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from recurra.files.writing import replacing
+from recurra.files.writing import naming, replacing
 
 Record = Mapping[str, Any]
 
@@ -99,17 +102,20 @@ class CsvLog:
         writer.writerows(kept)
         with replacing(path) as file:
             file.write(text.getvalue().encode())
+        self._path = path
         self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
 
     def write(self, record: Record) -> None:
-        """Add a record. Raises ValueError for a column that is not in `COLUMNS`."""
-        self._writer.writerow(record)
-        self._file.flush()
+        """Add a record. Raises ValueError for a column that is not in `COLUMNS`, and OSError."""
+        with naming(self._path):
+            self._writer.writerow(record)
+            self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. Raises OSError."""
+        with naming(self._path):
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
@@ -120,25 +126,42 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
 
 
 class TensorBoardLog:
-    """Records as TensorBoard scalars.
+    """Records as TensorBoard scalars, each flushed as soon as it is written.
+
+    torch's SummaryWriter would write in a thread of its own, where a full disk ends in a traceback.
 
     Args:
-        folder: the folder for event files.
+        folder: the folder for event files; each log begins a new one.
         last_step: makes TensorBoard forget what an earlier process wrote after this step.
     """
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         # Slow to import, and not every run needs it.
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=last_step + 1)
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names.
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordWriter(self._path.open("xb"))
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
-        """Add a scalar for each number of the record."""
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, record["step"])
+        """Add a scalar for each number of the record. Raises OSError."""
+        numbers = [(name, value) for name, value in record.items() if name != "step"]
+        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in numbers]
+        self._write(self._event(step=record["step"], summary=self._summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        with naming(self._path):
+            self._file.write(event.SerializeToString())
+            self._file.flush()
 
     def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()
+        """Close the file. Raises OSError."""
+        with naming(self._path):
+            self._file.close()

@@ -1,0 +1,38 @@
+"""How much room a run's checkpoints take, known before the first one is written."""
+
+from pathlib import Path
+
+from torch import nn
+
+from recurra.files.writing import free_bytes
+from recurra.training.config import AveragingConfig, OptimizerConfig
+
+ROOM_FOR = 3
+"""Checkpoints that the disk should have room for: a run keeps the newest and the best, and writes the next one before it
+deletes the oldest."""
+
+
+def checkpoint_bytes(model: nn.Module, optimizer: OptimizerConfig, averaging: AveragingConfig) -> int:
+    """Estimate the size of a checkpoint: weights, their average, and what the optimiser keeps for each parameter.
+
+    Carried states and the format itself are not counted; beside the weights of a model they are small.
+    """
+    weights = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}  # tied ones are stored once
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    copies = 1 if averaging.start_step is None else 2
+    kept = 2 if optimizer.algorithm == "adamw" else int(optimizer.options["momentum"] > 0)
+    return copies * sum(weights.values()) + kept * trained
+
+
+def space_note(folder: Path, n_bytes: int) -> str:
+    """Warn if the disk of `folder` has too little room for checkpoints of this size; empty if it has enough."""
+    try:
+        free = free_bytes(folder)
+    except OSError:
+        return ""  # whether there is room will be seen
+    if free >= ROOM_FOR * n_bytes:
+        return ""
+    return (
+        f"note: a checkpoint of this run takes about {n_bytes:,} bytes, and {folder} has {free:,} bytes free; "
+        f"make room for {ROOM_FOR} of them"
+    )
