@@ -26,7 +26,7 @@ def test_a_lack_of_room_says_how_much_is_needed_and_how_much_is_free(tmp_path, m
     monkeypatch.setattr("recurra.training.checkpoint.free_bytes", lambda folder: 1234)
     file_size_limit(100_000)
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
-    with pytest.raises(OSError, match=r"none yet, so it starts anew") as caught:
+    with pytest.raises(OSError, match=r"none yet, so the run starts again") as caught:
         folder.save(1, PAYLOAD)
     folder.save(2, {"model": {}})
     for save in (lambda: folder.save(3, PAYLOAD), lambda: folder.save_best(PAYLOAD)):
@@ -36,7 +36,7 @@ def test_a_lack_of_room_says_how_much_is_needed_and_how_much_is_free(tmp_path, m
         assert "(File too large; it needs 60" in said
         assert " bytes, and 1,234 are free)" in said
         assert f"continue with `recurra train --resume {tmp_path / 'run'}`" in said
-        assert said.endswith(f"the last checkpoint, {folder.path / 'step-0000000002.pt'}, is whole")
+        assert said.endswith(f"the last one, {folder.path / 'step-0000000002.pt'}, is whole")
         assert "unexpected pos" not in repr(caught.value.__context__)
     assert [path.name for path in folder.path.iterdir()] == ["step-0000000002.pt"]
     load_checkpoint(folder.path / "step-0000000002.pt")

@@ -184,8 +184,8 @@ class CheckpointFolder:
             save_checkpoint(target, payload)
         except OSError as error:
             steps = self.steps()
-            stands = f"the last checkpoint, {steps[-1]}, is whole" if steps else "there is none yet, so it starts anew"
-            how = f"mend the disk and continue with `recurra train --resume {self.path.parent}`"
+            stands = f"the last one, {steps[-1]}, is whole" if steps else "there is none yet, so the run starts again"
+            how = f"once it can, continue with `recurra train --resume {self.path.parent}`"
             raise OSError(f"{error}: {how}; {stands}") from error
 
     def drop_after(self, step: int) -> None:

@@ -8,7 +8,7 @@ from recurra.files.writing import free_bytes
 from recurra.training.config import AveragingConfig, OptimizerConfig
 
 ROOM_FOR = 3
-"""Checkpoints that the disk should have room for: a run keeps the newest and the best, and writes the next one before it
+"""Checkpoints that the disk should have room for: a run keeps the newest and the best, and writes the next before it
 deletes the oldest."""
 
 

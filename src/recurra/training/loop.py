@@ -203,7 +203,7 @@ class Trainer:
         size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
         if note := space_note(self.checkpoints.path, size):
             progress.note(note)
-        open_files = [progress, *logs]
+        open_files: list[RunProgress | MetricLog] = [progress, *logs]
         try:
             with StopSignal() as stop:
                 self._loop(stop, logs, progress)
