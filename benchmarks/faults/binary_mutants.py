@@ -1,0 +1,212 @@
+"""Mutants of binary files: damage by chance, and well-formed files with another content.
+
+Each function takes the bytes of a file and returns those of its mutant. Where chance has a part, it comes from a
+`random.Random`, so the same seed gives the same mutant.
+"""
+
+import io
+import json
+import math
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+Members = dict[str, bytes]
+"""The members of a zip archive, in order."""
+
+
+# --- damage, in any file ---
+
+
+def flip_bits(content: bytes, random: Random, n_bits: int = 1) -> bytes:
+    """Flip bits at random places."""
+    damaged = bytearray(content)
+    for _ in range(n_bits):
+        damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
+    return bytes(damaged)
+
+
+def truncate(content: bytes, random: Random) -> bytes:
+    """Cut the file off at a random place."""
+    return content[: random.randrange(len(content))]
+
+
+def blank(content: bytes, random: Random) -> bytes:
+    """Overwrite a random stretch with zeros, as a disk does that lost a block."""
+    start = random.randrange(len(content))
+    stop = min(len(content), start + 1 + random.randrange(512))
+    return content[:start] + bytes(stop - start) + content[stop:]
+
+
+def drop_bytes(content: bytes, random: Random) -> bytes:
+    """Leave out a random stretch."""
+    start = random.randrange(len(content))
+    return content[:start] + content[start + 1 + random.randrange(64) :]
+
+
+def append_bytes(content: bytes, random: Random) -> bytes:
+    """Add random bytes at the end."""
+    return content + random.randbytes(1 + random.randrange(64))
+
+
+DAMAGES: dict[str, Callable[[bytes, Random], bytes]] = {
+    "flipped bit": flip_bits,
+    "flipped bits": lambda content, random: flip_bits(content, random, 8),
+    "truncated": truncate,
+    "blanked": blank,
+    "bytes missing": drop_bytes,
+    "bytes added": append_bytes,
+}
+"""Damage that can happen to any file, by name."""
+
+
+# --- archives, such as torch.save writes ---
+
+
+def archive_members(content: bytes) -> Members:
+    """Unpack an archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {member.filename: archive.read(member) for member in archive.infolist()}
+
+
+def pack(members: Mapping[str, bytes], *, compressed: bool = False, comment: bytes = b"") -> bytes:
+    """Make an archive, with checksums that fit its members."""
+    packed = io.BytesIO()
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(packed, "w", kind) as archive:
+        for name, member in members.items():
+            archive.writestr(zipfile.ZipInfo(name), member, kind)
+        archive.comment = comment
+    return packed.getvalue()
+
+
+def archive_comment(content: bytes) -> bytes:
+    """Return the comment at the end of an archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.comment
+
+
+def swap_members(content: bytes) -> bytes:
+    """Let two tensors of one size and different content change places, with their checksums."""
+    members = archive_members(content)
+    tensors = [name for name in members if "/data/" in name]
+    for one in tensors:
+        for other in tensors:
+            if one < other and len(members[one]) == len(members[other]) and members[one] != members[other]:
+                swapped = {**members, one: members[other], other: members[one]}
+                return pack(swapped, comment=archive_comment(content))
+    raise ValueError("the archive has no two tensors of one size")
+
+
+def compress_members(content: bytes) -> bytes:
+    """Pack the same members compressed, as PyTorch never does."""
+    return pack(archive_members(content), compressed=True, comment=archive_comment(content))
+
+
+def zip_bomb(n_bytes: int, like: bytes | None = None) -> bytes:
+    """Make an archive of PyTorch's form with a member of `n_bytes` zeros, compressed to a thousandth.
+
+    Args:
+        n_bytes: size of the member when it is unpacked.
+        like: an archive whose other members it has; one with no tensors if None.
+    """
+    members = (
+        archive_members(like) if like is not None else {"archive/data.pkl": b"\x80\x02}.", "archive/version": b"3"}
+    )
+    folder = next(iter(members)).partition("/")[0]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+        with archive.open(f"{folder}/data/999999", "w", force_zip64=True) as bomb:
+            for start in range(0, n_bytes, 2**20):
+                bomb.write(bytes(min(2**20, n_bytes - start)))
+    return packed.getvalue()
+
+
+def overlapping_members(content: bytes, n_copies: int) -> bytes:
+    """List one member many times in the directory: a small file whose members add up to any size."""
+    members = archive_members(content)
+    largest = max(members, key=lambda name: len(members[name]))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(zipfile.ZipInfo(name), member)
+        folder = largest.partition("/")[0]
+        first = archive.getinfo(largest)
+        for number in range(n_copies):
+            copy = zipfile.ZipInfo(f"{folder}/data/copy{number}")
+            copy.header_offset, copy.CRC = first.header_offset, first.CRC
+            copy.file_size = copy.compress_size = first.file_size
+            archive.filelist.append(copy)
+    return packed.getvalue()
+
+
+# --- safetensors ---
+
+
+class Safetensors(NamedTuple):
+    """A safetensors file: `metadata`, the other entries of the `header` by name, and the `data` they point into."""
+
+    metadata: dict[str, str]
+    header: dict[str, dict[str, Any]]
+    data: bytes
+
+
+def parse_safetensors(content: bytes) -> Safetensors:
+    """Take a file apart."""
+    (n_bytes,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + n_bytes])
+    return Safetensors(header.pop("__metadata__", {}), header, content[8 + n_bytes :])
+
+
+def write_safetensors(parts: Safetensors) -> bytes:
+    """Put a file together."""
+    header = json.dumps({"__metadata__": parts.metadata, **parts.header}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + parts.data
+
+
+def swap_tensors(content: bytes) -> bytes:
+    """Let two tensors of one type and shape and different content change places."""
+    parts = parse_safetensors(content)
+    entries = list(parts.header.items())
+    for place, (one, entry) in enumerate(entries):
+        for other, like in entries[place + 1 :]:
+            if (entry["dtype"], entry["shape"]) == (like["dtype"], like["shape"]):
+                first, second = (parts.data[slice(*item["data_offsets"])] for item in (entry, like))
+                if first != second:
+                    return write_safetensors(parts._replace(header={**parts.header, one: like, other: entry}))
+    raise ValueError("the file has no two tensors of one type and shape")
+
+
+def poison_safetensors(content: bytes, random: Random, value: float = math.nan) -> bytes:
+    """Put a number that is not finite in a random place of a random float32 tensor; the structure stays valid."""
+    parts = parse_safetensors(content)
+    name = random.choice([name for name, entry in parts.header.items() if entry["dtype"] == "F32"])
+    start, stop = parts.header[name]["data_offsets"]
+    place = start + 4 * random.randrange((stop - start) // 4)
+    data = parts.data[:place] + struct.pack("<f", value) + parts.data[place + 4 :]
+    return write_safetensors(parts._replace(data=data))
+
+
+def rename_tensor(content: bytes, random: Random) -> bytes:
+    """Give a random tensor another name."""
+    parts = parse_safetensors(content)
+    name = random.choice(list(parts.header))
+    return write_safetensors(parts._replace(header={n + "2" * (n == name): e for n, e in parts.header.items()}))
+
+
+def drop_tensor(content: bytes) -> bytes:
+    """Leave out the last tensor of the data, so that the others' offsets stay valid."""
+    parts = parse_safetensors(content)
+    last = max(parts.header, key=lambda name: parts.header[name]["data_offsets"][1])
+    header = {name: entry for name, entry in parts.header.items() if name != last}
+    return write_safetensors(parts._replace(header=header, data=parts.data[: parts.header[last]["data_offsets"][0]]))
+
+
+def drop_metadata(content: bytes) -> bytes:
+    """Leave out the metadata, and with them every digest."""
+    return write_safetensors(parse_safetensors(content)._replace(metadata={"format": "pt"}))
