@@ -1,21 +1,19 @@
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.faults.binary_mutants import swap_members, zip_bomb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.training.payloads import payload
 from torch import nn
 
 from recurra.training import CheckpointError, CheckpointFolder, load_checkpoint, load_weights
 from recurra.training.checkpoint import save_checkpoint
 
-PAYLOAD = {
-    "model": {"weight": torch.arange(300.0).reshape(20, 15), "bias": torch.ones(3, dtype=torch.complex64)},
-    "state": [None, [torch.tensor([1, 2])], 3],
-    "position": {"step": 7, "seconds": 1 / 3},
-    "betas": (0.9, 0.98),
-}
+PAYLOAD = payload()
 
 
 def same(one: object, other: object) -> bool:
@@ -109,6 +107,10 @@ class Foreign:
             ),
             r"in checkpoint format 99 of recurra 9\.0; expected format 2: open it with recurra 9\.0",
         ),
+        (
+            lambda path: torch.save({"format": "recurra-checkpoint"}, path),
+            "in checkpoint format None of another recurra; expected format 2",
+        ),
         (lambda path: None, "which does not exist"),
     ],
 )
@@ -184,3 +186,68 @@ def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, w
     path, loaded = folder.load("previous")
     assert path == previous
     assert same(loaded["model"], PAYLOAD["model"])
+
+
+# --- files that are well-formed, and not what a checkpoint is ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": {"step": "7"}}, r"step of position in .*a\.pt is a str; expected a count, 0 or more"),
+        ({"position": {"step": -7}}, r"step of position in .*a\.pt is -7; expected a count, 0 or more"),
+        ({"position": {"step": 7}}, r"position in .*a\.pt is a dict with step; expected a dict with epoch"),
+        ({"model": [1]}, r"model in .*a\.pt is a list; expected a dict"),
+        ({"model": {"weight": 3}}, r"weight of model in .*a\.pt is 3; expected a tensor"),
+        ({"model": {3: torch.ones(2)}}, r"a key of model in .*a\.pt is 3; expected a string"),
+        ({"model": {"w": torch.tensor([1.0, torch.nan])}}, r"w in .*a\.pt is a tensor with numbers that are not fin"),
+        ({"model": {"w": torch.tensor([torch.inf * 1j])}}, r"w in .*a\.pt is a tensor with numbers that are not fini"),
+        (
+            {"average": {"weights": {"w": torch.full((2,), torch.inf)}, "n_averaged": 2}},
+            r"w in .*a\.pt is a tensor with numbers that are not finite; expected finite numbers",
+        ),
+        ({"average": {"n_averaged": 2}}, r"average in .*a\.pt is a dict with n_averaged; expected a dict with weights"),
+        ({"optimizer": {"state": {}}}, r"optimizer in .*a\.pt is a dict with state; expected a dict with state, param"),
+        ({"optimizer": {"state": {}, "param_groups": [{"params": [0]}]}}, r"\[0\] of param_groups of optimizer in "),
+        ({"window": {"loss": 1.0}}, r"window in .*a\.pt is a dict with loss; expected a dict with n_targets"),
+        (
+            {"scores": {"last": {"step": 7, "loss": float("nan")}}},
+            r"loss of last of scores in .*a\.pt is nan; exp",
+        ),
+        ({"random": {"python": []}}, r"random in .*a\.pt is a dict with python; expected a dict with numpy"),
+        ({"resumed_at": [True]}, r"\[0\] of resumed_at in .*a\.pt is True; expected a count"),
+        ({"betas": (0.9, 0.98)}, r"a\.pt is a checkpoint with 'betas'; expected one with format"),
+    ],
+)
+def test_a_payload_that_is_not_what_it_should_be_is_refused(tmp_path, change, message):
+    save_checkpoint(tmp_path / "a.pt", payload(**change))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("section", [name for name in PAYLOAD if name != "resumed_at"])
+def test_a_missing_section_is_refused(tmp_path, section):
+    save_checkpoint(tmp_path / "a.pt", {name: value for name, value in PAYLOAD.items() if name != section})
+    with pytest.raises(CheckpointError, match=rf"a\.pt is without {section}; expected a checkpoint with"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+def test_weights_that_have_changed_places_are_refused(tmp_path, written):
+    save_checkpoint(tmp_path / "a.pt", payload(model={"one": torch.ones(64), "other": torch.zeros(64)}))
+    (tmp_path / "a.pt").write_bytes(swap_members((tmp_path / "a.pt").read_bytes()))
+    with pytest.raises(CheckpointError, match="its members do not match its digest"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+def test_a_bomb_is_refused_unread(tmp_path, written, monkeypatch):
+    (tmp_path / "a.pt").write_bytes(zip_bomb(2 * 10**7, written))
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *arguments: pytest.fail("a member was read"))
+    with pytest.raises(CheckpointError, match=r"a\.pt is truncated, damaged or not a checkpoint \(its member .* is c"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+def test_checkpoints_from_before_the_digest_open(tmp_path):
+    stamped = {"format": "recurra-checkpoint", "format_version": 2, "versions": {"recurra": "0.1.0"}, **PAYLOAD}
+    del stamped["resumed_at"]
+    torch.save(stamped, tmp_path / "a.pt")
+    assert same(load_checkpoint(tmp_path / "a.pt"), stamped)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.training.payloads import payload
 from torch import nn
 
 from recurra.models import (
@@ -35,8 +36,7 @@ def _drawn(model: nn.Module, seed: int) -> nn.Module:
 
 def saved(model: nn.Module, path, **config):
     config = {"experiment": "video", "model": {"n_heads": model.config.n_heads, **config}}
-    payload = {"config": config, "model": model.state_dict(), "average": None, "position": {"step": 7}}
-    save_checkpoint(path, payload)
+    save_checkpoint(path, payload(config=config, model=model.state_dict()))
     return str(path)
 
 
@@ -65,8 +65,8 @@ def test_a_runs_folder_means_its_best_checkpoint(tmp_path):
 def test_averaged_weights_are_what_a_run_is_known_by(tmp_path):
     trained, fresh = timesformer(1), timesformer(2)
     saved(timesformer(3), tmp_path / "a.pt")
-    payload = torch.load(tmp_path / "a.pt", weights_only=True)
-    save_checkpoint(tmp_path / "b.pt", {**payload, "average": {"weights": trained.state_dict(), "n_averaged": 2}})
+    whole = torch.load(tmp_path / "a.pt", weights_only=True)
+    save_checkpoint(tmp_path / "b.pt", {**whole, "average": {"weights": trained.state_dict(), "n_averaged": 2}})
     start_from(fresh, str(tmp_path / "b.pt"))
     torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=0, atol=0)
 

@@ -1,12 +1,12 @@
-"""Checkpoints: written whole or not at all, and refused if they have changed since.
+"""Checkpoints: written whole or not at all, and refused if they have changed since or are not what they should be.
 
 A checkpoint is an ordinary `torch.save` file of plain data (tensors, numbers, strings, lists, dicts), read with
 `weights_only=True`, so that opening one runs no code. The format is a zip archive. Its directory is at the end, so a
-truncated file does not open; and each entry has a checksum, which PyTorch ignores and `load_checkpoint` checks.
+truncated file does not open; each entry has a checksum, and a digest of all entries is the archive's comment. What is
+read is then compared with the keys and types that a checkpoint has (`payload.py`).
 """
 
 import platform
-import zipfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
+from recurra.files.archives import ArchiveError, load_archive, seal_archive
+from recurra.files.weights import shape_difference
 from recurra.files.writing import NO_ROOM, free_bytes, replacing
+from recurra.training.payload import require_payload
 
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2
@@ -53,6 +56,7 @@ def save_checkpoint(path: Path, payload: Payload) -> None:
             needed = out.n_bytes
             if out.error is not None:
                 raise out.error
+            seal_archive(file, Path(file.name))
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in NO_ROOM:
@@ -89,27 +93,27 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
     """Check every byte of a checkpoint, and read it.
 
     Raises:
-        CheckpointError: the file does not exist, is truncated or altered, or is not a checkpoint of this package.
+        CheckpointError: the file does not exist, is truncated or altered, is not a checkpoint of this package, or has
+            weights that are not finite.
     """
     if not path.is_file():
         raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"wrong checksum in {damaged}")
-        payload = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        # Whatever zipfile or torch raises for a broken archive, the answer is the same.
-        reason = str(error).partition("\n")[0]
-        came = f"truncated, damaged or not a checkpoint ({reason})"
+        payload = load_archive(path, device)
+    except (ArchiveError, OSError) as error:
+        came = f"truncated, damaged or not a checkpoint ({error})"
         raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise CheckpointError(sentence(str(path), "another kind of file", _CHECKPOINT))
-    if payload["format_version"] != FORMAT_VERSION:
-        writer = f"recurra {payload['versions']['recurra']}"
-        came = f"in checkpoint format {payload['format_version']} of {writer}"
+    if (found := payload.get("format_version")) != FORMAT_VERSION:
+        versions = payload.get("versions")
+        writer = f"recurra {versions.get('recurra')}" if isinstance(versions, dict) else "another recurra"
+        came = f"in checkpoint format {found} of {writer}"
         raise CheckpointError(sentence(str(path), came, f"format {FORMAT_VERSION}", f"open it with {writer}"))
+    try:
+        require_payload(payload, path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
     return payload
 
 
@@ -126,15 +130,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
     Raises:
         CheckpointError: they belong to another model; the message names parameters that differ.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    saved = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    differing = sorted(name for name in shapes.keys() | saved.keys() if shapes.get(name) != saved.get(name))
-    if differing:
-        listed = ", ".join(
-            f"{name} {saved.get(name, 'missing')}, here {shapes.get(name, 'missing')}" for name in differing[:3]
-        )
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        came = f"a checkpoint of another model (it has {listed}{more})"
+    if difference := shape_difference(model, weights):
+        came = f"a checkpoint of another model (it has {difference})"
         raise CheckpointError(sentence(str(path), came, "one of this model"))
     model.load_state_dict(weights)
 
