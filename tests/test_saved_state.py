@@ -68,7 +68,7 @@ def test_no_state_stays_no_state():
     [
         (lambda plain: plain[:1], r"^state is a list of 1 in the saved state; expected a list of 2, as in the model"),
         (lambda plain: [plain[0], plain[1][:2]][::-1], r"^state\.layers is float32 \(2, 2\) on cpu in the saved state"),
-        (lambda plain: [plain[0], None], r"^state\.mean is None in the saved state; expected float32 \(3, 2\) on cpu"),
+        (lambda plain: [plain[0], None], r"^state\.mean is None in the saved state; expected float32 \(1, 2\) on cpu"),
         (lambda plain: [[plain[0][0], plain[1]], plain[1]], r"^state\.layers\.1 is float32 .*; expected None"),
         (
             lambda plain: [[[plain[1], 4.5], None], plain[1]],
@@ -141,3 +141,30 @@ def test_a_place_that_no_segment_has_is_refused():
     for position in (-1, 4):
         with pytest.raises(ValueError, match=f"state.position is {position}; expected a number from 0 to 3"):
             state_from_plain(state_to_plain(state._replace(position=position)), model)
+
+
+def test_a_tensor_that_would_broadcast_is_refused():
+    """(4, 1, 1, 1) where the model has (4, 16, 1, 1): every kernel would read beyond it."""
+    model = LanguageModel(LanguageModelConfig(vocab_size=5, n_layer=1, d_model=16, d_channel_mixing=8)).eval()
+    _, state = model(torch.randint(5, (4, 6)))
+    assert {tuple(tensor.shape) for tensor in states.tensors(state)} == {(4, 16, 1, 1)}
+    damaged = states.map_tensors(lambda tensor: tensor[:, :1], state)
+    with pytest.raises(ValueError, match=r"is complex64 \(4, 1, 1, 1\) on cpu; expected complex64 \(4, 16, 1, 1\)"):
+        state_from_plain(state_to_plain(damaged), model)
+
+
+def test_fewer_layers_than_the_model_has_are_refused(model):
+    _, state = model(torch.randint(5, (3, 6)))
+    plain = state_to_plain(state)
+    number = max(range(len(plain)), key=lambda place: isinstance(plain[place], list))
+    shorter = [part[:-1] if place == number else part for place, part in enumerate(plain)]
+    with pytest.raises(ValueError, match=r"^state\.\w+ is a list of 1 in the saved state; expected a list of 2"):
+        state_from_plain(shorter, model)
+
+
+def test_a_file_does_not_say_how_much_is_allocated():
+    model = Model()
+    asked = []
+    model.initial_state = lambda batch: asked.append(batch) or Model.initial_state(model, batch)  # type: ignore
+    state_from_plain(state_to_plain(Model.initial_state(model, 10**6)), model)
+    assert asked == [1]

@@ -29,7 +29,8 @@ def state_from_plain(plain: Any, model: nn.Module) -> Any:
     if plain is None:
         return None
     batch = next((tensor.shape[0] for tensor in tensors(plain) if tensor.dim()), 1)
-    state = _rebuild(plain, model.initial_state(batch), where="state")  # type: ignore[operator]
+    # Of one stream, however many are saved: a file must not say how much is allocated.
+    state = _rebuild(plain, model.initial_state(1), where="state")  # type: ignore[operator]
     model.require_state(state, batch)  # type: ignore[operator]
     return state
 

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recurra.files.weights import content_digest, read_safetensors
 from recurra.generation import SamplingConfig, Stream
 from recurra.state import map_tensors, n_bytes, tensors
 
@@ -238,8 +240,6 @@ def test_damaged_and_foreign_files(gateloop, tmp_path):
 
 
 def test_foreign_safetensors_and_later_formats(gateloop, tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"weight": torch.ones(2)}, tmp_path / "stream")
     with pytest.raises(
         ValueError, match=r"is another kind of safetensors file; expected a stream that Stream\.save wrote"
@@ -249,6 +249,54 @@ def test_foreign_safetensors_and_later_formats(gateloop, tmp_path):
     save_file({"weight": torch.ones(2)}, tmp_path / "stream", metadata={"recurra": json.dumps(content)})
     with pytest.raises(ValueError, match="is a stream in format 2; expected format 1"):
         Stream(gateloop).load(tmp_path / "stream")
+
+
+def reseal(path: Path, change) -> None:
+    """Change a file's content and tensors, and give it the digest of what it then holds."""
+    tensors, metadata = read_safetensors(path)
+    content = json.loads(metadata["recurra"])
+    del content["digest"]
+    change(content, tensors)
+    content["digest"] = content_digest(content, tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"recurra": json.dumps(content)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda content, tensors: tensors.update({"state.0": tensors["state.0"][:, :1]}),
+            r"state\..*; expected complex64",
+        ),
+        (lambda content, tensors: content["structure"][0].pop(), r"state\..* is a list of 1 .*; expected a list of 2"),
+        (lambda content, tensors: content.update(structure=[]), r"state is a list of 0 .*; expected a list of 1"),
+        (lambda content, tensors: content.update(structure=[3]), "without a part of a stream"),
+        (lambda content, tensors: content["model"].pop("kind"), "without a part of a stream"),
+        (lambda content, tensors: tensors.pop("state.0"), r"without a part of a stream \('state.0'\)"),
+        (lambda content, tensors: tensors.pop("recent"), r"without a part of a stream \('recent'\)"),
+        (
+            lambda content, tensors: tensors.update(position=torch.tensor(-1)),
+            r"the position in .* is -1; expected 0",
+        ),
+        (lambda content, tensors: tensors["recent"].fill_(99), r"recent in .* is another list; expected 64 tokens of"),
+        (
+            lambda content, tensors: tensors.update(logits=torch.ones(2, 3)),
+            r"logits in .* is float32 \(2, 3\) on cpu",
+        ),
+    ],
+)
+def test_a_file_with_its_digest_and_another_content_is_refused(change, message, tmp_path):
+    stream = fed(build("gateloop").float())
+    stream.save(tmp_path / "stream")
+    reseal(tmp_path / "stream", lambda content, tensors: None)
+    other = Stream(stream.model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    reseal(tmp_path / "stream", change)
+    with pytest.raises(ValueError, match=message) as raised:
+        other.load(tmp_path / "stream")
+    assert str(tmp_path / "stream") in str(raised.value)
+    assert same(other, stream)
 
 
 def test_others_can_read_the_file(gateloop, tmp_path):

@@ -15,6 +15,7 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import BytePairEncoding, TextConfig, Vocabulary
+from recurra.files.weights import content_digest
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -178,7 +179,7 @@ def test_sources_that_are_none(run, tmp_path):
     target = tmp_path / "model.safetensors"
     assert convert(run, target) == 0
     target.write_bytes(target.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="not a complete safetensors file"):
+    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
         convert(target, tmp_path / "run", "run")
 
 
@@ -203,8 +204,11 @@ def test_an_experiment_of_another_model_is_refused(run, tmp_path):
         metadata = file.metadata()
     description = json.loads(metadata["recurra"])
     description["config"]["segment_length"] = 5
+    del description["digest"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    description["digest"] = content_digest({**description, "tokenizer": metadata["tokenizer"]}, tensors)
     metadata["recurra"] = json.dumps(description)
-    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "other.safetensors", metadata)
+    save_file(tensors, tmp_path / "other.safetensors", metadata)
     with pytest.raises(ValueError, match="is that of another model: segment_length 4, not 5"):
         convert(tmp_path / "other.safetensors", tmp_path / "run", "run")
     assert not (tmp_path / "run").exists()

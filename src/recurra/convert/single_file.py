@@ -5,27 +5,46 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
+from recurra.checks import kind_of, sentence
 from recurra.convert.portable import (
     PortableModel,
     tied_parameters,
     tokenizer_from_json,
     tokenizer_to_json,
 )
+from recurra.files.reading import parse_json
+from recurra.files.weights import (
+    content_digest,
+    note_missing_digest,
+    read_safetensors,
+    require_finite,
+    shape_difference,
+)
 from recurra.files.writing import replacing
 from recurra.models import DataSizes, entry_of, list_models
 
-_FORMAT = "recurra model 1"
+_FORMAT = "recurra model 2"
+_WITHOUT_DIGEST = "recurra model 1"
+_WRITTEN = "a file that `recurra convert` wrote"
+_KINDS: dict[str, tuple[type, ...]] = {
+    "format": (str,),
+    "model": (str,),
+    "config": (dict,),
+    "experiment": (dict, type(None)),
+    "step": (int, type(None)),
+}
+"""The description's keys and their types; the digest is added to them."""
 
 
 def save_single_file(portable: PortableModel, path: Path) -> None:
     """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
 
     The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
-    step if they are known; and the key `tokenizer`, if there is one.
+    step if they are known, and a digest of all content; and the key `tokenizer`, if there is one.
 
     Raises:
         OSError: it cannot be written.
@@ -38,50 +57,79 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
         "experiment": portable.experiment,
         "step": portable.step,
     }
-    metadata = {"format": "pt", "recurra": json.dumps(description)}
-    if portable.tokenizer is not None:
-        metadata["tokenizer"] = tokenizer_to_json(portable.tokenizer)
+    tokenizer = None if portable.tokenizer is None else tokenizer_to_json(portable.tokenizer)
     tied = tied_parameters(portable.model)
-    weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
+    weights = {name: tensor.contiguous() for name, tensor in portable.model.state_dict().items() if name not in tied}
+    description["digest"] = content_digest({**description, "tokenizer": tokenizer}, weights)
+    metadata = {"format": "pt", "recurra": json.dumps(description)}
+    if tokenizer is not None:
+        metadata["tokenizer"] = tokenizer
     with replacing(path) as file:
-        file.write(save({name: tensor.contiguous() for name, tensor in weights.items()}, metadata))
+        file.write(save(weights, metadata))
 
 
 def load_single_file(path: Path) -> PortableModel:
     """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU.
 
+    A file of before there were digests is read with a note in the log.
+
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged, or was not written by `save_single_file`.
+        ValueError: it is damaged, was not written by `save_single_file`, or has weights that are not finite.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+    weights, metadata = read_safetensors(path, _WRITTEN)
     if "recurra" not in metadata:
-        raise ValueError(
-            f"{path} does not say which model its weights belong to; expected a file that `recurra convert` wrote"
-        )
-    description = json.loads(metadata["recurra"])
-    if description.get("format") != _FORMAT:
-        raise ValueError(f"{path} has the format {description.get('format')!r}; this version reads {_FORMAT!r}")
-    model = _build(description, path)
-    for name, first in tied_parameters(model).items():
-        weights[name] = weights[first]
+        raise ValueError(sentence(str(path), "one that does not say which model its weights belong to", _WRITTEN))
+    description = parse_json(metadata["recurra"], f"the description in {path}", allow_nan=True)
+    _require_sound(description, metadata, weights, path)
+    require_finite(weights, path)
+    model = _build(description, weights, path)
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{path} holds other weights than its configuration says: {error}") from error
-    tokenizer = tokenizer_from_json(metadata["tokenizer"]) if "tokenizer" in metadata else None
+        tokenizer = tokenizer_from_json(metadata["tokenizer"]) if "tokenizer" in metadata else None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(sentence(f"the tokenizer in {path}", f"damaged ({error})", _WRITTEN)) from error
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
 
 
-def _build(description: dict[str, Any], path: Path) -> nn.Module:
-    for entry in list_models(DataSizes):
-        if entry.model.__name__ == description["model"]:
-            return entry.model(entry.config(**description["config"]))
-    raise ValueError(f"{path} is of a {description['model']}; expected a model that this version knows")
+def _require_sound(
+    description: dict[str, Any], metadata: dict[str, str], weights: dict[str, Tensor], path: Path
+) -> None:
+    """Refuse a description of another format or form, and content that does not match its digest."""
+    found = description.get("format")
+    if found not in (_FORMAT, _WITHOUT_DIGEST):
+        raise ValueError(sentence(str(path), f"in the format {found!r}", repr(_FORMAT)))
+    digest = description.pop("digest", None) if found == _FORMAT else None
+    if found == _WITHOUT_DIGEST:
+        note_missing_digest(path)
+    elif digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
+    if description.keys() != _KINDS.keys():
+        came = f"one with {', '.join(sorted(description))}"
+        raise ValueError(sentence(f"the description in {path}", came, ", ".join(_KINDS)))
+    for key, kinds in _KINDS.items():
+        if not isinstance(description[key], kinds) or isinstance(description[key], bool):
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise ValueError(sentence(f"{key} in {path}", kind_of(description[key]), expected))
+
+
+def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) -> nn.Module:
+    """Make the model and load the weights, which must be all of its own: the file has to be as large as the model."""
+    entry = next((entry for entry in list_models(DataSizes) if entry.model.__name__ == description["model"]), None)
+    if entry is None:
+        raise ValueError(sentence(str(path), f"of a {description['model']}", "a model that this version knows"))
+    try:
+        config = entry.config(**description["config"])
+        if config.n_layer > len(weights):
+            raise ValueError(sentence(f"n_layer in {path}", config.n_layer, f"at most {len(weights)}, one per weight"))
+        with torch.device("meta"):  # takes no memory, whatever the sizes
+            outline = entry.model(config)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    tied = tied_parameters(outline)
+    weights = {**weights, **{name: weights[first] for name, first in tied.items() if first in weights}}
+    if difference := shape_difference(outline, weights):
+        came = f"one with other weights than its configuration says (it has {difference})"
+        raise ValueError(sentence(str(path), came, _WRITTEN))
+    model: nn.Module = entry.model(config)
+    model.load_state_dict(weights)
+    return model

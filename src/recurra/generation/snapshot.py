@@ -1,16 +1,17 @@
 """A stream at one moment, kept in memory or in a file."""
 
-import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from recurra.checks import sentence
+from recurra.checks import kind_of, sentence
+from recurra.files.reading import parse_json
+from recurra.files.weights import content_digest, read_safetensors
 from recurra.files.writing import replacing
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
@@ -22,6 +23,7 @@ FORMAT = "recurra-stream"
 FORMAT_VERSION = 1
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_SAVED = "a stream that Stream.save wrote"
 _METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed order
 
 
@@ -71,7 +73,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     }
     # Clones: tensors of a state can share memory, which the format refuses.
     tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    content["digest"] = _digest(content, tensors)
+    content["digest"] = content_digest(content, tensors)
     with replacing(path) as file:
         file.write(safetensors.save(tensors, metadata={_METADATA: json.dumps(content)}))
 
@@ -83,26 +85,43 @@ def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snap
         OSError: the file cannot be read.
         ValueError: it is foreign, damaged or of another model, or its state does not have the structure of the model's.
     """
-    data = path.read_bytes()
-    saved = "a stream that Stream.save wrote"
-    try:
-        tensors = safetensors.load(data)
-        with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(sentence(str(path), f"damaged or no safetensors file ({error})", saved)) from error
+    tensors, metadata = read_safetensors(path, _SAVED)
+    content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
     if content.get("format") != FORMAT:
-        raise ValueError(sentence(str(path), "another kind of safetensors file", saved))
+        raise ValueError(sentence(str(path), "another kind of safetensors file", _SAVED))
     if (version := content.get("format_version")) != FORMAT_VERSION:
         raise ValueError(sentence(str(path), f"a stream in format {version}", f"format {FORMAT_VERSION}"))
-    if content.pop("digest", None) != _digest(content, tensors):
-        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", saved))
-    found = ModelIdentity(**content["model"])
-    require_same_model(found, identity, str(path))
-    state = state_from_plain(_fill(content["structure"], tensors), model)
-    logits = tensors["logits"].to(next(model.parameters()).device) if "logits" in tensors else None
-    recent = tuple(token for token in tensors["recent"].tolist() if token >= 0)
-    return Snapshot(StreamState(state, logits, recent, int(tensors["position"])), found)
+    if content.pop("digest", None) != content_digest(content, tensors):
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _SAVED))
+    try:
+        found = ModelIdentity(**content["model"])
+        require_same_model(found, identity, str(path))
+        plain = _fill(content["structure"], tensors)
+        number = int(tensors["position"])
+        recent, logits = tensors["recent"].tolist(), tensors.get("logits")
+    except (TypeError, LookupError, RuntimeError, AttributeError) as error:
+        raise ValueError(sentence(str(path), f"without a part of a stream ({error})", _SAVED)) from error
+    _require_reading(path, model, number, recent, logits)
+    try:
+        state = state_from_plain(plain, model)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if logits is not None:
+        logits = logits.to(next(model.parameters()).device)
+    return Snapshot(StreamState(state, logits, tuple(token for token in recent if token >= 0), number), found)
+
+
+def _require_reading(path: Path, model: nn.Module, position: int, recent: Any, logits: Tensor | None) -> None:
+    """Refuse a place, tokens or logits that no stream of the model has."""
+    if position < 0:
+        raise ValueError(sentence(f"the position in {path}", position, "0 or more"))
+    n_tokens = getattr(getattr(model, "config", None), "vocab_size", math.inf)
+    whole = isinstance(recent, list) and len(recent) == RECENT_TOKENS and all(type(token) is int for token in recent)
+    if not whole or not all(-1 <= token < n_tokens for token in recent):
+        expected = f"{RECENT_TOKENS} tokens of the model, or -1 where there are fewer"
+        raise ValueError(sentence(f"recent in {path}", "another list", expected))
+    if logits is not None and (logits.dim() != 1 or not logits.is_floating_point()):
+        raise ValueError(sentence(f"logits in {path}", kind_of(logits), "one number for each token"))
 
 
 def _outline(packed: Any, tensors: dict[str, Tensor]) -> Any:
@@ -132,11 +151,3 @@ def _fill(structure: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "number":
         return tensors[name].item()
     return torch.view_as_complex(tensors[name]) if kind == "complex" else tensors[name]
-
-
-def _digest(content: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

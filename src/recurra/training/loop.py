@@ -18,10 +18,10 @@ from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource, DataSet
-from recurra.saved_state import state_from_plain, state_to_plain
+from recurra.saved_state import state_to_plain
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
-from recurra.training.checkpoint import CheckpointError, CheckpointFolder, Payload, load_weights, versions
+from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
@@ -30,6 +30,7 @@ from recurra.training.optimizer import build_optimizer
 from recurra.training.process import set_up_process
 from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
+from recurra.training.resuming import resumed_state
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor, scale_learning_rates
 from recurra.training.signals import StopSignal
@@ -138,17 +139,15 @@ class Trainer:
         from the beginning.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model.
+            CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
             ValueError: the experiment differs from that of the checkpoint in a setting that may not change.
             BlockingIOError: another process trains the run.
         """
         if which == "last" and not self.checkpoints.steps():
             return  # `fit` calls `begin`
         path, saved = self.checkpoints.load(which, self.fabric.device)
-        if saved["optimizer"] is None:
-            came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
-            raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
         require_resumable(saved["config"], self.experiment)
+        self.state = resumed_state(saved, path, self.model, self.optimizer)
         load_weights(self.model, saved["model"], path)
         self.average.load_state_dict(saved["average"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -157,8 +156,6 @@ class Trainer:
         self.scores = saved["scores"]
         # Older checkpoints lack this key. A finished run has nothing to resume.
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
-        if saved["state"] is not None:
-            self.state = state_from_plain(saved["state"], self.model)
         self.folder.lock()
         self.checkpoints.drop_after(self.position.step)
         set_random_state(saved["random"])

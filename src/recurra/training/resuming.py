@@ -1,0 +1,58 @@
+"""What a checkpoint must have besides its form for a run to continue from it: the parts fit the model and optimiser."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recurra.checks import kind_of, sentence
+from recurra.files.weights import shape_difference
+from recurra.saved_state import state_from_plain
+from recurra.training.checkpoint import CheckpointError, Payload
+from recurra.training.random_state import require_random_state
+
+
+def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer) -> Any:
+    """Refuse a checkpoint whose parts do not fit, before any of them is used; return the state that it carries.
+
+    Args:
+        saved: the checkpoint's content.
+        path: its file, for messages.
+        model: the model that continues, with weights of any values.
+        optimizer: its optimiser.
+
+    Raises:
+        CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
+    """
+    if saved["optimizer"] is None or saved["random"] is None or saved["window"] is None:
+        came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
+        raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
+    weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
+    for own in weights:
+        if difference := shape_difference(model, own):
+            came = f"a checkpoint of another model (it has {difference})"
+            raise CheckpointError(sentence(str(path), came, "one of this model"))
+    _require_optimizer_state(saved["optimizer"], path, optimizer)
+    try:
+        require_random_state(saved["random"])
+        return state_from_plain(saved["state"], model)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optimizer) -> None:
+    own = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    found = [group["params"] for group in saved["param_groups"]]
+    if list(map(len, found)) != list(map(len, own)):
+        came = f"one with groups of {list(map(len, found))} parameters"
+        raise CheckpointError(sentence(f"the optimiser in {path}", came, f"{list(map(len, own))}, as in this model"))
+    shapes = {number: shape for numbers, group in zip(found, own) for number, shape in zip(numbers, group)}
+    for number, values in saved["state"].items():
+        for name, value in values.items():
+            fits = not isinstance(value, Tensor) or tuple(value.shape) in ((), shapes.get(number))
+            if number not in shapes or not fits:
+                expected = f"one of shape {shapes.get(number, 'of no parameter')}, as its parameter"
+                raise CheckpointError(
+                    sentence(f"{name} of parameter {number} of the optimiser in {path}", kind_of(value), expected)
+                )
