@@ -48,7 +48,7 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
