@@ -8,6 +8,7 @@ import resource
 import pytest
 import torch
 from rich.console import Console
+from tests.training.payloads import payload
 from torch import nn
 
 from recurra.training import AveragingConfig, CheckpointFolder, OptimizerConfig, build_optimizer, load_checkpoint
@@ -28,7 +29,7 @@ def test_a_lack_of_room_says_how_much_is_needed_and_how_much_is_free(tmp_path, m
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     with pytest.raises(OSError, match=r"none yet, so the run starts again") as caught:
         folder.save(1, PAYLOAD)
-    folder.save(2, {"model": {}})
+    folder.save(2, payload(model={}))
     for save in (lambda: folder.save(3, PAYLOAD), lambda: folder.save_best(PAYLOAD)):
         with pytest.raises(OSError, match=r"cannot be written") as caught:
             save()

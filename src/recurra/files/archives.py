@@ -24,6 +24,8 @@ _MOST_PICKLE_BYTES = 64 * 2**20
 """Bytes of the member that says how the tensors are nested. It has no weights."""
 _PIECE_BYTES = 2**20
 _SEAL = b"recurra sha256 "
+SEAL_BYTES = len(_SEAL) + 64
+"""Bytes that `seal_archive` adds to a file."""
 _ALLOCATING = frozenset({"builtins bytearray", "__builtin__ bytearray"})
 """What PyTorch lets a file call with any number, and no file of weights needs."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.files.archives import ArchiveError, load_archive, seal_archive
+from recurra.files.archives import SEAL_BYTES, ArchiveError, load_archive, seal_archive
 from recurra.files.weights import shape_difference
 from recurra.files.writing import NO_ROOM, free_bytes, replacing
 from recurra.training.payload import require_payload
@@ -53,7 +53,7 @@ def save_checkpoint(path: Path, payload: Payload) -> None:
         with replacing(path) as file:
             out = _UntilError(file)
             torch.save(stamped, out)  # type: ignore[arg-type]
-            needed = out.n_bytes
+            needed = out.n_bytes + SEAL_BYTES
             if out.error is not None:
                 raise out.error
             seal_archive(file, Path(file.name))
