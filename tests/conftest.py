@@ -2,8 +2,10 @@
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -16,6 +18,13 @@ from tests import shape_checks
 
 # A pool of compilers in every worker would only compete with the other workers for the cores.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# The user's cache folder is one of this process and those that its tests start.
+# Matplotlib keeps its own: its list of fonts takes seconds to make.
+os.environ.setdefault(
+    "MPLCONFIGDIR", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "matplotlib")
+)
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="recurra-tests-")
 
 if os.environ.get("RECURRA_SHAPE_CHECKS", "1") == "1":
     shape_checks.install()
@@ -37,6 +46,10 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_configure(config):
     # pytest-randomly draws the order; what is drawn inside a test is _seed's business.
     config.option.randomly_reset_seed = False
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -65,6 +65,24 @@ def test_wrong_keys_and_values_leave_no_run(capsys, recipe, tmp_path, words, mes
     assert not run.exists()
 
 
+def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text("the cat sat on a mat\n" * 10)
+    (tmp_path / "text.yaml").write_text(
+        "{experiment: text, model: {n_layer: 1, d_model: 8, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}},"
+        " training: {max_steps: 1, tensorboard: false, accelerator: cpu, threads: 1}}"
+    )
+    words = ["--data.path", str(corpus), "--data.segment_length", "4", "--data.batch_size", "2"]
+    assert main(["train", str(tmp_path / "text.yaml"), "--run", str(tmp_path / "run"), *words]) == 0
+    assert len(list(corpus.iterdir())) == 3
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cache folder: "))
+    cache = Path(said.removeprefix("cache folder: "))
+    assert cache.parent == Path(os.environ["XDG_CACHE_HOME"]) / "recurra"
+    assert list(cache.glob("train-*.bin"))
+
+
 def test_a_missing_corpus_leaves_no_run(capsys, tmp_path):
     (tmp_path / "text.yaml").write_text("experiment: text\n")
     run, corpus = tmp_path / "run", tmp_path / "nowhere"

@@ -1,6 +1,6 @@
 import json
 import os
-import warnings
+import sys
 
 import pytest
 
@@ -28,12 +28,14 @@ def corpus(tmp_path):
     return folder
 
 
-def test_an_entry_is_made_once_and_kept_beside_the_data(corpus):
+def test_an_entry_is_made_once_and_kept_in_the_users_folder(corpus, user_cache):
     write = Writer()
     paths = [Cache(corpus).get("train", KEY, write) for _ in range(2)]
     assert write.calls == 1
     assert paths[0] == paths[1]
-    assert paths[0].parent == corpus / ".recurra"
+    assert paths[0].parent == Cache(corpus).folder
+    assert paths[0].parent.parent == user_cache / "recurra"
+    assert list(corpus.iterdir()) == []
     assert paths[0].read_bytes() == b"content"
     header = json.loads(paths[0].with_suffix(".json").read_text())
     assert (header["made_from"], header["bytes"]) == (KEY, 7)
@@ -98,67 +100,35 @@ def test_a_writer_that_fails_leaves_no_entry(corpus):
 
     with pytest.raises(ValueError, match="no more"):
         Cache(corpus).get("train", KEY, fail)
-    assert list((corpus / ".recurra").iterdir()) == []
+    assert list(Cache(corpus).folder.iterdir()) == []
     assert Cache(corpus).get("train", KEY, Writer()).read_bytes() == b"content"
 
 
-def block_with_a_file(corpus):
-    (corpus / ".recurra").write_text("in the way")
-
-
-def mark_read_only(corpus):
-    corpus.chmod(0o555)
-
-
-@pytest.mark.parametrize("block", [block_with_a_file, mark_read_only])
-def test_an_unwritable_folder_falls_back_to_the_users_with_one_warning(corpus, user_cache, block):
-    block(corpus)
-    write = Writer()
-    cache = Cache(corpus)
-    with pytest.warns(UserWarning, match=r"cached in .*default folder cannot be written") as caught:
-        path, _ = [cache.get(name, KEY, write) for name in ("train", "test")]
-    assert len(caught) == 1
-    assert path.parent.parent == user_cache / "recurra"
-    assert not (corpus / ".recurra").is_dir()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Cache(corpus).get("train", KEY, write) == path
-    assert write.calls == 2
-
-
-def test_two_unwritable_corpora_do_not_share_a_folder(corpus, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    parents = []
-    for folder in (corpus, other):
-        block_with_a_file(folder)
-        with pytest.warns(UserWarning, match="default folder"):
-            parents.append(Cache(folder).get("train", KEY, Writer()).parent)
-    assert parents[0] != parents[1]
+def test_two_corpora_do_not_share_a_folder(corpus, tmp_path):
+    assert Cache(corpus).folder != Cache(tmp_path / "other").folder
+    (tmp_path / "link").symlink_to(corpus)
+    assert Cache(tmp_path / "link").folder == Cache(corpus).folder
 
 
 def test_a_sound_entry_in_a_read_only_folder_is_used(corpus):
     path = Cache(corpus).get("train", KEY, Writer())
     path.parent.chmod(0o555)
-    mark_read_only(corpus)
     write = Writer()
     assert Cache(corpus).get("train", KEY, write) == path
     assert write.calls == 0
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="~/Library/Caches there")
 def test_the_home_folder_is_used_where_no_cache_folder_is_set(corpus, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    block_with_a_file(corpus)
-    with pytest.warns(UserWarning, match="default folder"):
-        path = Cache(corpus).get("train", KEY, Writer())
-    assert path.parent.parent == tmp_path / "home" / ".cache" / "recurra"
+    assert Cache(corpus).folder.parent == tmp_path / "home" / ".cache" / "recurra"
 
 
-def test_a_folder_asked_for_by_name_is_used_or_refused(corpus, tmp_path):
+def test_a_folder_asked_for_by_name_is_used_or_refused(corpus, tmp_path, user_cache):
     named = tmp_path / "a" / "b"
     assert Cache(corpus, named).get("train", KEY, Writer()).parent == named
-    assert not (corpus / ".recurra").exists()
+    assert list(user_cache.iterdir()) == []
 
     file = tmp_path / "file"
     file.write_text("in the way")
@@ -166,21 +136,25 @@ def test_a_folder_asked_for_by_name_is_used_or_refused(corpus, tmp_path):
     sealed.mkdir()
     sealed.chmod(0o555)
     for folder in (file, file / "inside", sealed, sealed / "inside"):
-        with pytest.raises(RuntimeError, match=rf"cache is a folder that cannot be written \({folder}: .*; expected"):
+        with pytest.raises(OSError, match=rf"cache is {folder}, which cannot be written \(.*expected .*: name another"):
             Cache(corpus, folder).get("train", KEY, Writer())
 
 
-def test_nowhere_to_write_is_an_error(corpus, tmp_path, monkeypatch):
-    block_with_a_file(corpus)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(corpus / ".recurra" / "x"))
-    with pytest.raises(RuntimeError, match=r"cache is None, and no default folder can be written"):
+def test_a_users_folder_that_cannot_be_written_is_an_error(corpus, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"cache is .*recurra.*, which cannot be written .*data\.cache"):
         Cache(corpus).get("train", KEY, Writer())
 
 
-def test_an_account_without_a_home_still_has_the_folder_beside_the_data(corpus, monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
+def unknown(user):
+    raise KeyError(user)
 
+
+def test_an_account_without_a_home_is_told_what_to_do(corpus, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("recurra.data.cache.Path.home", no_home)
-    assert Cache(corpus).get("train", KEY, Writer()).parent == corpus / ".recurra"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(FileNotFoundError, match=r"user's cache folder is unknown .*XDG_CACHE_HOME"):
+        Cache(corpus)
+    assert Cache(corpus, tmp_path / "named").get("train", KEY, Writer()).is_file()

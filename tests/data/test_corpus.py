@@ -159,7 +159,7 @@ def test_truncated_caches_are_made_anew(make_corpus, options, keep):
     folder = make_corpus()
     expected = TextCorpus.load(folder, **options)
     texts = [text_of(expected, split) for split in expected.splits]
-    entries = sorted((folder / ".recurra").iterdir())
+    entries = sorted(expected.cache_folder.iterdir())
     assert len(entries) == 8
     for entry in entries:
         entry.write_bytes(entry.read_bytes()[:keep])

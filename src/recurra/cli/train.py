@@ -4,8 +4,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.runs.start import resume_run, start_run
 from recurra.training import Trainer, recipe_help
@@ -31,7 +29,9 @@ def run(words: Sequence[str]) -> int:
     else:
         trainer = start_run(arguments.recipe, arguments.run, overrides)
     folder = trainer.folder.path
-    Console().print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+    print(f"run folder: {folder}")
+    if cache := getattr(trainer.data, "cache_folder", None):  # data that are generated have none
+        print(f"cache folder: {cache}", flush=True)
     stop = trainer.fit()
     if stop.received and not trainer.finished:
         print(

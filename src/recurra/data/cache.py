@@ -1,27 +1,27 @@
-"""A cache for files that are slow to make, in a folder beside the corpus or elsewhere."""
+"""A cache for files that are slow to make, in the user's cache folder or another."""
 
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+import platformdirs
 
 from recurra.checks import sentence
 from recurra.files.digests import file_sha256
 from recurra.files.writing import replacing
 
 _FORMAT = 1
-_BESIDE = ".recurra"
 
 
 class Cache:
     """Stores what was made from one corpus.
 
-    If `folder` is given, entries go there and nowhere else. Otherwise they go to `.recurra` in the corpus folder; if
-    that cannot be written or is marked read-only, they go to a folder under $XDG_CACHE_HOME/recurra (~/.cache/recurra),
-    with one warning.
+    Entries go to `folder` and nowhere else; by default, to a folder for this corpus in the user's cache folder. Nothing
+    is written beside the data: they may be shared, backed up or read-only.
 
     An entry is a content file NAME.bin and a header NAME.json, {"format", "made_from", "bytes", "sha256"}, that says
     what the entry was made from and what its content must be. Both are written whole or not at all, the header last. An
@@ -30,57 +30,44 @@ class Cache:
     """
 
     def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
-        self._named = folder is not None
-        self._folders = [Path(folder).expanduser()] if folder is not None else _usual_folders(corpus)
-        self._warned = False
+        self.folder = _usual_folder(corpus) if folder is None else Path(folder).expanduser()
 
     def get(self, name: str, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> Path:
-        """Return the path of an entry's content; `write` makes the entry if no folder has it.
+        """Return the path of an entry's content; `write` makes the entry if the folder does not have it.
 
         name: the readable part of the file name. made_from: everything that the content depends on, as JSON values.
-        Raises RuntimeError if no folder can be written. Errors that `write` raises, except OSError, are passed on.
+        Raises OSError if the folder cannot be written. Errors that `write` raises, except OSError, are passed on.
         """
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-        file_name = f"{name}-{key[:16]}.bin"
-        for folder in self._folders:
-            if _is_sound(folder / file_name, made_from):
-                return folder / file_name
-        refusals = []
-        for folder in self._folders:
+        path = self.folder / f"{name}-{key[:16]}.bin"
+        if not _is_sound(path, made_from):
             try:
-                _require_write_bit(folder)
-                _make(folder / file_name, made_from, write)
+                _require_write_bit(self.folder)
+                _make(path, made_from, write)
             except OSError as error:
-                refusals.append(f"{folder}: {error}")
-                continue
-            if refusals:
-                self._warn(folder, refusals)
-            return folder / file_name
-        came = "a folder that cannot be written" if self._named else "None, and no default folder can be written"
-        raise RuntimeError(sentence("cache", f"{came} ({'; '.join(refusals)})", "a folder that can be written"))
-
-    def _warn(self, folder: Path, refusals: list[str]) -> None:
-        if not self._warned:
-            warnings.warn(
-                f"the encoded corpus is cached in {folder}: the default folder cannot be written "
-                f"({'; '.join(refusals)})",
-                stacklevel=3,
-            )
-        self._warned = True
+                came = f"{self.folder}, which cannot be written ({error})"
+                mend = "name another one with data.cache"
+                raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
+        return path
 
 
-def user_cache_folder() -> Path | None:
-    """Return $XDG_CACHE_HOME/recurra or ~/.cache/recurra, or None if the account has no home, as in some containers."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurra"
-    except RuntimeError:
-        return None
+def user_cache_folder() -> Path:
+    """Return Recurra's folder in the user's cache folder, which on Linux is $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        FileNotFoundError: the account has no home, as in some containers.
+    """
+    folder = Path()
+    with suppress(RuntimeError):  # of newer versions; older ones return a relative path
+        folder = platformdirs.user_cache_path("recurra", appauthor=False)
+    if not folder.is_absolute():
+        mend = "name a folder in the recipe, or in the environment variable XDG_CACHE_HOME"
+        raise FileNotFoundError(sentence("the user's cache folder", "unknown (no home folder)", "a folder", mend))
+    return folder
 
 
-def _usual_folders(corpus: Path) -> list[Path]:
-    base = user_cache_folder()
-    digest = hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()
-    return [corpus / _BESIDE] + ([] if base is None else [base / digest[:16]])
+def _usual_folder(corpus: Path) -> Path:
+    return user_cache_folder() / hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:16]
 
 
 def _require_write_bit(folder: Path) -> None:

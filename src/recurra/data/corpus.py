@@ -45,10 +45,14 @@ class TextCorpus:
     """The splits of a corpus as tokens.
 
     encoder: the vocabulary or tokenizer that made the tokens. splits: the names of the splits in the corpus.
+    cache_folder: where the tokens are on disk; None if they are not.
     """
 
-    def __init__(self, encoder: TextEncoder, tokens: dict[Split, np.ndarray]) -> None:
+    def __init__(
+        self, encoder: TextEncoder, tokens: dict[Split, np.ndarray], *, cache_folder: Path | None = None
+    ) -> None:
         self.encoder = encoder
+        self.cache_folder = cache_folder
         self._tokens = tokens
 
     @classmethod
@@ -65,11 +69,11 @@ class TextCorpus:
         path: a folder with a train, a valid and a test file (`find_text_files` lists the names that it recognises).
         vocabulary: "words" or "bpe" makes one from the training file ("bpe" with `bpe_vocab_size` tokens); an encoder
             is used as it is, and the folder then needs only one of the three files.
-        cache: the folder for the encoded splits; None for one beside the data (see `Cache`).
+        cache: the folder for the encoded splits; None for one in the user's cache folder (see `Cache`).
 
         Raises FileNotFoundError, NotADirectoryError or ValueError for files that are missing, ambiguous, empty or not
-        UTF-8; ValueError for arguments that contradict each other; RuntimeError for a cache folder that is not
-        writable.
+        UTF-8; ValueError for arguments that contradict each other; OSError for a cache folder that cannot be
+        written.
         """
         folder = Path(path).expanduser()
         if (vocabulary == "bpe") != (bpe_vocab_size is not None):
@@ -83,7 +87,8 @@ class TextCorpus:
             encoder = _make_encoder(files["train"], bpe_vocab_size, store)
         else:
             encoder = vocabulary
-        return cls(encoder, {split: _encoded(split, file, encoder, store) for split, file in files.items()})
+        tokens = {split: _encoded(split, file, encoder, store) for split, file in files.items()}
+        return cls(encoder, tokens, cache_folder=store.folder)
 
     @property
     def splits(self) -> tuple[Split, ...]:

@@ -46,8 +46,7 @@ class TextConfig:
     """Training reads parallel streams in order and carries their state (streams), or reads excerpts from random places
     (windows). Evaluation always reads streams."""
     cache: str | None = None
-    """Folder for the encoded corpus; by default .recurra beside the data, or the user's cache folder if that is not
-    writable."""
+    """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
     """Seed of the random places; streams use no randomness."""
 
@@ -95,6 +94,11 @@ class TextData:
         self.world_size = world_size
         self.vocab_size = len(corpus.encoder)
         self.output_size = self.vocab_size
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """The folder of the encoded corpus; None if the corpus is not on disk."""
+        return self.corpus.cache_folder
 
     def tokens(self, split: Split) -> np.ndarray:
         """Return the tokens of a split (see `TextCorpus.tokens`)."""

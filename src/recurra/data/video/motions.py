@@ -109,11 +109,8 @@ class MotionsConfig:
     def _folder(self) -> Path:
         if self.path is not None:
             return Path(self.path).expanduser()
-        base = user_cache_folder()
-        if base is None:
-            raise ValueError(sentence("data.path", "null on a machine without a user's cache folder", "a folder"))
         sizes = (self.n_videos, self.n_motions, self.label, self.frames_per_motion, self.image_size, self.seed)
-        return base / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
+        return user_cache_folder() / "-".join(map(str, ("motions", *sizes, f"v{_FORMAT}")))
 
     def _videos(self, folder: Path) -> VideoConfig:
         shared = ("n_frames", "n_segments", "image_size", "label_segments", "batch_size", "eval_batch_size")

@@ -72,8 +72,7 @@ class VideoConfig:
     keep_decoded: bool = False
     """Keep all decoded frames in memory at full size, for small data sets."""
     cache: str | None = None
-    """Folder that caches the check of all files; by default .recurra beside them, or the user's cache folder if that is
-    not writable."""
+    """Folder that caches the check of all files; null: one in the user's cache folder."""
     seed: int = 0
     """Seed of the training order, of moments, scales, crops and flips, and of the held-out videos."""
 
@@ -137,6 +136,7 @@ class VideoData:
         if "valid" not in self._listed and config.valid_share:
             self._listed = hold_out(self._listed, config.valid_share, config.seed)
         self._store = Cache(folder, config.cache)
+        self.cache_folder = self._store.folder
         self._checked: dict[Split, list[CheckedVideo]] = {}
         self._maker = ClipMaker(
             FrameSampling(config.n_segments * config.n_frames, config.frame_rate, config.frame_stride),
