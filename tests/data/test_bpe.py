@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from recurra.data import BytePairEncoding
 from recurra.data.corpus import TextEncoder
+from recurra.data.tokenizer_json import library_errors
 
 BLOCKS = ["low lower lowest\nnew newer newest\n", "wide wider widest\n" * 5]
 
@@ -97,7 +100,58 @@ def test_bad_files_and_sizes_are_refused(tmp_path):
         BytePairEncoding.load(path)
     for content in (b"{}", b"{", b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"tokenizer.json is unreadable .*; expected a tokenizer.json"):
+        with pytest.raises(ValueError, match=r"tokenizer.json is (JSON whose|not readable as|not UTF-8).*; expected "):
             BytePairEncoding.load(path)
     with pytest.raises(ValueError, match=r"vocab_size is 255; expected at least 256"):
         BytePairEncoding.train(BLOCKS, 255)
+
+
+def test_a_damaged_tokenizer_is_refused_by_its_digest(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    BytePairEncoding.train(["the cat and the dog\n"] * 20, 300).save(path)
+    content = json.loads(path.read_text())
+    swapped = dict(zip(content["model"]["vocab"], reversed(content["model"]["vocab"].values()), strict=True))
+    for change in ({"vocab": swapped}, {"merges": content["model"]["merges"][:-1]}, {"sha256": "0" * 64}):
+        path.write_text(json.dumps({**content, "model": content["model"] | change}))
+        with pytest.raises(ValueError, match=r"tokenizer.json is damaged: its content does not have its digest"):
+            BytePairEncoding.load(path)
+
+
+def test_the_digest_is_where_the_library_passes_over_it(tmp_path):
+    own = BytePairEncoding.train(["the cat and the dog\n"] * 20, 300)
+    own.save(tmp_path / "tokenizer.json")
+    text = "the cat\n"
+    others = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert others.encode(text, add_special_tokens=False).ids == own.encode(text).tolist()
+    others.save(str(tmp_path / "other.json"))  # and so it has no digest
+    assert BytePairEncoding.load(tmp_path / "other.json").fingerprint == own.fingerprint
+
+
+@pytest.mark.parametrize("number", [2**31, 2**31 - 1, 2**40, -1, 1.0, "1", None, True, [1]])
+def test_numbers_that_tokens_cannot_have_are_refused_before_the_library_sees_them(tmp_path, number):
+    content = json.loads(Tokenizer(models.BPE({"a": 0}, [])).to_str())
+    added = {"content": "b", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    in_vocabulary = content | {"model": content["model"] | {"vocab": {"a": 0, "b": number}}}
+    among_added = content | {"added_tokens": [added | {"id": number, "special": True}]}
+    for changed in (in_vocabulary, among_added):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"tokenizer.json is a tokenizer with a token of the number .*; expected"):
+            BytePairEncoding.load(tmp_path / "tokenizer.json")
+
+
+def test_two_tokens_of_one_number_are_refused(tmp_path):
+    content = json.loads(Tokenizer(models.BPE({"a": 0}, [])).to_str())
+    content["model"]["vocab"]["b"] = 0
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="two tokens of one number; expected a number for each token"):
+        BytePairEncoding.load(tmp_path / "tokenizer.json")
+
+
+def test_a_panic_of_the_library_is_a_refusal():
+    class Panic(BaseException):
+        pass
+
+    with pytest.raises(ValueError, match=r"^in two lines$"), library_errors():
+        raise Panic("in\ntwo lines")
+    with pytest.raises(KeyboardInterrupt), library_errors():
+        raise KeyboardInterrupt

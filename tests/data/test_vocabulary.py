@@ -85,9 +85,10 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path):
     Vocabulary(WORDS).save(path)
     sound = json.loads(path.read_text())
     damaged = {
-        "unreadable .*": [path.read_bytes()[:-9], b"\xff\xfe"],
+        "not readable as JSON": [path.read_bytes()[:-9]],
+        "not UTF-8": [b"\xff\xfe"],
+        "a list; expected a JSON object": [b"[]"],
         "not a vocabulary; expected a file written by": [
-            b"[]",
             b"{}",
             json.dumps({**sound, "format": "other"}).encode(),
         ],
@@ -96,6 +97,10 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path):
             json.dumps({**sound, "words": 3}).encode(),
             json.dumps({**sound, "words": ["a"]}).encode(),
             json.dumps({"format": sound["format"]}).encode(),
+            json.dumps({**sound, "words": [*WORDS, WORDS[0]]}).encode(),
+            json.dumps({**sound, "words": [*WORDS, 3]}).encode(),
+            json.dumps({**sound, "words": [*WORDS, ["a"]]}).encode(),
+            json.dumps({**sound, "words": [*WORDS, "\ud800"]}).encode(),
         ],
     }
     for message, contents in damaged.items():

@@ -160,7 +160,7 @@ def test_scores_are_those_in_the_folder(there, tmp_path):
     assert open_run(copy).scores == {"test": {"perplexity": 3.5}, "test-segment_length-3": {"perplexity": 4}}
     for damaged in ("{", "[1]", "3"):
         (copy / "eval-valid.json").write_text(damaged)
-        with pytest.raises(ValueError, match=r"eval-valid.json, which is damaged"):
+        with pytest.raises(ValueError, match=r"the file of scores .*eval-valid.json is .*; expected a JSON object"):
             _ = open_run(copy).scores
 
 

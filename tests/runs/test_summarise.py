@@ -152,8 +152,9 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
             '{"checkpoint": "best", "step": 3, "accuracy": 0.5}',
             "of step 3; expected those of the best",
         ),
-        ("{", "which is damaged"),
-        ("[1]", "which is damaged"),
+        ("{", "not readable as JSON"),
+        ("[1]", "a list; expected a JSON object"),
+        ('{"checkpoint": "best", "step": "3"}', "step is a str; expected a whole number"),
         ("{}", "which has no checkpoint or no step"),
     ],
 )

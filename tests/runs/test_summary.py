@@ -97,14 +97,37 @@ def test_lists_stand_on_one_line(tmp_path, make_summary):
     assert text.endswith("}\n")
 
 
+def without_stamp(text, old, new):
+    """An older summary, and changed."""
+    assert old in text
+    before, comma, _ = text.rpartition(',\n  "sha256"')
+    assert comma
+    return before.replace(old, new) + "\n}\n"
+
+
+def test_older_summaries_without_a_digest_are_read(tmp_path, make_summary):
+    path = write_summary(tmp_path, make_summary())
+    path.write_text(without_stamp(path.read_text(), "a-run", "a-run"))
+    assert read_summary(path) == make_summary()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:100], "which is not JSON"),
-        (lambda text: "[]", "is 'list'; expected 1"),
+        (lambda text: text[:100], "not readable as JSON"),
+        (lambda text: "[]", "a list; expected a JSON object"),
         (lambda text: text.replace('"format": 1', '"format": 7'), "is 7; expected 1"),
-        (lambda text: text.replace('"steps"', '"stops"'), "these keys are missing or unknown: steps, stops"),
-        (lambda text: text.replace("a-run", "b-run"), "of a run named 'b-run'"),
+        (lambda text: text.replace("1234", "1235"), "is damaged: its content does not have its digest"),
+        (lambda text: without_stamp(text, '"steps"', '"stops"'), "these keys are missing or unknown: steps, stops"),
+        (lambda text: without_stamp(text, "a-run", "b-run"), "of a run named 'b-run'"),
+        (lambda text: without_stamp(text, "1234", '"1234"'), "parameters is a str; expected a whole number"),
+        (lambda text: without_stamp(text, "memory-horizon", "horizon"), "config.experiment is 'horizon'; expected one"),
+        (
+            lambda text: without_stamp(text, "[10, 20, 30]", "[10, 20]"),
+            r"curve is \[2, 3, 3\]; expected columns",
+        ),
+        (lambda text: without_stamp(text, '"loss": 2.0', '"loss": 2e9'), "a validation loss is 2000000000.0; expected"),
+        (lambda text: without_stamp(text, '"loss": 2.0', '"loss": NaN'), "NaN is no JSON"),
     ],
 )
 def test_what_is_no_summary_is_refused_by_name(tmp_path, make_summary, change, message):

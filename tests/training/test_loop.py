@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from recurra.data import IGNORED_TARGET, Batch
 from recurra.evaluation import evaluate
 from recurra.training import CheckpointError, RunFolder, Trainer, TrainingDiverged, read_metrics
-from recurra.training.metrics import COLUMNS
+from recurra.training.csv_log import COLUMNS
 
 MEASURED = [name for name in COLUMNS if name not in ("tokens_per_second", "seconds")]
 

@@ -6,7 +6,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recurra.training import read_metrics
-from recurra.training.metrics import COLUMNS, CsvLog, RunningSums, TensorBoardLog
+from recurra.training.csv_log import CHECK, COLUMNS, CsvLog
+from recurra.training.metrics import RunningSums, TensorBoardLog
 
 
 def write(path, steps, *, last_step=0, loss=0.5):
@@ -45,6 +46,86 @@ def test_a_line_that_a_killed_process_left_unfinished_is_dropped(tmp_path, torn)
     assert [int(row["step"]) for row in read_metrics(path)] == [1, 2, 3, 4]
     write(path, [5], last_step=4)
     assert [float(row["train_loss"]) for row in read_metrics(path)] == [1.5, 2.5, 3.5, 4.5, 5.5]
+
+
+def lines_of(path):
+    return path.read_text().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines[:2] + lines[3:], ":3 is a damaged line"),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], ":4 is a damaged line"),
+        (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], ":3 is a damaged line"),
+        (lambda lines: [*lines[:3], lines[3].replace("3.5", "3.6"), *lines[4:]], ":4 is a damaged line"),
+        (lambda lines: lines[1:], "the header of .* is '1,1,1.5"),
+        (lambda lines: [], "the header of .* is ''; expected step,epoch"),
+        (lambda lines: [lines[0].replace("epoch", "epodh"), *lines[1:]], "the header of .* is 'step,epodh"),
+    ],
+)
+def test_a_damaged_log_is_refused_by_name(tmp_path, change, message):
+    path = tmp_path / "metrics.csv"
+    write(path, range(1, 5))
+    path.write_text("".join(change(lines_of(path))))
+    for read in (read_metrics, CsvLog):
+        with pytest.raises(ValueError, match=message) as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_log_that_ends_early_is_what_a_killed_process_leaves(tmp_path):
+    path = tmp_path / "metrics.csv"
+    write(path, range(1, 5))
+    path.write_text("".join(lines_of(path)[:3]))
+    assert [int(row["step"]) for row in read_metrics(path)] == [1, 2]
+
+
+def test_checks_continue_when_a_run_resumes(tmp_path):
+    whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
+    write(whole, range(1, 10))
+    write(cut, range(1, 8))
+    write(cut, range(5, 10), last_step=4)
+    assert cut.read_text() == whole.read_text()
+    header, *lines = (line.strip().split(",") for line in lines_of(cut))
+    assert header[-1] == CHECK
+    assert all(line[-1].isdecimal() for line in lines)
+
+
+def test_an_older_log_has_no_checks_and_is_read_with_a_warning(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train_loss,valid_loss\n1,0.5,\n2,0.25,1e-05\n3,0.1")
+    with pytest.warns(UserWarning, match="of an older version, whose lines have no checks"):
+        rows = read_metrics(path)
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert [(row["train_loss"], row["valid_loss"], row["frames"]) for row in rows] == [
+        ("0.5", "", ""),
+        ("0.25", "1e-05", ""),
+    ]
+    with pytest.warns(UserWarning, match="older version"):
+        write(path, [3], last_step=2)
+    assert [float(row["train_loss"]) for row in read_metrics(path)] == [0.5, 0.25, 3.5]  # and now with checks
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1.5,1,1", ":2: step is '1.5'; expected a whole number"),
+        (",1,1", ":2: step is ''; expected a whole number"),
+        ("9999999999999999999,1,1", "step is"),
+        ("1,one,1", ":2: train_loss is 'one'; expected a number or nothing"),
+        ("1,1e999,1", "train_loss is '1e999'"),
+        ("1,1,-3", ":2: tokens is '-3'; expected a whole number"),
+        ("1,1", ":2 is a line of 2 cells; expected 3 as in its header"),
+        ("", ":2 is a line of 1 cells"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*older version")
+def test_cells_of_an_older_log_are_checked(tmp_path, line, message):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"step,train_loss,tokens\n{line}\n")
+    with pytest.raises(ValueError, match=message):
+        read_metrics(path)
 
 
 def test_an_unknown_column_is_refused(tmp_path):

@@ -150,9 +150,9 @@ def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
     [
         ("data: {}", "experiment is None; expected one of memory-horizon, text"),
         ("experiment: vision", "experiment is 'vision'; expected one of memory-horizon, text"),
-        ("- a\n- b", "is a list; expected the keys and values"),
-        ("", "is None; expected the keys and values"),
-        ("a: [", "which cannot be read"),
+        ("- a\n- b", "a list; expected keys and values in YAML"),
+        ("", "None; expected keys and values in YAML"),
+        ("a: [", "not readable as YAML"),
     ],
 )
 def test_what_is_no_recipe_is_refused(recipe, text, reason):
@@ -164,7 +164,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"recipe is .*nowhere\.yaml, which cannot be read"):
         load_recipe(tmp_path / "nowhere.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecipeError, match="which cannot be read"):
+    with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(tmp_path / "binary.yaml")
 
 

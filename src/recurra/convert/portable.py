@@ -1,7 +1,5 @@
 """A trained language model apart from where it was trained: what all its formats on disk share."""
 
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.files.reading import parse_json
 
 LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""
@@ -50,19 +49,14 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     return tokenizer.to_json()
 
 
-def tokenizer_from_json(text: str) -> TextEncoder:
-    """Read what `tokenizer_to_json` returned.
+def tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
+    """Read what `tokenizer_to_json` returned; `name` is what messages call it.
 
     Raises:
         ValueError: the text is not a tokenizer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer.json"
-        path.write_text(text, encoding="utf-8")
-        try:
-            return Vocabulary.load(path)
-        except ValueError:
-            return BytePairEncoding.load(path)
+    is_of_words = "words" in parse_json(text, name)
+    return Vocabulary.from_json(text, name) if is_of_words else BytePairEncoding.from_json(text, name)
 
 
 @torch.inference_mode()

@@ -12,6 +12,14 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recurra.checks import require, require_whole_number, sentence
+from recurra.data.tokenizer_json import (
+    MOST_TOKENIZER_BYTES,
+    library_errors,
+    parse_tokenizer,
+    stamped_tokenizer,
+    tokenizer_of,
+)
+from recurra.files.reading import read_text
 from recurra.files.writing import replacing
 
 # A letter that no training text in the Latin alphabet contains, to see what a tokenizer does with unseen characters.
@@ -35,8 +43,9 @@ class BytePairEncoding:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         try:
-            keeps_all = bool(tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids)
-        except Exception as error:  # the library raises a bare Exception if a model lacks its unknown token
+            with library_errors():  # of a model that lacks its unknown token
+                keeps_all = bool(tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids)
+        except ValueError as error:
             came = f"unable to encode characters that it does not know ({error})"
             raise ValueError(sentence("tokenizer", came, _KEEPS_ALL)) from error
         if not keeps_all:
@@ -64,15 +73,16 @@ class BytePairEncoding:
     def load(cls, path: str | os.PathLike[str]) -> "BytePairEncoding":
         """Read a tokenizer.json. Raises FileNotFoundError, or ValueError if the file is something else."""
         path = Path(path).expanduser()
-        text = path.read_bytes()
-        try:
-            tokenizer = Tokenizer.from_str(text.decode("utf-8"))
-        except Exception as error:  # the library raises a bare Exception for a file that it cannot read
-            raise ValueError(sentence(str(path), f"unreadable ({error})", "a tokenizer.json")) from error
+        return cls.from_json(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> "BytePairEncoding":
+        """Read what `to_json` returned, or others; `name` is what messages call it. Raises ValueError as `load`."""
+        tokenizer = tokenizer_of(parse_tokenizer(text, name), name)
         try:
             return cls(tokenizer)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a tokenizer.json, whole or not at all. Raises OSError."""
@@ -80,9 +90,8 @@ class BytePairEncoding:
             file.write(self.to_json().encode())
 
     def to_json(self) -> str:
-        """Return what `save` writes, as text."""
-        text: str = self._tokenizer.to_str(pretty=True)
-        return text
+        """Return what `save` writes, as text: a tokenizer.json that carries its digest."""
+        return stamped_tokenizer(self._tokenizer.to_str())
 
     def __len__(self) -> int:
         return self._length

@@ -12,6 +12,7 @@ import platformdirs
 
 from recurra.checks import sentence
 from recurra.files.digests import file_sha256
+from recurra.files.reading import read_json
 from recurra.files.writing import replacing
 
 _FORMAT = 1
@@ -91,14 +92,10 @@ def _make(path: Path, made_from: Mapping[str, object], write: Callable[[BinaryIO
 
 def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
     try:
-        header = json.loads(path.with_suffix(".json").read_bytes())
+        header = read_json(path.with_suffix(".json"))
         n_bytes = path.stat().st_size
         # The size first: checking it costs nothing and catches most bad entries.
-        return bool(
-            isinstance(header, dict)
-            and header.get("bytes") == n_bytes
-            and header == _header(made_from, n_bytes, file_sha256(path))
-        )
+        return bool(header.get("bytes") == n_bytes and header == _header(made_from, n_bytes, file_sha256(path)))
     except (OSError, ValueError):
         return False
 

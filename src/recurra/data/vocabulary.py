@@ -1,6 +1,5 @@
 """Word-level vocabularies: each word of the training text is a token, and every line ends with <eos>."""
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -11,12 +10,15 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from recurra.checks import require, sentence
+from recurra.checks import kind_of, require, sentence
+from recurra.files.digests import text_sha256
+from recurra.files.reading import parse_json, read_text
 from recurra.files.writing import replacing
 
 EOS = "<eos>"
 UNK = "<unk>"
 _FORMAT = "recurra vocabulary 1"
+_MOST_BYTES = 256 * 2**20
 _OWN_FILE = "a file written by Vocabulary.save"
 
 
@@ -41,13 +43,13 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
+        for word in self.words:
+            is_word = isinstance(word, str) and word.split() == [word] and _can_be_written(word)
+            require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
         self._numbers = {word: number for number, word in enumerate(self.words)}
         if len(self._numbers) != len(self.words):
             twice = next(word for word, count in Counter(self.words).items() if count > 1)
             raise ValueError(sentence("words", f"a list with {twice!r} more than once", "distinct words"))
-        for word in self.words:
-            is_word = isinstance(word, str) and word.split() == [word]
-            require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
         for word in (EOS, UNK):
             if word not in self._numbers:
                 raise ValueError(sentence("words", f"a list without {word!r}", f"{EOS!r} and {UNK!r} among them"))
@@ -72,19 +74,24 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
         """Read what `save` wrote. Raises OSError, or ValueError if the file is something else or damaged."""
         path = Path(path).expanduser()
+        return cls.from_json(read_text(path, most_bytes=_MOST_BYTES), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> "Vocabulary":
+        """Read what `to_json` returned; `name` is what messages call it. Raises ValueError as `load`."""
+        content = parse_json(text, name)
+        if content.get("format") != _FORMAT:
+            raise ValueError(sentence(name, "not a vocabulary", _OWN_FILE))
+        words = content.get("words")
+        if not isinstance(words, list):
+            raise ValueError(sentence(name, f"a damaged vocabulary (words is {kind_of(words)})", _OWN_FILE))
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            vocabulary = cls(words)
         except ValueError as error:
-            raise ValueError(sentence(str(path), f"unreadable ({error})", _OWN_FILE)) from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(sentence(str(path), "not a vocabulary", _OWN_FILE))
-        try:
-            vocabulary = cls(content["words"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(sentence(str(path), f"a damaged vocabulary ({error})", _OWN_FILE)) from error
+            raise ValueError(sentence(name, f"a damaged vocabulary ({error})", _OWN_FILE)) from error
         if vocabulary.fingerprint != content.get("fingerprint"):
             came = "a damaged vocabulary (its words do not match its fingerprint)"
-            raise ValueError(sentence(str(path), came, _OWN_FILE))
+            raise ValueError(sentence(name, came, _OWN_FILE))
         return vocabulary
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -103,7 +110,7 @@ class Vocabulary:
     @property
     def fingerprint(self) -> str:
         """A digest of the words and their order, in hexadecimal: equal vocabularies have equal digests."""
-        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+        return text_sha256("\n".join(self.words))
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
@@ -122,6 +129,11 @@ class Vocabulary:
             require(0 <= number < len(self.words), "a token", number, f"0 to {len(self.words) - 1}")
             words.append("\n" if number == self.eos else self.words[number])
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
+
+
+def _can_be_written(word: str) -> bool:
+    """Whether a word is Unicode text: a lone surrogate, which JSON can spell, is not."""
+    return word.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _split(text: str) -> list[str]:

@@ -54,6 +54,13 @@ def checked_stamp(content: Mapping[str, Any], name: str, mend: str = "") -> dict
         ValueError: the content is not what was written.
     """
     inside = {key: value for key, value in content.items() if key != STAMP}
-    if STAMP in content and content[STAMP] != json_sha256(inside):
+    damaged = content[STAMP] != json_sha256(inside) if STAMP in content else _is_misnamed(content)
+    if damaged:
         raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", mend))
     return inside
+
+
+def _is_misnamed(content: Mapping[str, Any]) -> bool:
+    """Tell whether content carries its digest under another key: the key itself was damaged."""
+    digests = [key for key, value in content.items() if isinstance(value, str) and len(value) == 64]
+    return any(content[key] == json_sha256({k: v for k, v in content.items() if k != key}) for key in digests)

@@ -1,6 +1,5 @@
 """A language model as a folder that transformers loads, and back."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from recurra.convert.portable import PortableModel
-from recurra.files.writing import replacing
+from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.typed import require_fields
 from recurra.huggingface.configuration import RecurraConfig
 from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
 from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer
@@ -40,8 +40,7 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     origin = {"format": 1, "step": portable.step, "experiment": portable.experiment}
-    with replacing(folder / ORIGIN) as file:
-        file.write((json.dumps(origin, indent=2) + "\n").encode())
+    write_stamped(folder / ORIGIN, origin)
 
 
 def load_folder(folder: Path) -> PortableModel:
@@ -66,7 +65,8 @@ def load_folder(folder: Path) -> PortableModel:
         )
     origin: dict[str, Any] = {"step": None, "experiment": None}
     if (folder / ORIGIN).is_file():
-        origin |= json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        origin |= read_stamped(folder / ORIGIN)
+        require_fields(origin, {"step": int | None, "experiment": dict[str, Any] | None}, str(folder / ORIGIN))
     return PortableModel(model.model, tokenizer, origin["experiment"], origin["step"])
 
 

@@ -1,14 +1,18 @@
 """The tokenizers of runs as transformers reads them: the same ids for every text, and the same text back."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from recurra.checks import sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, parse_tokenizer, tokenizer_of
 from recurra.data.vocabulary import EOS, UNK
+from recurra.files.reading import read_text
 
 # A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one.
 _NO_PREFIX = "\0"
@@ -64,19 +68,29 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content["model"]["type"] == "WordLevel":
-        numbers: dict[str, int] = content["model"]["vocab"]
-        encoder: TextEncoder = Vocabulary(sorted(numbers, key=numbers.__getitem__))
+    content = parse_tokenizer(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
+    if content["model"].get("type") == "WordLevel":
+        encoder: TextEncoder = _words_of(content["model"]["vocab"], path)
     else:
-        before = (content["pre_tokenizer"] or {}).get("pretokenizers", [])
+        before = (content.get("pre_tokenizer") or {}).get("pretokenizers", [])
         if before[:1] != [_LINES]:
             raise ValueError(f"{path} does not encode line by line, as the runs of this package do")
         content["pre_tokenizer"] = before[1] if len(before) > 1 else None
         content["post_processor"] = None
-        encoder = BytePairEncoding(Tokenizer.from_str(json.dumps(content)))
+        encoder = BytePairEncoding(tokenizer_of(content, str(path)))
     _require_equal(encoder, AutoTokenizer.from_pretrained(folder), f"the tokenizer of {folder}")
     return encoder
+
+
+def _words_of(numbers: Mapping[str, int], path: Path) -> Vocabulary:
+    words = sorted(numbers, key=numbers.__getitem__)
+    if sorted(numbers.values()) != list(range(len(words))):
+        came = "one whose words are not numbered from 0 without gaps"
+        raise ValueError(sentence(f"the vocabulary in {path}", came, f"numbers 0 to {len(words) - 1}"))
+    try:
+        return Vocabulary(words)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def line_start(encoder: TextEncoder) -> int | None:
@@ -104,7 +118,7 @@ def _of_words(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
-    content = json.loads(encoder.to_json())
+    content = parse_tokenizer(encoder.to_json(), "the tokenizer")
     own = content["pre_tokenizer"]
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [_LINES, *([own] if own else [])]}
     content["post_processor"] = None  # runs add no tokens of their own

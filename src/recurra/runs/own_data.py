@@ -6,6 +6,7 @@ from pathlib import Path
 from recurra.checks import sentence
 from recurra.data import DataSet, TextConfig
 from recurra.data.video import VideoData
+from recurra.files.reading import read_text
 from recurra.training import Experiment, RunFolder
 
 
@@ -33,7 +34,7 @@ def own_data(experiment: Experiment, folder: RunFolder) -> DataSet:
 
 def read_classes(folder: RunFolder) -> tuple[str, ...]:
     """Read the names of the classes in a video run's folder, in their order. Raises OSError if it has none."""
-    return tuple(folder.classes.read_text(encoding="utf-8").splitlines())
+    return tuple(read_text(folder.classes).splitlines())
 
 
 def _require_own_vocabulary(config: TextConfig, own: Path) -> None:

@@ -1,17 +1,43 @@
 """The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
-from recurra.files.writing import replacing
+from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.typed import require_fields
 from recurra.training import RunFolder
 
 PREFIX = "eval-"
 AGAIN = "score the run again, or remove the file"
+_TYPES = {
+    "split": str,
+    "checkpoint": str,
+    "step": int,
+    "changes": dict[str, Any],
+    "segment_length": int,
+    "mem_len": int,
+    "loss": float,
+    "perplexity": float,
+    "bits_per_token": float,
+    "accuracy": float | None,
+    "n_targets": int,
+    "seconds": float,
+    "tokens_per_second": float,
+    "frames_per_second": float,
+    "mean_class_accuracy": float,
+    "top_1": float,
+    "top_5": float,
+    "n_videos": int,
+    "n_videos_left_out": int,
+    "classes_without_videos": list[str],
+    "views": int,
+    "crops": int,
+    "class_accuracies": dict[str, float | None],
+    "confusion": list[list[int]],
+}
 
 
 def score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
@@ -24,8 +50,7 @@ def score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Pat
 def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
     """Write the scores of a split, with its name and the changes among them, and return the file's path."""
     path = score_file(folder, scores["split"], scores["changes"])
-    with replacing(path) as file:
-        file.write((json.dumps(scores, indent=2) + "\n").encode())
+    write_stamped(path, scores)
     return path
 
 
@@ -33,17 +58,19 @@ def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys
     """Read the scores of a split, measured with `changes`, that have values for `keys`.
 
     Raises:
-        ValueError: there are none; the message says how to measure them.
+        ValueError: there are none, or the file is damaged; the message says how to measure them.
     """
     file = score_file(folder, split, changes)
-    try:
-        scores = dict(json.loads(file.read_text(encoding="utf-8")))
-        if missing := [key for key in keys if scores.get(key) is None]:
-            raise KeyError(*missing)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    came = f"{file}, which does not have {' and '.join(keys) or 'them'}"
+    scores: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            scores = _read(file)
+        except ValueError as error:
+            came = f"{file}, which is damaged ({error})"
+    if not scores or any(scores.get(key) is None for key in keys):
         command = " ".join(["recurra eval", str(folder.path), *(f"--{key} {value}" for key, value in changes.items())])
-        came = f"{file}, which does not have {' and '.join(keys) or 'them'}"
-        raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}")) from error
+        raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}"))
     return scores
 
 
@@ -53,13 +80,11 @@ def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: a file is not what `recurra eval` writes; the message names it.
     """
-    scores = {}
-    for file in sorted(folder.path.glob(f"{PREFIX}*.json")):
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            scores[file.stem.removeprefix(PREFIX)] = dict(found)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                sentence("scores", f"{file}, which is damaged ({error})", "a file of `recurra eval`", AGAIN)
-            ) from error
+    return {file.stem.removeprefix(PREFIX): _read(file) for file in sorted(folder.path.glob(f"{PREFIX}*.json"))}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    # What could not be measured may be NaN, and the perplexity of a bad model infinite.
+    scores = read_stamped(file, "the file of scores", allow_nan=True, mend=AGAIN)
+    require_fields(scores, _TYPES, str(file), finite=False)
     return scores

@@ -1,6 +1,5 @@
 """From a run's folder to its summary. Whatever needs the weights is measured here."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -96,7 +95,7 @@ def _hardware(folder: RunFolder) -> dict[str, Any] | None:
     """Read it from summary.json, which older runs write only at their end."""
     if not folder.summary.is_file():
         return None
-    found: dict[str, Any] = json.loads(folder.summary.read_text(encoding="utf-8"))["hardware"]
+    found: dict[str, Any] | None = folder.read_summary().get("hardware")
     return found
 
 

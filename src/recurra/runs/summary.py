@@ -5,12 +5,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from recurra.checks import require_at_least, sentence
+from recurra.files.digests import stamped
+from recurra.files.stamped_json import read_stamped
+from recurra.files.typed import require_fields
 from recurra.files.writing import replacing
-from recurra.runs.versioned_json import read_versioned
 from recurra.training import EXPERIMENTS, TextExperiment
+from recurra.training.metrics import UNITS
 
 FORMAT = 1
 """Increased when older summaries can no longer be read."""
@@ -18,6 +21,8 @@ DIGITS = 6
 """Significant digits of every measured number."""
 TRAINING_POINTS = 200
 """Maximum number of rows that a curve keeps for their training loss alone."""
+_LARGEST_LOSS = 700
+"""Nats per target: beyond this the perplexity is no number."""
 CURVE_COLUMNS = ("step", "epoch", "train_loss", "valid_loss", "valid_accuracy")
 
 
@@ -165,7 +170,7 @@ def write_summary(folder: Path, summary: Summary) -> Path:
     plain = {key: value if key == "config" else rounded(value) for key, value in plain.items()}
     path = folder / f"{summary.name}.json"
     with replacing(path) as file:
-        file.write(("".join(_json_lines(plain)) + "\n").encode())
+        file.write(("".join(_json_lines(stamped(plain))) + "\n").encode())
     return path
 
 
@@ -191,7 +196,8 @@ def read_summary(path: Path) -> Summary:
     """
     again = "write it again with `make report RUNS=FOLDER`"
     try:
-        plain = read_versioned(path, FORMAT, again)
+        plain = read_stamped(path, version=FORMAT, mend=again)
+        require_fields(plain, get_type_hints(Summary), str(path))
     except ValueError as error:
         raise SummaryError(str(error)) from error
     names = {known.name for known in fields(Summary)}
@@ -201,7 +207,28 @@ def read_summary(path: Path) -> Summary:
     if plain["name"] != path.stem:
         came = f"{path}, of a run named {plain['name']!r}"
         raise SummaryError(sentence("summary", came, "one of the run that the file is named after"))
+    _require_sound(plain, path)
     return Summary(**plain)
+
+
+def _require_sound(plain: Mapping[str, Any], path: Path) -> None:
+    """Refuse what has the right types, but would fail on the page."""
+
+    def require(condition: bool, name: str, came: object, expected: str) -> None:
+        if not condition:
+            raise SummaryError(f"{path}: {sentence(name, repr(came), expected)}")
+
+    experiment, training, curve = plain["config"].get("experiment"), plain["config"].get("training"), plain["curve"]
+    require(experiment in EXPERIMENTS, "config.experiment", experiment, f"one of {', '.join(EXPERIMENTS)}")
+    is_whole = isinstance(training, dict) and {"seed", "precision"} <= training.keys()
+    require(is_whole, "config.training", training, "an object with seed and precision")
+    require(plain["unit"] in UNITS, "unit", plain["unit"], f"one of {', '.join(UNITS)}")
+    require(set(curve) <= set(CURVE_COLUMNS), "curve", sorted(curve), f"columns among {', '.join(CURVE_COLUMNS)}")
+    lengths = [len(values) for values in curve.values()]
+    require(len(set(lengths)) <= 1, "curve", lengths, "columns of one length")
+    losses = [*(values.get("loss", 0) for values in plain["validation"].values()), *curve.get("valid_loss", ())]
+    for loss in losses:
+        require(loss is None or loss < _LARGEST_LOSS, "a validation loss", loss, f"less than {_LARGEST_LOSS}")
 
 
 def read_summaries(folder: Path) -> list[Summary]:

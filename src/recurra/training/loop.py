@@ -23,9 +23,10 @@ from recurra.state import detach
 from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
+from recurra.training.csv_log import CsvLog
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
-from recurra.training.metrics import CsvLog, MetricLog, RunningSums, TensorBoardLog
+from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.optimizer import build_optimizer
 from recurra.training.process import set_up_process
 from recurra.training.progress import RunProgress, watch

@@ -1,7 +1,5 @@
-"""The log of a run: sums over several steps, and records in a CSV file and in TensorBoard."""
+"""The log of a run: sums over several steps, and records in TensorBoard."""
 
-import csv
-import io
 import math
 import os
 import socket
@@ -13,30 +11,13 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from recurra.files.writing import naming, replacing
+from recurra.files.writing import naming
 
 Record = Mapping[str, Any]
 
 Unit: TypeAlias = Literal["tokens", "frames"]
 UNITS: tuple[Unit, ...] = ("tokens", "frames")
 """The unit of the data: what its steps are, and how speed is counted."""
-
-COLUMNS = (
-    "step",
-    "epoch",
-    "train_loss",
-    "valid_loss",
-    "valid_accuracy",
-    "learning_rate",
-    "gradient_norm",
-    "tokens",
-    "tokens_per_second",
-    "frames",
-    "frames_per_second",
-    "seconds",
-)
-"""Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
-evaluation. An empty cell was not measured."""
 
 
 class RunningSums:
@@ -80,49 +61,6 @@ class MetricLog(Protocol):
     def close(self) -> None:
         """Finish writing."""
         ...
-
-
-class CsvLog:
-    """Records in a CSV file, each flushed as soon as it is written.
-
-    Numbers are written in full, so that the file has every measurement to the last bit.
-
-    Args:
-        path: the file; it is made if it does not exist.
-        last_step: records of later steps are dropped, together with any line that a killed process left unfinished. A
-            run that resumes at this step writes them again, so the file has no gaps and no duplicates.
-    """
-
-    def __init__(self, path: Path, *, last_step: int = 0) -> None:
-        records = read_metrics(path) if path.is_file() else []
-        kept = [record for record in records if int(record["step"]) <= last_step]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept)
-        with replacing(path) as file:
-            file.write(text.getvalue().encode())
-        self._path = path
-        self._file = path.open("a", encoding="utf-8", newline="")
-        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
-
-    def write(self, record: Record) -> None:
-        """Add a record. Raises ValueError for a column that is not in `COLUMNS`, and OSError."""
-        with naming(self._path):
-            self._writer.writerow(record)
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file. Raises OSError."""
-        with naming(self._path):
-            self._file.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Read the records of a metrics file, without a last line that a killed process left unfinished."""
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in file if line.endswith("\n")]
-    return list(csv.DictReader(lines))
 
 
 class TensorBoardLog:

@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra.checks import sentence
+from recurra.files.reading import parse_yaml
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
 from recurra.training.recipe_family import RecipeError, read_recipe
 
@@ -115,7 +116,7 @@ def _with_entries(
             inside = inside.setdefault(name, {})
             if not isinstance(inside, dict):
                 raise ValueError(sentence(name, repr(inside), f"keys and values, for {key} to be one of them"))
-        inside[field] = yaml.safe_load(value if equals else next(words))
+        inside[field] = parse_yaml(value if equals else next(words), f"--{key}")
     return tree, rest
 
 

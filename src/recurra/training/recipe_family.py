@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from recurra.checks import kind_of, sentence
+from recurra.checks import sentence
+from recurra.files.reading import read_yaml
 
 _SECTIONS = ("common", "axes", "published")
 
@@ -114,12 +113,11 @@ def is_family(content: Mapping[str, Any]) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return read_yaml(path, "the recipe")
+    except OSError as error:
         raise RecipeError(sentence("recipe", f"{path}, which cannot be read ({error})", "a YAML file")) from error
-    if not isinstance(recipe, dict):
-        raise RecipeError(sentence(f"the content of {path}", kind_of(recipe), "the keys and values of a recipe"))
-    return recipe
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:

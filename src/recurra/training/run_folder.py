@@ -1,12 +1,30 @@
 """The folder of a run: where each file goes, and a guard against overwriting a run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
+from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.typed import require_fields
 from recurra.files.writing import leftovers, replacing
 from recurra.training.run_lock import RunLock
+
+_SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
+_SUMMARY_TYPES = {
+    "finished": bool,
+    "steps": int,
+    "epochs": float,
+    "parameters": int,
+    "tokens": int,
+    "frames": int,
+    "seconds": float,
+    "tokens_per_second": float | None,
+    "frames_per_second": float | None,
+    "resumed_at": list[int],
+    "validation": dict[str, dict[str, float]],
+    "versions": dict[str, str],
+    "hardware": dict[str, Any] | None,
+}
 
 
 class RunFolder:
@@ -77,5 +95,15 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
-        with replacing(self.summary) as file:
-            file.write((json.dumps(summary, indent=2) + "\n").encode())
+        write_stamped(self.summary, summary)
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read summary.json.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged.
+        """
+        content = read_stamped(self.summary, allow_nan=True, mend=_SUMMARY_AGAIN)
+        require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
+        return content

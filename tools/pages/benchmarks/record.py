@@ -1,7 +1,6 @@
 """The record of a measurement, one JSON file: machine, versions, settings, and every point."""
 
 import datetime
-import json
 import os
 import platform
 import subprocess
@@ -12,8 +11,7 @@ from typing import Any
 import torch
 from benchmarks.table import cpu_name
 
-from recurra.files.writing import replacing
-from recurra.runs.versioned_json import read_versioned
+from recurra.files.stamped_json import read_stamped, write_stamped
 from tools.pages.benchmarks.limits import Limits
 from tools.pages.benchmarks.sweeps import FLOOR, MODES, SWEEPS
 
@@ -63,8 +61,7 @@ def new_sweep(key: str) -> Record:
 
 def save(record: Record, path: Path) -> None:
     """Write a record, whole or not at all."""
-    with replacing(path) as file:
-        file.write((json.dumps(record, indent=1) + "\n").encode())
+    write_stamped(path, record, indent=1)
 
 
 def load(path: Path) -> Record:
@@ -74,7 +71,7 @@ def load(path: Path) -> Record:
         OSError: the file cannot be read.
         ValueError: it is not a record of this format.
     """
-    return read_versioned(path, FORMAT, "measure again")
+    return read_stamped(path, version=FORMAT, mend="measure again")
 
 
 def resume(path: Path, fresh: Record) -> Record:

@@ -13,8 +13,10 @@ from recurra.data.cache import Cache
 from recurra.data.progress import item_progress
 from recurra.data.video.layouts import Video, some
 from recurra.data.video.reader import VideoError, VideoInfo, probe_video
+from recurra.files.reading import read_json
 
 _FINDINGS = 1  # the format of cache entries
+_MOST_BYTES = 2**30
 
 
 class CheckedVideo(NamedTuple):
@@ -73,7 +75,7 @@ def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo |
                 count(1)
         out.write(json.dumps(looked).encode())
 
-    kept = json.loads(store.get("videos", made_from, write).read_bytes())
+    kept = read_json(store.get("videos", made_from, write), kind=list, most_bytes=_MOST_BYTES)
     return [finding if isinstance(finding, str) else VideoInfo(*finding) for finding in kept]
 
 

@@ -10,7 +10,6 @@ half; nor do shape, colour, size, speed and background, which stay the same. Wit
   that sees one half is right for at most 1/K of the videos, which is chance.
 """
 
-import json
 import os
 import secrets
 import shutil
@@ -28,6 +27,7 @@ from recurra.data.order import MOTIONS, random_generator
 from recurra.data.progress import item_progress
 from recurra.data.video.pyav import require_av
 from recurra.data.video.video_data import VideoConfig, VideoData
+from recurra.files.stamped_json import read_stamped, write_stamped
 
 DIRECTIONS = {
     "right": (1, 0),
@@ -195,7 +195,7 @@ def write_motions(
                 count(1)
         _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        (new / "motions.json").write_text(json.dumps(made_from), encoding="utf-8")
+        write_stamped(new / "motions.json", made_from)
         _put_in_place(new, folder, made_from)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -280,7 +280,7 @@ def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
     try:
-        found = json.loads((folder / "motions.json").read_text(encoding="utf-8"))
+        found = read_stamped(folder / "motions.json")
     except FileNotFoundError:
         came = f"{folder}, which has other files"
         raise ValueError(sentence("path", came, "a new or empty folder, or one with these motions")) from None

@@ -119,7 +119,7 @@ def test_a_measurement_goes_on_only_with_the_same_settings(tmp_path):
     with pytest.raises(ValueError, match="is None; expected 1"):
         records.load(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match="which is not JSON"):
+    with pytest.raises(ValueError, match="not readable as JSON"):
         records.load(path)
 
 

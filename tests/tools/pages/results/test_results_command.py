@@ -91,7 +91,7 @@ def test_a_broken_summary_and_a_broken_section_are_named(there, capsys):
     assert "02-bad.md.jinja, line 2: 'nothing' is undefined" in failure(capsys, str(there))
     (there / "summaries").mkdir()
     (there / "summaries" / "x.json").write_text("{")
-    assert "x.json, which is not JSON" in failure(capsys, str(there))
+    assert "x.json is not readable as JSON" in failure(capsys, str(there))
     assert not there.with_suffix(".md").exists()
 
 
