@@ -1,6 +1,7 @@
 """The command line over families of recipes and models of segments."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,27 @@ def test_table_sets_the_published_beside_the_measured(capsys):
     assert main(["table", "recipes/toy/family.yaml"]) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if "│ crt" in line]
+    assert "departs in" in printed
+    assert "not" not in row
     assert "2, 9" in row
     assert "61.0" in row
     assert f"{scores('runs/toy-crt')['perplexity']:.1f}" in row
     assert main(["table", "recipes/toy/family.yaml", "--number", "9"]) == 0
     assert "xl" not in capsys.readouterr().out
+
+
+def test_table_marks_a_run_that_is_not_the_row_s(capsys, monkeypatch, tmp_path, workplace):
+    shutil.copytree(workplace / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.path", str(workplace / "corpus"), "--training.max_steps", "2", "--model.d_model", "6"]
+    assert main(["train", "recipes/toy/family.yaml#crt", *words]) == 0
+    assert main(["eval", "runs/toy-crt"]) == 0
+    monkeypatch.setenv("COLUMNS", "140")
+    capsys.readouterr()
+    assert main(["table", "recipes/toy/family.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "model.d_model 6, not 8" in printed
+    assert "training.max_steps 2, not 4" in printed
 
 
 def test_table_refuses_what_it_cannot_list(capsys):

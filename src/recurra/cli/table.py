@@ -1,7 +1,6 @@
 """`recurra table`: list the recipes of a family, what was published of them, and what finished runs measured."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.table import Table
 
 from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
+from recurra.runs.departures import departures
 from recurra.runs.score_files import find_scores, score_file
 from recurra.runs.start import default_run_folder
 from recurra.training import RecipeError, RunFolder, read_family
@@ -35,7 +35,12 @@ SCORES = {
 def run(words: Sequence[str]) -> int:
     """Print a table."""
     parser = command_parser(
-        "table", "List the recipes of a family with their published and measured test scores.", overrides=False
+        "table",
+        (
+            "List the recipes of a family with their published and measured test scores, and in what the measured runs "
+            "depart from their recipes."
+        ),
+        overrides=False,
     )
     parser.add_argument("family", metavar="FILE", help="a family of recipes, such as recipes/ptb/transformers.yaml")
     parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
@@ -43,14 +48,18 @@ def run(words: Sequence[str]) -> int:
     family = read_family(arguments.family)
     reported = {key for figures in family.published.values() for key in figures}
     key = next((key for key in SCORES if key in reported), "test_perplexity")
-    table = Table("recipe", "tables", "published", "measured", title=SCORES[key].title)
+    table = Table("recipe", "tables", "published", "measured", "the run departs in", title=SCORES[key].title)
     for name in family.variants:
         published = family.published.get(name, {})
         tables = published.get("tables", [])
         if arguments.number is not None and arguments.number not in tables:
             continue
-        cells = (published.get(key), _measured(default_run_folder(f"{family.path}#{name}"), SCORES[key]))
-        table.add_row(name, ", ".join(map(str, tables)), *("" if cell is None else f"{cell:.1f}" for cell in cells))
+        recipe = f"{family.path}#{name}"
+        folder = RunFolder(default_run_folder(recipe))
+        measured = _measured(folder, SCORES[key])
+        unlike = [] if measured is None else departures(folder, recipe)
+        cells = ["" if cell is None else f"{cell:.1f}" for cell in (published.get(key), measured)]
+        table.add_row(name, ", ".join(map(str, tables)), *cells, "\n".join(unlike))
     if not table.row_count:
         known = sorted({number for figures in family.published.values() for number in figures.get("tables", [])})
         raise RecipeError(sentence("--number", str(arguments.number), f"a table in {family.path}: one of {known}"))
@@ -58,9 +67,8 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _measured(run: Path, score: Score) -> float | None:
+def _measured(folder: RunFolder, score: Score) -> float | None:
     """Read what `recurra eval` wrote into a run's folder; None if it wrote nothing."""
-    folder = RunFolder(run)
     if not score_file(folder, "test", {}).is_file():
         return None
     return score.factor * float(find_scores(folder, "test", {}, score.measured)[score.measured])

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 N_TOKENS = 20
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1]:
+        sys.exit(f'usage: python {sys.argv[0]} "the text so far"')
     session = onnxruntime.InferenceSession(Path(__file__).with_suffix(".onnx"))
     metadata = session.get_modelmeta().custom_metadata_map
     tokenizer = Tokenizer.from_str(metadata["recurra.tokenizer"])

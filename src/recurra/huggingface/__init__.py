@@ -11,6 +11,7 @@ not import this, such as a command line tool, runs with the models registered as
 Needs the extra `hf`: `pip install recurra[hf]`.
 """
 
+import recurra.huggingface.requirement  # noqa: F401 - before what imports transformers
 from recurra.huggingface import configuration, modeling
 from recurra.huggingface.auto import register
 from recurra.huggingface.cache import RecurrentCache

@@ -93,9 +93,10 @@ class Run:
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
         file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
-        require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         model = self.experiment.model.build(self._sizes())
         load_weights(model, scored_weights(saved), file)
+        # weights that fit are not enough: an activation has none
+        require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         return model.eval(), int(saved["position"]["step"])
 
     def _sizes(self) -> DataSizes | VideoSizes:

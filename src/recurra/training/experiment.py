@@ -241,7 +241,11 @@ def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config:
     changed = _changes(saved, experiment, lambda key: key == "experiment" or key.startswith("model."))
     if changed:
         came = f"not the configuration of {checkpoint} in {', '.join(changed)}"
-        raise ValueError(sentence(config, came, "the model that was trained", "put the values back"))
+        raise ValueError(
+            sentence(
+                config, came, "the model that was trained", "put the values back, or choose a checkpoint of this run"
+            )
+        )
 
 
 def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:

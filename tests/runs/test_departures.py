@@ -1,0 +1,45 @@
+"""What a table says of a run that is not its recipe's."""
+
+import json
+
+import pytest
+import yaml
+
+from recurra.runs.departures import departures
+from recurra.training import RunFolder, load_recipe, to_yaml
+
+RECIPE = {
+    "experiment": "text",
+    "data": {"path": "corpus", "segment_length": 4},
+    "model": {"n_layer": 1, "d_model": 8},
+    "training": {"epochs": 3},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return str(path)
+
+
+def run_of(tmp_path, recipe, *overrides, finished=True) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config(to_yaml(load_recipe(recipe, overrides)))
+    folder.summary.write_text(json.dumps({"finished": finished, "steps": 7}))
+    return folder
+
+
+def test_places_reports_and_random_numbers_are_no_departure(tmp_path, recipe):
+    words = ["--data.path", "elsewhere", "--training.seed", "3", "--training.threads", "1", "--training.log_every", "9"]
+    assert departures(run_of(tmp_path, recipe, *words), recipe) == []
+    assert departures(run_of(tmp_path, recipe), recipe) == []
+
+
+def test_sizes_and_lengths_are(tmp_path, recipe):
+    words = ["--model.d_model", "40", "--training.max_steps", "20"]
+    assert departures(run_of(tmp_path, recipe, *words, finished=False), recipe) == [
+        "model.d_model 40, not 8",
+        "training.max_steps 20, not null",
+        "unfinished, at step 7",
+    ]
