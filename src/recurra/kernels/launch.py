@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import numba
 import torch
 
+from recurra.kernels.disk_cache import TolerantCache
 from recurra.kernels.fork import is_forked_child
 from recurra.kernels.sources import digest_of_imports
 
@@ -23,10 +25,10 @@ def compile_function(function: Callable, **options: Any) -> Callable:
     """
     function = _renamed(function, "_" + digest_of_imports(function))
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **options}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the folder of the source nor the user's cache can be written
-        return numba.njit(**options)(function)
+    compiled = numba.njit(**options)(function)
+    with suppress(RuntimeError):  # neither the folder of the source nor the user's cache can be written
+        compiled._cache = TolerantCache(function)  # njit(cache=True) puts a FunctionCache there
+    return compiled
 
 
 def compile_inline(function: Callable) -> Callable:
