@@ -84,10 +84,8 @@ def load_single_file(path: Path) -> PortableModel:
     _require_sound(description, metadata, weights, path)
     require_finite(weights, path)
     model = _build(description, weights, path)
-    try:
-        tokenizer = tokenizer_from_json(metadata["tokenizer"]) if "tokenizer" in metadata else None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(sentence(f"the tokenizer in {path}", f"damaged ({error})", _WRITTEN)) from error
+    text = metadata.get("tokenizer")
+    tokenizer = None if text is None else tokenizer_from_json(text, f"the tokenizer in {path}")
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
 
 

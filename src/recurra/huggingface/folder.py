@@ -3,21 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging
 
+from recurra.checks import sentence
 from recurra.convert.portable import PortableModel
-from recurra.files.stamped_json import read_stamped, write_stamped
-from recurra.files.typed import require_fields
 from recurra.huggingface.configuration import RecurraConfig
-from recurra.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.huggingface.modeling import MODELS, causal_lm
+from recurra.huggingface.origin import MODEL_FILES, TOKENIZER_FILES, Origin, read_origin, require_sound, write_origin
 from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer
-
-ORIGIN = "recurra.json"
-"""The file for what transformers does not ask for: the experiment, and the step of the weights."""
 
 
 def save_folder(portable: PortableModel, folder: Path) -> None:
@@ -25,7 +21,7 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
 
     It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
     tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and recurra.json, from which `recurra convert`
-    rebuilds the run. The weights keep their dtype.
+    rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
 
     Raises:
         OSError: it cannot be written.
@@ -39,35 +35,42 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    origin = {"format": 1, "step": portable.step, "experiment": portable.experiment}
-    write_stamped(folder / ORIGIN, origin)
+    origin = Origin(portable.experiment, portable.step, read_origin(folder).files)
+    write_origin(folder, origin, (*MODEL_FILES, *TOKENIZER_FILES))
 
 
 def load_folder(folder: Path) -> PortableModel:
     """Read a model of this package in float32, and its tokenizer if there is one, from a folder for transformers.
 
-    If the folder comes from `save_pretrained`, the experiment and the step are unknown.
+    If the folder comes from `save_pretrained`, the experiment and the step are unknown. No code of the folder is run.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is of another model, or incomplete; the tokenizer has other tokens than the model.
+        ValueError: a file is damaged, names code, or has weights that are not finite; the folder is of another model,
+            or incomplete; the tokenizer has other tokens than the model.
     """
-    config = AutoConfig.from_pretrained(folder)
-    if not isinstance(config, RecurraConfig):
-        raise ValueError(f"{folder} holds a model of type {config.model_type!r}; expected a model of this package")
-    with _quietly():
-        model: RecurraForCausalLM = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = read_tokenizer(folder)
+    origin = require_sound(folder, (*MODEL_FILES, *TOKENIZER_FILES))
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if not isinstance(config, RecurraConfig):
+            raise ValueError(f"{folder} holds a model of type {config.model_type!r}; expected a model of this package")
+        kind = next(kind for kind in MODELS if kind.config_class is type(config))
+        with _quietly():
+            model = kind.from_sound_folder(folder, config=config, dtype=torch.float32)
+        tokenizer = read_tokenizer(folder)
+    except (ValueError, OSError):
+        raise
+    # Besides these, transformers raises what a strange file leads to.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        came = f"a folder that transformers cannot read ({type(error).__name__}: {reason})"
+        raise ValueError(sentence(str(folder), came, "one that save_pretrained wrote")) from error
     if tokenizer is not None and len(tokenizer) != config.vocab_size:
         raise ValueError(
             f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; remove "
             "tokens that were added to the tokenizer, for padding for example"
         )
-    origin: dict[str, Any] = {"step": None, "experiment": None}
-    if (folder / ORIGIN).is_file():
-        origin |= read_stamped(folder / ORIGIN)
-        require_fields(origin, {"step": int | None, "experiment": dict[str, Any] | None}, str(folder / ORIGIN))
-    return PortableModel(model.model, tokenizer, origin["experiment"], origin["step"])
+    return PortableModel(model.model, tokenizer, origin.experiment, origin.step)
 
 
 @contextmanager

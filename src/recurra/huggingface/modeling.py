@@ -1,7 +1,9 @@
 """Language models as transformers' causal language models: loss, generation with a recurrent cache, saving."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from recurra.convert.portable import tied_parameters
 from recurra.decoding import prepare_for_decoding
+from recurra.files.weights import require_finite
 from recurra.huggingface.cache import RecurrentCache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
+from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require_sound, write_origin
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
@@ -179,23 +183,62 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return False
 
     @classmethod
-    def from_pretrained(cls, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *arguments: Any,
+        output_loading_info: bool = False,
+        **options: Any,
+    ) -> Any:
         """Load a folder that `save_pretrained` wrote; arguments as transformers has them.
 
         Raises:
-            ValueError: weights are missing, or of other sizes. transformers would continue with fresh ones.
+            ValueError: weights are missing, of other sizes or not finite; or a file of a local folder is damaged, or
+                names code, or weights outside the folder. transformers would read these, and draw what is missing.
         """
-        model, info = super().from_pretrained(*arguments, output_loading_info=True, **options)
+        place = pretrained_model_name_or_path
+        folder = None if place is None else Path(place) / options.get("subfolder", "")
+        if folder is not None and folder.is_dir():  # else a name on the Hub
+            require_sound(folder, MODEL_FILES)
+        return cls.from_sound_folder(place, *arguments, output_loading_info=output_loading_info, **options)
+
+    @classmethod
+    def from_sound_folder(cls, place: Any, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """Load as `from_pretrained`, from a folder whose files were compared with their digests.
+
+        Raises:
+            ValueError: as `from_pretrained`.
+        """
+        model, info = super().from_pretrained(place, *arguments, output_loading_info=True, **options)
+        source = cls.__name__ if place is None else str(place)
         absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
             raise ValueError(
-                f"the weights of {arguments[0] if arguments else cls.__name__} are not all of this model: "
-                f"{', '.join(absent[:3])}{more} are missing or of another size"
+                f"the weights of {source} are not all of this model: {', '.join(absent[:3])}{more} are missing or of "
+                "another size"
             )
+        require_finite(model.state_dict(), source)
         # transformers does not update what modules derive from their weights when these are loaded.
         model.model.load_state_dict(model.model.state_dict())
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
+        """Write a folder as transformers does, and the digests of its files in recurra.json; arguments as there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        if is_main_process:
+            folder = Path(save_directory)
+            try:
+                origin = read_origin(folder)
+            except ValueError:  # a damaged one is replaced, as transformers replaces the other files
+                origin = Origin()
+            write_origin(folder, origin, MODEL_FILES)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Map the later names of shared parameters to their first names."""

@@ -78,7 +78,8 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
         content["pre_tokenizer"] = before[1] if len(before) > 1 else None
         content["post_processor"] = None
         encoder = BytePairEncoding(tokenizer_of(content, str(path)))
-    _require_equal(encoder, AutoTokenizer.from_pretrained(folder), f"the tokenizer of {folder}")
+    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    _require_equal(encoder, theirs, f"the tokenizer of {folder}")
     return encoder
 
 
