@@ -111,8 +111,14 @@ def test_an_older_recurra_json_is_read(folder, caplog):
     ("change", "message"),
     [
         (lambda path: rewrite(path, step=8), r"recurra\.json is damaged: its content does not have its digest"),
-        (lambda path: rewrite(path, format=3), r"recurra\.json is in format 3; expected format 2"),
-        (lambda path: rewrite(path, more=1), r"recurra\.json is one with .*more.*; expected experiment, files, format"),
+        (
+            lambda path: path.write_text(json.dumps(stamped({"format": 3}))),
+            r"recurra\.json is in format 3; expected format 2",
+        ),
+        (
+            lambda path: path.write_text(json.dumps(stamped({"format": 2, "more": 1}))),
+            r"recurra\.json is one with format, more; expected experiment, files, format",
+        ),
         (lambda path: path.write_text('{"format": 2}'), r"recurra\.json is one with format; expected experiment"),
         (lambda path: path.write_text("["), r"recurra\.json is not readable as JSON"),
         (
