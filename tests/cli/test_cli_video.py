@@ -124,6 +124,22 @@ def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     assert other in failure(capsys, "classify", run, video(0), "--model.patch_size", "5")
 
 
+def test_classify_goes_on_after_a_bad_video_and_names_it_at_the_end(capsys, tmp_path):
+    (tmp_path / "text.mp4").write_text("no video")
+    table = tmp_path / "said.csv"
+    bad, missing = str(tmp_path / "text.mp4"), str(tmp_path / "missing.mp4")
+    words = ["classify", "runs/motions-crvit", bad, video(0), missing, video(1), "--csv", str(table)]
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("recurra classify: 2 of 4 videos are not classified to their end:\n")
+    assert [Path(bad).name in line for line in said.err.splitlines()[1:]] == [True, False]
+    assert "missing.mp4" in said.err.splitlines()[2]
+    assert said.out.splitlines().count(str(tmp_path / "classify-000001.png")) == 1
+    assert [row["video"] for row in csv.DictReader(table.open())] == [video(0)] * 2 + [video(1)] * 2
+    assert main(["classify", "runs/motions-crvit", bad, missing, "--csv", str(table), "--out", str(tmp_path)]) == 2
+    assert len(table.read_text().splitlines()) == 5, "a table of nothing replaces none"
+
+
 def test_a_bad_start_leaves_no_run_behind(capsys):
     words = (
         "train",

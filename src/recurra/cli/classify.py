@@ -3,21 +3,23 @@
 import csv
 import io
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from recurra.checks import require, require_at_least, sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.data.video import VideoError
 from recurra.evaluation import SegmentPrediction
 from recurra.files.writing import replacing
-from recurra.runs import open_run
+from recurra.runs import Run, open_run
 from recurra.runs.classify import ContactSheet, classify_video
 
 DESCRIPTION = """\
 Read videos as streams, segment by segment with the carried state and in constant memory, and print the likeliest
-classes after each segment. A contact sheet with the frames and the probabilities over time is drawn for each video."""
+classes after each segment. A contact sheet with the frames and the probabilities over time is drawn for each video.
+Videos that cannot be read are named at the end, and the others classified."""
 
 Write = Callable[[str, SegmentPrediction], None]
 
@@ -35,17 +37,40 @@ def run(words: Sequence[str]) -> int:
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     names = trained.class_names
     folder = arguments.out or trained.folder.figures
+    bad: list[str] = []
     with ExitStack() as stack:
         write = _table(stack.enter_context(replacing(arguments.csv)), names) if arguments.csv else None
         for video in arguments.videos:
             print(video)
-            sheet = ContactSheet(names)
-            for prediction in classify_video(trained, video, rate=arguments.rate, sheet=sheet):
+            sheet, n_bad = ContactSheet(names), len(bad)
+            for prediction in _predictions(trained, video, arguments.rate, sheet, bad):
                 print(_line(prediction, names, arguments.top), flush=True)
                 if write is not None:
                     write(video, prediction)
-            print(sheet.draw(folder, f"classify-{Path(video).stem}"), flush=True)
+            if len(bad) == n_bad:
+                print(sheet.draw(folder, f"classify-{Path(video).stem}"), flush=True)
+        if len(bad) == len(arguments.videos):
+            raise VideoError(_listed(bad, len(bad)))  # inside, so that no empty table is written
+    if bad:
+        raise VideoError(_listed(bad, len(arguments.videos)))
     return 0
+
+
+def _predictions(
+    trained: Run, video: str, rate: float | None, sheet: ContactSheet, bad: list[str]
+) -> Iterator[SegmentPrediction]:
+    """Classify a video; where it cannot be read, end, and add the reason to `bad`."""
+    try:
+        yield from classify_video(trained, video, rate=rate, sheet=sheet)
+    except (VideoError, OSError) as error:
+        bad.append(str(error))
+
+
+def _listed(bad: Sequence[str], n_videos: int) -> str:
+    """List the reasons; a single video needs no list."""
+    if n_videos == 1:
+        return bad[0]
+    return "\n  ".join([f"{len(bad)} of {n_videos} videos are not classified to their end:", *bad])
 
 
 def _parser() -> ArgumentParser:
