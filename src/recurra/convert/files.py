@@ -1,6 +1,5 @@
 """Weights from files of other code bases."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurra.checks import sentence
+from recurra.files.archives import ArchiveError, load_torch_file
+from recurra.files.weights import read_safetensors, require_finite
+
+_EXPECTED = "one that torch can read without running its code"
 _CONTAINERS = ("model_state", "state_dict", "model")
 
 
@@ -19,17 +23,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else than weights, or objects that could only be made by running its code.
-        ImportError: the file ends in .safetensors and the package safetensors is not installed.
+        ValueError: it is damaged, holds something else than weights, objects that could only be made by running its
+            code, or weights that are not finite.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is not a file of weights that torch can read without running its code") from error
-    return weights_of(content, f"{path}")
+        weights, _ = read_safetensors(path, _EXPECTED)
+    else:
+        try:
+            content = load_torch_file(path)
+        except ArchiveError as error:
+            raise ValueError(sentence(str(path), f"no file of weights ({error})", _EXPECTED)) from error
+        weights = weights_of(content, f"{path}")
+    require_finite(weights, path)
+    return weights
 
 
 def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
@@ -41,7 +48,7 @@ def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
     for name in _CONTAINERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(_is_weight(*item) for item in content.items()):
         raise ValueError(
             f"{source} holds no weights by name; expected tensors, or a checkpoint with them under "
             f"{', '.join(_CONTAINERS)}"
@@ -49,13 +56,5 @@ def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
     return dict(content)
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(f"{path} is a file of the package safetensors: pip install safetensors") from error
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+def _is_weight(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided

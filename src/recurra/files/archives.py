@@ -23,6 +23,7 @@ _MOST_DIRECTORY_BYTES = 8 * 2**20
 _MOST_PICKLE_BYTES = 64 * 2**20
 """Bytes of the member that says how the tensors are nested. It has no weights."""
 _PIECE_BYTES = 2**20
+_N_OLD_PICKLES = 5  # a number, the version, the machine, the content, the names of the storages
 _SEAL = b"recurra sha256 "
 SEAL_BYTES = len(_SEAL) + 64
 """Bytes that `seal_archive` adds to a file."""
@@ -42,6 +43,29 @@ def load_archive(path: Path, device: torch.device | str = "cpu") -> Any:
         ArchiveError: it is truncated, altered, not such an archive, or holds objects that need code of their own.
     """
     check_archive(path)
+    return _load(path, device)
+
+
+def load_torch_file(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Read as `load_archive`, also what PyTorch wrote before version 1.6: pickles, which have no checksums.
+
+    Raises:
+        OSError, ArchiveError: as `load_archive`.
+    """
+    if is_archive(path):
+        return load_archive(path, device)
+    try:
+        with path.open("rb") as file:
+            for _ in range(_N_OLD_PICKLES):
+                _require_no_calls(file)
+    except (ArchiveError, OSError):
+        raise
+    except Exception as error:  # pickletools raises many kinds for what is no pickle
+        raise ArchiveError(_short(error)) from error
+    return _load(path, device)
+
+
+def _load(path: Path, device: torch.device | str) -> Any:
     try:
         content = torch.load(path, map_location=device, weights_only=True)
     except OSError:
@@ -70,7 +94,7 @@ def check_archive(path: Path) -> None:
             members = archive.infolist()
             _require_stored(members, path.stat().st_size)
             _require_checksums(archive, members)
-            _require_no_calls(archive, members)
+            _require_small_pickles(archive, members)
             if archive.comment and archive.comment != _seal(members):
                 raise ArchiveError("its members do not match its digest")
     except (ArchiveError, OSError):
@@ -134,16 +158,19 @@ def _require_checksums(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipIn
             raise ArchiveError(f"wrong checksum in {member.filename}") from error
 
 
-def _require_no_calls(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse a pickle that asks for memory by number."""
+def _require_small_pickles(archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo]) -> None:
     for member in members:
-        if not member.filename.endswith(".pkl"):
-            continue
-        if member.file_size > _MOST_PICKLE_BYTES:
-            raise ArchiveError(f"{member.filename} takes {member.file_size} bytes, above {_MOST_PICKLE_BYTES}")
-        for _, argument, _ in pickletools.genops(b"".join(_pieces(archive, member))):
-            if argument in _ALLOCATING:
-                raise ArchiveError(f"it calls {argument}")
+        if member.filename.endswith(".pkl"):
+            if member.file_size > _MOST_PICKLE_BYTES:
+                raise ArchiveError(f"{member.filename} takes {member.file_size} bytes, above {_MOST_PICKLE_BYTES}")
+            _require_no_calls(b"".join(_pieces(archive, member)))
+
+
+def _require_no_calls(pickle: bytes | BinaryIO) -> None:
+    """Read a pickle's operations, without doing them, and refuse one that asks for memory by number."""
+    for _, argument, _ in pickletools.genops(pickle):
+        if argument in _ALLOCATING:
+            raise ArchiveError(f"it calls {argument}")
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:

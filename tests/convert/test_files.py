@@ -1,0 +1,94 @@
+"""Weights of other code bases that are not what they should be."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.faults.binary_mutants import compress_members, swap_members, zip_bomb
+from safetensors.torch import save_file
+
+from recurra.convert import read_weights
+
+WEIGHTS = {"a": torch.arange(64.0), "b": torch.arange(64.0) + 1}
+
+
+@pytest.fixture(params=["a.pt", "a.pyth", "old.bin", "a.safetensors"])
+def saved(request, tmp_path) -> Path:
+    path = tmp_path / request.param
+    if path.suffix == ".safetensors":
+        save_file(WEIGHTS, path)
+    else:
+        torch.save(WEIGHTS, path, _use_new_zipfile_serialization=not path.name.startswith("old"))
+    return path
+
+
+def test_weights_are_read(saved):
+    found = read_weights(saved)
+    assert all(torch.equal(found[name], tensor) for name, tensor in WEIGHTS.items())
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_refused_by_name(saved, share):
+    content = saved.read_bytes()
+    saved.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=rf"^[^\n]*{saved.name} is [^\n]*; expected [^\n]*$"):
+        read_weights(saved)
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(saved, value):
+    weights = {**WEIGHTS, "b": torch.tensor([0, value])}
+    save_file(weights, saved) if saved.suffix == ".safetensors" else torch.save({"state_dict": weights}, saved)
+    with pytest.raises(
+        ValueError, match=rf"^b in .*{saved.name} is a tensor with numbers that are not finite; expected"
+    ):
+        read_weights(saved)
+
+
+def test_a_flipped_bit_in_an_archive_is_refused(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "a.pt")
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    content[content.index(WEIGHTS["a"].numpy().tobytes()) + 9] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(wrong checksum in a/data/0\); expected"):
+        read_weights(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("change", [compress_members, lambda content: zip_bomb(10**7, content)])
+def test_an_archive_that_is_compressed_is_refused(tmp_path, change):
+    torch.save(WEIGHTS, tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes(change((tmp_path / "a.pt").read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(its member .* is compressed, to"):
+        read_weights(tmp_path / "a.pt")
+
+
+def test_others_archives_have_no_digest(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes(swap_members((tmp_path / "a.pt").read_bytes()))
+    assert torch.equal(read_weights(tmp_path / "a.pt")["a"], WEIGHTS["b"])
+
+
+class Call:
+    def __reduce__(self):
+        return bytearray, (10**12,)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_memory_by_number_is_not_handed_out(tmp_path, new):
+    torch.save({"a": Call()}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(it calls (builtins|__builtin__) bytearray\)"):
+        read_weights(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("content", [{3: torch.ones(2)}, {"a": torch.eye(2).to_sparse()}, [1], {"a": 1}])
+def test_what_are_no_weights_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt holds no weights by name"):
+        read_weights(tmp_path / "a.pt")
+
+
+def test_other_pickles_are_refused(tmp_path):
+    (tmp_path / "a.pt").write_bytes(pickle.dumps(WEIGHTS["a"].tolist()))
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights"):
+        read_weights(tmp_path / "a.pt")
