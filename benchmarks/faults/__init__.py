@@ -1,1 +1,1 @@
-"""Files that are not what they should be: makers of mutants, the same for the same seed."""
+"""Faults on purpose: damaged files, and what becomes of them."""

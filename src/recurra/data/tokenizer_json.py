@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from recurra.checks import kind_of, sentence
 from recurra.files.digests import STAMP, checked_stamp, stamped
-from recurra.files.reading import parse_json
+from recurra.files.reading import one_line, parse_json
 
 MOST_TOKENIZER_BYTES = 256 * 2**20
 """Maximum size of a tokenizer.json."""
@@ -73,7 +73,7 @@ def library_errors() -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # a panic is no Exception
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(one_line(error)) from error
 
 
 def _require_numbers(content: Mapping[str, Any], name: str) -> None:

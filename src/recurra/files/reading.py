@@ -30,6 +30,7 @@ MOST_DIGITS = 300
 """Maximum digits of a whole number: as a float it has to be finite."""
 
 _SHOWN = 60  # characters of a key in a message
+_LONGEST = 800  # characters of an error of a library
 _NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^\[\]{}"]+', re.DOTALL)  # strings, whole or cut, and the rest
 _MERGE = "tag:yaml.org,2002:merge"
 _JSON_NAMES = {"dict": "object", "list": "list"}
@@ -101,7 +102,7 @@ def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bo
             text, object_pairs_hook=_without_twins, parse_constant=constant, parse_float=number, parse_int=_short_int
         )
     except (ValueError, RecursionError) as error:
-        raise ValueError(sentence(name, f"not readable as JSON ({_reason(error)})", expected, mend)) from error
+        raise ValueError(sentence(name, f"not readable as JSON ({one_line(error)})", expected, mend)) from error
     if not isinstance(content, kind):
         raise ValueError(sentence(name, f"JSON, but {kind_of(content)}", expected, mend))
     return content
@@ -137,7 +138,7 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None, mend: str = ""
         content = yaml.load(text, _BoundedLoader)
     # PyYAML lets the errors of its constructors through: !!bool x is a KeyError, 2001-99-99 a ValueError.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(sentence(name, f"not readable as YAML ({_reason(error)})", expected, mend)) from error
+        raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, mend)) from error
     if kind is not None and not isinstance(content, kind):
         raise ValueError(sentence(name, f"YAML, but {kind_of(content)}", expected, mend))
     return content
@@ -151,6 +152,12 @@ class _BoundedLoader(yaml.SafeLoader):
         self._n_values = 0
         self._open: list[tuple[str | None, int]] = []  # anchors of the open collections, and values before them
         self._sizes: dict[str | None, int] = {}  # by anchor; of those without one, any
+
+    def fetch_flow_collection_start(self, token_class: Any) -> None:
+        super().fetch_flow_collection_start(token_class)
+        # Before there are events: the scanner looks far ahead for the end of a key.
+        if self.flow_level > MOST_DEPTH:
+            raise yaml.YAMLError(f"more than {MOST_DEPTH} levels deep")
 
     def get_event(self) -> Any:
         event = super().get_event()
@@ -254,6 +261,7 @@ def _shortened(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _reason(error: Exception) -> str:
-    """Write an error in one line; YAML's errors show the place in several."""
-    return " ".join(str(error).split()) or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """Write an error of a library in one line that is not too long; some quote whole files."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

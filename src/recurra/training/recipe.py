@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra.checks import sentence
-from recurra.files.reading import parse_yaml
+from recurra.files.reading import one_line, parse_yaml
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
 from recurra.training.recipe_family import RecipeError, read_recipe
 
@@ -48,7 +48,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree), *words]))
         return kind(**{field.name: values[field.name] for field in fields(kind)})
     except (ArgumentError, ValueError, TypeError) as error:
-        raise RecipeError(f"{path}: {error}") from error
+        raise RecipeError(f"{path}: {one_line(error)}") from error
 
 
 def recipe_help(path: Path | str) -> str:

@@ -29,6 +29,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.files.reading import read_yaml
 
+_SHOWN = 300  # characters of a value in a message
 _SECTIONS = ("common", "axes", "published")
 
 
@@ -123,6 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
     def require(condition: bool, name: str, came: str, expected: str) -> None:
         if not condition:
+            came = came if len(came) <= _SHOWN else f"{came[:_SHOWN]}..."
             raise RecipeError(f"{path}: {sentence(name, came, expected)}")
 
     for key in content:

@@ -179,3 +179,32 @@ def test_smarthome_files_with_other_names_are_counted(folder):
         VIDEO_LAYOUTS["smarthome"](root, None)
     with pytest.raises(ValueError, match="no such videos; expected a folder with names like"):
         VIDEO_LAYOUTS["smarthome"](root.parent, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a.mp4,0\na.mp4,999999999\n", "train.csv:2: label is '999999999' for 'a.mp4', which has '0' above"),
+        ("a.mp4,0\nb.mp4,999999999\n", "train.csv:2: label is 999999999; expected a number of a class, below 1000"),
+        ("a.mp4,0\nb.mp4," + "9" * 5000 + "\n", "train.csv:2: label is 9999"),
+        ("a.mp4,walk\na.mp4,run\n", "label is 'run' for 'a.mp4', which has 'walk' above; expected one label"),
+        ('a.mp4,"walk\nb.mp4,run\n', r"train.csv:1 is .*unexpected end of data.*; expected columns"),
+        ('a.mp4,"walk"x\nb.mp4,run\n', r"train.csv:1 is .*; expected columns"),
+        (f"a.mp4,{'x' * 200_000}\n", "train.csv:1 is .*field larger than field limit"),
+        (b"a.mp4,\xe9\n", "train.csv is not UTF-8"),
+        (f"{'a' * 5000}.mp4,walk\n", "the list of videos is one with 1 files that do not exist"),
+        ("a\0.mp4,walk\n", "the list of videos is one with 1 files that do not exist|NUL"),
+    ],
+    ids=range(10),
+)
+def test_values_that_a_list_cannot_have_are_refused(folder, text, message):
+    root = folder("a.mp4", "b.mp4")
+    (root / "train.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        VIDEO_LAYOUTS["csv"](root, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_without_videos_may_have_numbers(folder):
+    root = folder("a.mp4", train="a.mp4,999\n")
+    assert len(VIDEO_LAYOUTS["csv"](root, None).class_names) == 1000

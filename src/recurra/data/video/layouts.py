@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from recurra.checks import require, require_choice, sentence
 from recurra.data.batches import SPLITS, Split
+from recurra.files.reading import read_text
 from recurra.registry import Registry
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ts")
@@ -21,6 +22,10 @@ _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 }
 _FIRST_OF_A_HEADER = ("path", "file", "filename", "video", "video_path", "video_name")
 _NAMED_IN_A_MESSAGE = 5
+_SHOWN = 200  # characters of a line in a message
+_MOST_BYTES = 256 * 2**20
+_MOST_DIGITS = 9
+_MOST_CLASSES_OF_FEW = 1000
 
 
 class Video(NamedTuple):
@@ -72,8 +77,8 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     for split, listed in lists.items():
         videos[split] = []
         for path_text, label, where in listed:
-            number = numbers.get(label, int(label) if label.isdecimal() else -1)
-            if not 0 <= number < len(names):
+            number = numbers.get(label, _number(label))
+            if number is None or number >= len(names):
                 expected = f"one of the {len(names)} classes of the training list"
                 raise ValueError(f"{where}: {sentence('label', repr(label), expected)}")
             videos[split].append(Video(folder / path_text, number))
@@ -128,7 +133,7 @@ def ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
         if path is None:
             expected = f"{name} in the folder or in its ucfTrainTestlist"
             raise FileNotFoundError(sentence("path", f"{folder}, which has no {name}", expected))
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, most_bytes=_MOST_BYTES).splitlines()
         lists[split] = [folder / line.split()[0] for line in lines if line.strip()]
     names = tuple(sorted({path.parent.name for path in lists["train"]}))
     unknown = sorted({path.parent.name for path in lists["test"]} - set(names))
@@ -165,41 +170,78 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
 
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
     """Read the (path, label, "file:line") of each line of a list."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = [(number, line) for number, line in enumerate(file.read().splitlines(), 1) if line.strip()]
+    text = read_text(path, most_bytes=_MOST_BYTES).removeprefix("\ufeff")
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
     by_commas = "," in lines[0][1]
-    texts = [line for _, line in lines]
-    split_lines = list(csv.reader(texts, skipinitialspace=True)) if by_commas else [line.split() for line in texts]
+    split_lines = [_split(line, by_commas, f"{path}:{number}") for number, line in lines]
     entries = []
+    labels: dict[str, str] = {}
     for (number, line), columns in zip(lines, split_lines):
-        columns = [column.strip() for column in columns]
         if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
             continue
         if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
             expected = "path,label or path,pose,label, the same in all lines"
-            raise ValueError(sentence(f"{path}:{number}", repr(line), expected))
+            raise ValueError(sentence(f"{path}:{number}", repr(line[:_SHOWN]), expected))
+        if _label_differs(labels.setdefault(columns[0], columns[-1]), columns[-1]):
+            came = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
+            raise ValueError(f"{path}:{number}: {sentence('label', came, 'one label for each video')}")
         entries.append((columns[0], columns[-1], f"{path}:{number}"))
     return entries
+
+
+def _split(line: str, by_commas: bool, where: str) -> list[str]:
+    if not by_commas:
+        return line.split()
+    try:
+        # Each line alone and strictly: a quotation mark that is not closed would swallow the lines below.
+        (columns,) = csv.reader([line], skipinitialspace=True, strict=True)
+    except csv.Error as error:
+        raise ValueError(sentence(where, f"{line[:_SHOWN]!r} ({error})", "columns separated by commas")) from error
+    return [column.strip() for column in columns]
+
+
+def _label_differs(one: str, other: str) -> bool:
+    # A name and the number of its class may stand for the same.
+    return one != other and (_number(one) is None) == (_number(other) is None)
+
+
+def _number(label: str) -> int | None:
+    """Read a label that is a whole number; None if it is a name."""
+    return int(label) if label.isascii() and label.isdecimal() and len(label) <= _MOST_DIGITS else None
 
 
 def _class_names(folder: Path, lists: Mapping[Split, list[tuple[str, str, str]]]) -> tuple[str, ...]:
     listed = folder / "classes.txt"
     if listed.is_file():
-        names = tuple(line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(line.strip() for line in read_text(listed).splitlines() if line.strip())
         if len(set(names)) != len(names):
             raise ValueError(sentence(str(listed), "a list that names a class twice", "distinct names"))
         return names
     naming = [lists["train"]] if "train" in lists else list(lists.values())
-    labels = {label for entries in naming for _, label, _ in entries}
-    if all(label.isdecimal() for label in labels):
-        return tuple(str(number) for number in range(max(map(int, labels), default=-1) + 1))
-    return tuple(sorted(labels))
+    places = {label: where for entries in naming for _, label, where in entries}
+    if not all(label.isascii() and label.isdecimal() for label in places):
+        return tuple(sorted(places))
+    # A class without videos may have a number, but a list of a thousand videos has not a million classes.
+    most = max(_MOST_CLASSES_OF_FEW, 10 * sum(map(len, naming)))
+    for label, where in places.items():
+        number = _number(label)
+        if number is None or number >= most:
+            expected = f"a number of a class, below {most} in lists of this length"
+            raise ValueError(f"{where}: {sentence('label', label[:_SHOWN], expected, 'classes are numbered from 0')}")
+    return tuple(str(number) for number in range(max(map(int, places), default=-1) + 1))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # of a name that is too long, for one
+        return False
 
 
 def _require_files(paths: Iterable[Path]) -> None:
-    missing = [path for path in paths if not path.is_file()]
+    missing = [path for path in paths if not _is_file(path)]
     if missing:
         came = f"one with {len(missing)} files that do not exist ({some(missing)})"
         mend = "paths in a list are relative to the folder of the list"
