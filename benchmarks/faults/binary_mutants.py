@@ -144,6 +144,15 @@ def overlapping_members(content: bytes, n_copies: int) -> bytes:
     return packed.getvalue()
 
 
+def poison_archive(content: bytes, random: Random, value: float = math.nan) -> bytes:
+    """Put a number that is not finite in a random place of a random tensor, with a checksum that fits."""
+    members = archive_members(content)
+    name = random.choice([name for name in members if "/data/" in name and len(members[name]) >= 4])
+    place = 4 * random.randrange(len(members[name]) // 4)
+    members[name] = members[name][:place] + struct.pack("<f", value) + members[name][place + 4 :]
+    return pack(members, comment=archive_comment(content))
+
+
 # --- safetensors ---
 
 
@@ -210,3 +219,26 @@ def drop_tensor(content: bytes) -> bytes:
 def drop_metadata(content: bytes) -> bytes:
     """Leave out the metadata, and with them every digest."""
     return write_safetensors(parse_safetensors(content)._replace(metadata={"format": "pt"}))
+
+
+ARCHIVE_MUTATORS: dict[str, Callable[[bytes, Random], bytes]] = {
+    **DAMAGES,
+    "swapped members": lambda content, random: swap_members(content),
+    "compressed members": lambda content, random: compress_members(content),
+    "zip bomb": lambda content, random: zip_bomb(2**22, content),
+    "overlapping members": lambda content, random: overlapping_members(content, 1 + random.randrange(1000)),
+    "NaN": poison_archive,
+    "infinity": lambda content, random: poison_archive(content, random, math.inf),
+}
+"""What can happen to a file of torch.save, by name."""
+
+SAFETENSORS_MUTATORS: dict[str, Callable[[bytes, Random], bytes]] = {
+    **DAMAGES,
+    "swapped tensors": lambda content, random: swap_tensors(content),
+    "renamed tensor": rename_tensor,
+    "missing tensor": lambda content, random: drop_tensor(content),
+    "missing metadata": lambda content, random: drop_metadata(content),
+    "NaN": poison_safetensors,
+    "infinity": lambda content, random: poison_safetensors(content, random, math.inf),
+}
+"""What can happen to a safetensors file, by name."""

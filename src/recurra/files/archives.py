@@ -12,7 +12,7 @@ import pickletools
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import Tensor
@@ -58,20 +58,18 @@ def load_torch_file(path: Path, device: torch.device | str = "cpu") -> Any:
         with path.open("rb") as file:
             for _ in range(_N_OLD_PICKLES):
                 _require_no_calls(file)
-    except (ArchiveError, OSError):
+    except ArchiveError:
         raise
     except Exception as error:  # pickletools raises many kinds for what is no pickle
-        raise ArchiveError(_short(error)) from error
+        _raise_again(error)
     return _load(path, device)
 
 
 def _load(path: Path, device: torch.device | str) -> Any:
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-    except OSError:
-        raise
     except Exception as error:  # whatever torch raises for content that it cannot read
-        raise ArchiveError(_short(error)) from error
+        _raise_again(error)
     for leaf in tree_leaves(content):
         # A tensor with strides of 0 can have any shape, and whoever copies it would allocate that.
         if isinstance(leaf, Tensor) and leaf.numel() * leaf.element_size() > path.stat().st_size:
@@ -97,10 +95,10 @@ def check_archive(path: Path) -> None:
             _require_small_pickles(archive, members)
             if archive.comment and archive.comment != _seal(members):
                 raise ArchiveError("its members do not match its digest")
-    except (ArchiveError, OSError):
+    except ArchiveError:
         raise
     except Exception as error:  # zipfile raises many kinds for a broken archive
-        raise ArchiveError(_short(error)) from error
+        _raise_again(error)
 
 
 def seal_archive(file: BinaryIO, path: Path) -> None:
@@ -186,8 +184,11 @@ def _seal(members: Sequence[zipfile.ZipInfo]) -> bytes:
     return _SEAL + digest.hexdigest().encode()
 
 
-def _short(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def _raise_again(error: Exception) -> NoReturn:
+    """Raise what names a file as it is; anything else, such as a seek to before the file, comes from its content."""
+    if isinstance(error, OSError) and error.filename is not None:
+        raise error
+    raise ArchiveError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 def is_archive(path: Path) -> bool:
