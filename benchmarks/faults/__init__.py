@@ -1,1 +1,1 @@
-"""Faults on purpose: damaged files, and what becomes of them."""
+"""Faults on purpose: damaged files, disks that fail, and what becomes of them."""
