@@ -21,6 +21,7 @@ from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
+from recurra.models.room import make_within_memory
 
 
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
@@ -47,7 +48,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         if model is None:
             with _real_weights() as dtype:
-                model = config.entry.model(config.entry.config(**config.of_the_model())).to(dtype)
+                model = make_within_memory(config.entry.model, config.entry.config(**config.of_the_model())).to(dtype)
         self.model = model
         self._tied_weights_keys = tied_parameters(self)
         self.post_init()

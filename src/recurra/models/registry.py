@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
+from recurra.models.room import make_within_memory
 from recurra.registry import Registry
 
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -71,7 +72,7 @@ class ModelEntry:
 
         Raises:
             TypeError: the sizes are those of other data.
-            ValueError: the model reads segments, and the data have none.
+            ValueError: the model reads segments, and the data have none; or its weights do not fit in memory.
         """
         if not isinstance(sizes, self.reads):
             raise TypeError(
@@ -81,7 +82,7 @@ class ModelEntry:
         if given.get("segment_length", 0) is None:
             raise ValueError(f"segment_length is None; expected data with segments: model {self.name!r} reads segments")
         set_by_recipe = {field.name: getattr(shape, field.name) for field in fields(self.shape)}
-        return self.model(self.config(**given, **set_by_recipe))
+        return make_within_memory(self.model, self.config(**given, **set_by_recipe))
 
     def shape_of(self, config: Any) -> dict[str, Any]:
         """Return what a recipe would set to get this configuration, as plain data."""
