@@ -25,13 +25,15 @@ def test_a_stamp_survives_json_and_finds_every_change():
     assert checked_stamp(written, "x") == json.loads(json.dumps(content))
     assert stamped(stamped(content)) == stamped(content)
     misnamed = {{"sha256": "sha25"}.get(key, key): value for key, value in written.items()}
-    with pytest.raises(ValueError, match=r"^x is damaged"):
-        checked_stamp(misnamed, "x")
+    inside = {"a": 1, "b": {"sha256": written["sha256"], "10": [1, 2]}}
+    for displaced in (misnamed, inside):
+        with pytest.raises(ValueError, match=r"^x is damaged"):
+            checked_stamp(displaced, "x")
     for change in ({"a": 2}, {"c": 0}, {"sha256": None}, {"sha256": "0" * 64}):
         with pytest.raises(ValueError, match=r"^x is damaged: .*; expected what was written: again$"):
             checked_stamp(written | change, "x", "again")
 
 
 def test_what_carries_no_digest_passes():
-    for content in ({"a": 1}, {"a": "0" * 64}):
+    for content in ({"a": 1}, {"a": f"blobs/{'0' * 64}"}):
         assert checked_stamp(content, "x") == content

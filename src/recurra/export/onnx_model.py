@@ -1,11 +1,12 @@
 """An ONNX file of this package in onnxruntime, under the one contract: `logits, state = model(tokens, state)`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+
+from recurra.files.reading import parse_json
 
 OnnxState = dict[str, np.ndarray[Any, Any]]
 """The tensors of a state by their input names."""
@@ -33,7 +34,7 @@ class OnnxModel:
             raise ValueError(
                 "the ONNX file has no metadata of this package; expected one that `recurra export onnx` wrote"
             )
-        self._state = json.loads(self.metadata["recurra.state"])
+        self._state = parse_json(self.metadata["recurra.state"], "the state in the ONNX file", kind=list)
 
     def start(self, batch: int = 1) -> OnnxState:
         """Return the state of `batch` streams at their start."""
