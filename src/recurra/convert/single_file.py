@@ -16,10 +16,10 @@ from recurra.convert.portable import (
     tokenizer_from_json,
     tokenizer_to_json,
 )
+from recurra.files.digests import note_missing_digest
 from recurra.files.reading import parse_json
 from recurra.files.weights import (
     content_digest,
-    note_missing_digest,
     read_safetensors,
     require_finite,
     shape_difference,

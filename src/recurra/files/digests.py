@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from recurra.checks import sentence
 BLOCK_BYTES = 4 * 2**20
 """How many bytes of a file are read at a time."""
 
+_logger = logging.getLogger(__name__)
 _DIGEST = re.compile(r'"[0-9a-f]{64}"')
 
 STAMP = "sha256"
@@ -62,3 +64,8 @@ def checked_stamp(content: Mapping[str, Any], name: str, mend: str = "") -> dict
     if displaced or (STAMP in content and content[STAMP] != json_sha256(inside)):
         raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", mend))
     return inside
+
+
+def note_missing_digest(path: Path | str) -> None:
+    """Log that a file has no digest, so that damage to it cannot be recognised."""
+    _logger.warning("%s has no digest, so damage to it would not be recognised: it is older, or of others", path)

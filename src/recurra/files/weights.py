@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 
-_logger = logging.getLogger(__name__)
 _N_SHOWN = 3
 
 
@@ -50,11 +48,6 @@ def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def note_missing_digest(path: Path | str) -> None:
-    """Log that a file has no digest, so that damage to it cannot be recognised."""
-    _logger.warning("%s has no digest, so damage to it would not be recognised: it is older, or of others", path)
 
 
 def require_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:

@@ -9,11 +9,10 @@ from safetensors import SafetensorError, safe_open
 
 from recurra.checks import kind_of, sentence
 from recurra.files.archives import ArchiveError, check_archive
-from recurra.files.digests import file_sha256
+from recurra.files.digests import file_sha256, note_missing_digest
 from recurra.files.reading import read_json
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.typed import require_fields
-from recurra.files.weights import note_missing_digest
 
 ORIGIN = "recurra.json"
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index*.json")

@@ -3,13 +3,13 @@
 import csv
 import io
 import math
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
+from recurra.files.digests import note_missing_digest
 from recurra.files.reading import read_text
 from recurra.files.writing import naming, replacing
 
@@ -92,7 +92,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no log, or a line does not have its check. A log of an older version has no checks: it is read
-            with a warning.
+            with a note in the log.
     """
     lines = read_text(path, most_bytes=_MOST_BYTES, mend=_MEND).split("\n")[:-1]
     names = lines[0].split(",") if lines else []
@@ -101,7 +101,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     if "step" not in columns or len(set(columns)) < len(columns) or not set(columns) <= set(COLUMNS):
         raise ValueError(sentence(f"the header of {path}", repr(",".join(names)[:200]), ",".join(COLUMNS), _MEND))
     if not checked:
-        warnings.warn(f"{path} is of an older version, whose lines have no checks: damage would not show", stacklevel=2)
+        note_missing_digest(path)
     records, check = [], _crc(lines[0])
     for number, line in enumerate(lines[1:], 2):
         where, cells = f"{path}:{number}", line.split(",")

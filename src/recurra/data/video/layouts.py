@@ -56,8 +56,9 @@ def csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     ignored. Columns are separated by commas, or by spaces if the first line has no comma (then no path may contain a
     space). A first line is a header if its first column is "path", "file", "filename", "video", "video_path" or
     "video_name". Paths are absolute or relative to the folder of the list. Labels are either all whole numbers from 0,
-    with classes up to the largest number, or all names, numbered in alphabetical order over the training list. If there
-    is a file classes.txt beside the lists, it gives the names in order, one per line.
+    with classes up to the largest number (below 1000, or ten times the number of videos if that is more), or all names,
+    numbered in alphabetical order over the training list. If there is a file classes.txt beside the lists, it gives the
+    names in order, one per line. A video that is listed twice has the same label both times.
 
     Raises ValueError for any other line, naming list and line, and FileNotFoundError naming listed files that do not
     exist.
