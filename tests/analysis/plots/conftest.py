@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from recurra.analysis import GateRecord
 
@@ -40,5 +41,21 @@ def assert_stacked() -> Callable[[Sequence[Axes]], None]:
         assert all(page.ymin <= box.ymin and box.ymax <= page.ymax for box in boxes)
         assert all(upper.ymin > lower.ymax for upper, lower in itertools.pairwise(boxes))
         assert min(min(box.height, box.width) for box in boxes) > 20
+
+    return check
+
+
+@pytest.fixture
+def assert_inside() -> Callable[[Figure], None]:
+    """Fails unless every text and legend of a figure lies inside it, once it is drawn."""
+
+    def check(figure: Figure) -> None:
+        figure.draw_without_rendering()
+        page = figure.bbox.expanded(1.001, 1.001)
+        shown = [(text.get_text(), text) for axes in figure.axes for text in (*axes.texts, axes._left_title)]
+        shown += [(axis.label.get_text(), axis.label) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+        shown += [("legend", legend) for legend in figure.legends]
+        boxes = {what: artist.get_window_extent() for what, artist in shown if what}
+        assert [what for what, box in boxes.items() if not (page.contains(*box.min) and page.contains(*box.max))] == []
 
     return check

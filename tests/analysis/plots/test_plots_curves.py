@@ -1,14 +1,17 @@
 import csv
 import io
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from recurra.analysis.plots import metric_curves, save
 from recurra.analysis.plots.curves import smooth
+from recurra.analysis.plots.direct_labels import spread
 
 TABLE = """step,train_loss,valid_loss,valid_accuracy
 1,3.0,,
@@ -114,8 +117,52 @@ def test_one_point_nothing_finite_and_many_runs_can_be_saved(tmp_path):
     runs = {f"run {i}": rows(f"step,loss\n1,{'inf' if i == 3 else i}\n") for i in range(10)}
     figure = metric_curves(runs, {"Loss": ["loss"]})
     assert drawn(figure.axes[0]) == [[[1, i]] if i != 3 else [] for i in range(10)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(runs)
+    assert [text.get_text() for text in figure.axes[0].texts] == [run for run in runs if run != "run 3"]
     assert all(path.stat().st_size > 0 for path in save(figure, tmp_path, "curves"))
+
+
+def many_runs(n=14):
+    names = ["transformer-xl-of-sixteen-layers-n70-8-epochs" if i == 5 else f"run-{i}-n35-8-epochs" for i in range(n)]
+    tables = [
+        f"step,train_loss,valid_loss,valid_accuracy\n1,3,,\n9,{2 + i / 30},{2 + i % 3 / 50},0.5\n" for i in range(n)
+    ]
+    return {name: rows(table) for name, table in zip(names, tables)}
+
+
+@pytest.mark.parametrize("n_runs", [8, 14, 21])
+def test_more_runs_than_colours_differ_in_colour_and_dash_and_have_their_names_beside_them(n_runs, assert_inside):
+    panels = {"loss (nats per target)": ["train_loss", "valid_loss"], "Accuracy": ["valid_accuracy"]}
+    runs = many_runs(n_runs)
+    figure = metric_curves(runs, panels, marks={"run-1-n35-8-epochs": [4]}, logarithmic=["loss (nats per target)"])
+    titles = ["train loss (nats per target)", "valid loss (nats per target)", "Accuracy"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == titles
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "log", "linear"]
+    assert_inside(figure)
+    for axes in figure.axes:
+        lines = axes.lines[:n_runs]
+        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == n_runs
+        texts = dict(zip(runs, axes.texts))
+        assert [text.get_text() for text in texts.values()] == list(runs)
+        assert [text.get_color() for text in texts.values()] == [line.get_color() for line in lines]
+        heights = sorted(Text.get_window_extent(text).intervaly.tolist() for text in texts.values())
+        assert all(below[1] < above[0] + 1 for below, above in itertools.pairwise(heights))
+
+
+def test_a_legend_of_long_names_is_not_cut(assert_inside):
+    runs = {f"{i} a-run-with-a-name-of-sixty-letters-as-nobody-should-give-one": rows() for i in range(7)}
+    assert_inside(metric_curves(runs, {"Loss": ["train_loss"]}))
+    assert_inside(metric_curves(runs, {"Loss": ["train_loss"], "Accuracy": ["valid_accuracy"]}))
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 0.08))
+def test_spread_places(places, gap):
+    found = spread(places, gap)
+    order = np.argsort(places, kind="stable")
+    moved = np.array(found)[order]
+    assert (np.diff(moved) >= gap - 1e-9).all()
+    assert ((moved > -1e-9) & (moved < 1 + 1e-9)).all()
+    if (np.diff(np.array(places)[order]) >= gap).all():
+        np.testing.assert_allclose(found, places, atol=1e-9)
 
 
 @pytest.mark.parametrize(

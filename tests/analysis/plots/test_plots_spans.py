@@ -16,29 +16,45 @@ def counted(n_correct, counts, edges=None):
 
 def test_each_run_is_a_line_through_the_middles_of_its_bins():
     runs = {
-        "fine": counted([1, 1, 0], [1, 2, 4]),
-        "coarse": counted([3, 1], [4, 4], edges=[0, 4, 10]),
+        "fine": counted([20, 20, 0], [20, 40, 80]),
+        "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10]),
     }
     upper, lower = accuracy_over_span(runs).axes
     assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])
     np.testing.assert_array_equal(upper.lines[1].get_xydata(), [[1.5, 0.75], [6.5, 0.25]])
     steps = [patch.get_data() for patch in lower.patches]
-    assert [list(step.values) for step in steps] == [[1, 2, 4], [4, 4]]
+    assert [list(step.values) for step in steps] == [[20, 40, 80], [40, 40]]
     assert list(steps[1].edges) == [-0.5, 3.5, 9.5]
 
 
 def test_chance_is_a_line_across():
-    upper, _ = accuracy_over_span({"run": counted([1, 1], [2, 2])}, chance=1 / 51).axes
+    upper, _ = accuracy_over_span({"run": counted([20, 20], [40, 40])}, chance=1 / 51).axes
     assert upper.lines[-1].get_label() == "chance (0.02)"
     assert set(upper.lines[-1].get_ydata()) == {1 / 51}
 
 
 def test_smoothing_is_said_and_done():
-    run = counted([1, 0, 0], [1, 3, 4])
+    run = counted([10, 0, 0], [10, 30, 40])
     upper, _ = accuracy_over_span({"run": run}, smoothing=3).axes
     assert upper.get_ylabel() == "accuracy (3 bins pooled)"
     np.testing.assert_array_equal(upper.lines[0].get_ydata(), [1 / 4, 1 / 8, 0])
+
+
+def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():
+    run = counted([9, 30, 5, 1, 1, 1], [10, 60, 10, 10, 9, 1])
+    upper, lower = accuracy_over_span({"run": run}).axes
+    np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 0.9], [1, 0.5]])
+    assert len(lower.patches[0].get_data().values) == 6  # all positions are shown
+    upper, _ = accuracy_over_span({"run": run}, smoothing=3).axes
+    assert upper.lines[0].get_xdata().tolist() == [0, 1, 2, 3, 4]
+    upper, _ = accuracy_over_span({"run": counted([1], [2])}).axes
+    assert len(upper.lines[0].get_xdata()) == 0
+
+
+def test_many_runs_and_long_names_stay_inside(assert_inside):
+    counts = counted([20] * 5, [40] * 5)
+    assert_inside(accuracy_over_span({f"a-run-with-a-long-name-of-mixers-{i}": counts for i in range(13)}, chance=0.1))
 
 
 @given(

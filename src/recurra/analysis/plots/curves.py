@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
+from recurra.analysis.plots.direct_labels import label_ends
+from recurra.analysis.plots.figure import (
+    COLOURS,
+    GREY,
+    LINE_STYLES,
+    distinct_looks,
+    house_style,
+    legend_below,
+    new_figure,
+)
 from recurra.checks import require, sentence
 
 PANELS: Mapping[str, Sequence[str]] = {
@@ -41,6 +50,9 @@ def metric_curves(
 ) -> Figure:
     """Draw one panel per entry of `panels`, with a colour per run and a line style per column.
 
+    More runs than there are colours differ in colour and line style, and each has its name at the end of its curve.
+    Then every column has a panel of its own, and panels stand below each other.
+
     A run without measurements of a column is omitted there. If a value of `x` occurs twice, the later record counts.
     Values that are not finite are not drawn.
 
@@ -66,21 +78,46 @@ def metric_curves(
     require(smoothing >= 0, "smoothing", smoothing, "at least 0")
     require(set(logarithmic) <= set(panels), "logarithmic", list(logarithmic), f"titles of panels among {list(panels)}")
     require(set(marked) <= set(runs), "marks", marked, f"names of runs among {list(runs)}")
-    colours = dict(zip(runs, cycle(COLOURS)))
-    figure = new_figure(3.6 * len(panels), 3.1)
-    for axes, (title, columns) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
-        for column, line_style in zip(columns, cycle(LINE_STYLES)):
+    looks = dict(zip(runs, distinct_looks()))
+    many = len(runs) > len(COLOURS)
+    drawn = [_Panel(title, columns, title in logarithmic) for title, columns in panels.items()]
+    drawn = [part for panel in drawn for part in panel.by_column()] if many else drawn
+    height = max(3.1, 1.0 + 0.13 * len(runs)) if many else 3.1
+    figure = new_figure(7.2, height * len(drawn)) if many else new_figure(3.6 * len(drawn), height)
+    grid = figure.subplots(len(drawn), 1, squeeze=False) if many else figure.subplots(1, len(drawn), squeeze=False)
+    for axes, panel in zip(grid.flat, drawn):
+        axes.set_yscale("log" if panel.logarithmic else "linear")
+        curves: dict[str, Line2D] = {}
+        for column, line_style in zip(panel.columns, cycle(LINE_STYLES)):
             for name, points in _points(runs, x, column).items():
-                _draw(axes, points, float(smoothing), colours[name], line_style)
+                colour, own_style = looks[name]
+                curves[name] = _draw(axes, points, float(smoothing), colour, own_style if many else line_style)
         for name, places in marked.items():
-            _mark(axes, places, colours[name])
-        axes.set_yscale("log" if title in logarithmic else "linear")
-        _label_panel(axes, title, x, columns)
-    names = [_sample(name, colour=colour) for name, colour in colours.items()]
+            _mark(axes, places, looks[name][0])
+        _label_panel(axes, panel.title, x, panel.columns)
+        if many:
+            label_ends(axes, curves, height - 0.8)
+    names = [] if many else [_sample(name, colour=colour) for name, (colour, _) in looks.items()]
     if marked:
         names.append(Line2D([], [], color=GREY, linestyle="none", marker="|", label="resumed"))
-    figure.legend(handles=names, loc="outside lower center", ncols=min(len(names), 2 * len(panels)))
+    if names:
+        legend_below(figure, names, 2 * len(drawn))
     return figure
+
+
+class _Panel(NamedTuple):
+    """A panel: its title, its columns, and whether its vertical axis is logarithmic."""
+
+    title: str
+    columns: Sequence[str]
+    logarithmic: bool
+
+    def by_column(self) -> list["_Panel"]:
+        """Divide the panel into one for each of its columns: "train loss (nats per target)"."""
+        if len(self.columns) == 1:
+            return [self]
+        unit = f" ({self.title.partition('(')[2]}" if "(" in self.title else ""
+        return [_Panel(_words(column) + unit, [column], self.logarithmic) for column in self.columns]
 
 
 def measured_panels(runs: Mapping[str, Records]) -> dict[str, Sequence[str]]:
@@ -106,12 +143,13 @@ def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 
     return torch.stack([positions, torch.where(last - first == 1, values, means)])
 
 
-def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: str, line_style: str) -> None:
+def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: str, line_style: str) -> Line2D:
     smoothed = smooth(points, width)
     if not torch.equal(smoothed, points):
         axes.plot(*points.numpy(), color=colour, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1)
     marker = "o" if points.shape[1] <= FEW_POINTS else ""
-    axes.plot(*smoothed.numpy(), color=colour, linestyle=line_style, marker=marker)
+    (line,) = axes.plot(*smoothed.numpy(), color=colour, linestyle=line_style, marker=marker)
+    return line
 
 
 def _mark(axes: Axes, places: Sequence[int | float], colour: str) -> None:

@@ -4,15 +4,18 @@ Figures use matplotlib's objects directly, without pyplot: they choose no backen
 work on a server and do not interfere with a program's other plots.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cycler import cycler
 from matplotlib import style
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from recurra.checks import require
 
@@ -64,6 +67,25 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def distinct_looks() -> Iterator[tuple[str, str]]:
+    """Yield pairs of a colour and a line style: the first 21 differ, and colours change before line styles."""
+    return cycle([(colour, line_style) for line_style in LINE_STYLES for colour in COLOURS])
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], most_columns: int) -> Legend:
+    """Add a legend below a figure, in as many columns as fit; a figure narrower than one column gets wider."""
+    renderer = cast(Any, figure.canvas).get_renderer()
+    columns = max(1, min(len(handles), most_columns))
+    while True:
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        width = legend.get_window_extent(renderer).width
+        if columns == 1 or width <= figure.bbox.width:
+            figure.set_figwidth(max(figure.get_figwidth(), width / figure.dpi))
+            return legend
+        legend.remove()
+        columns -= 1
 
 
 @house_style()

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurra.analysis.gradient_flow import GradientFlow
-from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
+from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, legend_below, new_figure
 from recurra.checks import sentence
 
 TOTAL, DIRECT, BOUND = LINE_STYLES
@@ -60,7 +60,7 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     figure.align_ylabels(grid[:, 0])
     samples = [Line2D([], [], color=colour, label=name) for name, colour in zip(runs, cycle(COLOURS))]
     samples += [Line2D([], [], color=GREY, label=label, **look) for label, look in LOOKS.items()]
-    figure.legend(handles=samples, loc="outside lower center", ncols=2 if columns == 1 else 3)
+    legend_below(figure, samples, 2 if columns == 1 else 3)
     return figure
 
 

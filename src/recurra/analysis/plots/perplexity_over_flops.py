@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recurra.analysis.plots.figure import COLOURS, LINE_STYLES, house_style, new_figure
+from recurra.analysis.plots.figure import distinct_looks, house_style, legend_below, new_figure
 from recurra.checks import require
 
 CORNERS = (("left", "bottom"), ("right", "top"), ("right", "bottom"), ("left", "top"))
@@ -45,9 +45,7 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
     _check(curves)
     figure = new_figure(7.2, 3.5)
     by_segment, by_token = figure.subplots(1, 2, sharey=True)
-    styles = [style for style in LINE_STYLES for _ in COLOURS]  # colours first, so that 21 curves differ
-    looks = zip(cycle(styles), cycle(COLOURS), cycle(CORNERS))
-    for (name, points), (style, colour, corner) in zip(curves.items(), looks):
+    for (name, points), (colour, style), corner in zip(curves.items(), distinct_looks(), cycle(CORNERS)):
         ordered = sorted(points)
         perplexities = [point.perplexity for point in ordered]
         a_segment = [point.flops / 1e9 for point in ordered]
@@ -65,8 +63,7 @@ def perplexity_over_flops(curves: Mapping[str, Sequence[CostPoint]]) -> Figure:
         axes.margins(y=0.1)
         # From 0, so that savings show as shares of the whole.
         axes.set_xlim(0, 1.08 * max(cost for line in axes.lines for cost in line.get_xdata()))
-    handles, names = by_segment.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4))
+    legend_below(figure, by_segment.lines, 4)
     return figure
 
 

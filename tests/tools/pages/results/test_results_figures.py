@@ -20,7 +20,7 @@ def drawn(monkeypatch) -> dict:
     return seen
 
 
-SPANS = {"n_correct": [4, 3, 0], "counts": [4, 4, 2]}
+SPANS = {"n_correct": [40, 30, 0], "counts": [40, 40, 20]}
 GATES = {"layers": [0, 2], "resets": [1], "means": [[0.9, 0.1, 0.8], [0.7, 0.2, 0.6]]}
 
 
