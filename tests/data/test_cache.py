@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import sys
@@ -93,15 +94,24 @@ def test_an_entry_swapped_for_another_is_made_anew(corpus):
     assert cache.get("train", KEY, Writer(b"one")).read_bytes() == b"one"
 
 
-def test_a_writer_that_fails_leaves_no_entry(corpus):
+@pytest.mark.parametrize("kind", [ValueError, OSError])
+def test_a_writer_that_fails_leaves_no_entry(corpus, kind):
     def fail(out):
         out.write(b"half")
-        raise ValueError("no more")
+        raise kind("no more")
 
-    with pytest.raises(ValueError, match="no more"):
+    with pytest.raises(kind, match=r"^no more$"):
         Cache(corpus).get("train", KEY, fail)
     assert list(Cache(corpus).folder.iterdir()) == []
     assert Cache(corpus).get("train", KEY, Writer()).read_bytes() == b"content"
+
+
+def test_a_full_disk_is_the_caches_affair(corpus, tmp_path):
+    def fail(out):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"cache is .*named, which cannot be written \(.*No space .*train-.*\); expected"):
+        Cache(corpus, tmp_path / "named").get("train", KEY, fail)
 
 
 def test_two_corpora_do_not_share_a_folder(corpus, tmp_path):

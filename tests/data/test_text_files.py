@@ -98,5 +98,5 @@ def test_invalid_utf8_is_located(make_corpus, monkeypatch, block_bytes, content,
 def test_a_file_that_changes_under_way_is_noticed(make_corpus):
     file = TextFile(make_corpus(train="one two\n") / "train.txt")
     file.path.write_text("one six\n")
-    with pytest.raises(RuntimeError, match=r"train.txt is not the file that it was when reading began"):
+    with pytest.raises(OSError, match=r"train.txt is not the file that it was when reading began"):
         list(file.blocks())

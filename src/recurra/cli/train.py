@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.runs.start import resume_run, start_run
@@ -34,11 +35,12 @@ def run(words: Sequence[str]) -> int:
         print(f"cache folder: {cache}", flush=True)
     stop = trainer.fit()
     if stop.received and not trainer.finished:
-        print(
-            f"stopped by {stop.received.name} at step {trainer.position.step} of {trainer.total_steps}; "
-            f"continue with:\n  recurra train --resume {folder}",
-            file=sys.stderr,
-        )
+        with suppress(OSError):  # of a closed terminal
+            print(
+                f"stopped by {stop.received.name} at step {trainer.position.step} of {trainer.total_steps}; "
+                f"continue with:\n  recurra train --resume {folder}",
+                file=sys.stderr,
+            )
         return 128 + stop.received
     print(_result(trainer))
     return 0

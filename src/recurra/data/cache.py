@@ -1,5 +1,6 @@
 """A cache for files that are slow to make, in the user's cache folder or another."""
 
+import errno
 import hashlib
 import json
 import os
@@ -37,7 +38,7 @@ class Cache:
         """Return the path of an entry's content; `write` makes the entry if the folder does not have it.
 
         name: the readable part of the file name. made_from: everything that the content depends on, as JSON values.
-        Raises OSError if the folder cannot be written. Errors that `write` raises, except OSError, are passed on.
+        Raises OSError if the folder cannot be written. Errors that `write` raises for the data are passed on.
         """
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}-{key[:16]}.bin"
@@ -46,6 +47,8 @@ class Cache:
                 _require_write_bit(self.folder)
                 _make(path, made_from, write)
             except OSError as error:
+                if error.errno is None:
+                    raise  # about the data: the system's errors have a number
                 came = f"{self.folder}, which cannot be written ({error})"
                 mend = "name another one with data.cache"
                 raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
@@ -79,7 +82,7 @@ def _require_write_bit(folder: Path) -> None:
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.stat().st_mode & 0o222:
-        raise PermissionError(f"{existing} is marked read-only")
+        raise PermissionError(errno.EACCES, "marked read-only", str(existing))
 
 
 def _make(path: Path, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> None:

@@ -36,7 +36,7 @@ class TextFile:
 
         Every line ends with a line feed; one is added to a last line without it. A byte order mark is dropped.
 
-        Raises ValueError if the bytes are not UTF-8 or the file has only white space, and RuntimeError if the file has
+        Raises ValueError if the bytes are not UTF-8 or the file has only white space, and OSError if the file has
         changed since its digest was taken.
         """
         digest = hashlib.sha256()
@@ -54,7 +54,7 @@ class TextFile:
                 yield text if text.endswith("\n") else text + "\n", len(block)
         if digest.hexdigest() != self.sha256:
             came = "not the file that it was when reading began"
-            raise RuntimeError(sentence(str(self.path), came, "a file that nothing writes to", "run again"))
+            raise OSError(sentence(str(self.path), came, "a file that nothing writes to", "run again"))
         if blank:
             raise ValueError(sentence(str(self.path), "only white space", "lines of text"))
 

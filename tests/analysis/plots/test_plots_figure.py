@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -32,6 +34,20 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path):
     for content in first:
         assert b"dc:date" not in content
         assert b"Software" not in content
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_full_disk_leaves_the_old_figure_and_names_it(tmp_path, monkeypatch, suffix):
+    def full(descriptor):
+        if f".{suffix}." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    paths = save(magnitude_activations(), tmp_path, "figure")
+    before = {path: path.read_bytes() for path in paths}
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*figure\.{suffix}'"):
+        save(magnitude_activations(), tmp_path, "figure")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a/"])

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
 from recurra.checks import require
+from recurra.files.writing import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that people with any kind of colour blindness can tell apart: the set of Okabe and Ito (Color Universal
@@ -102,7 +103,8 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     """
     png = save_png(figure, folder, name)
     svg = png.with_name(f"{name}.svg")
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    with replacing(svg) as file:
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return [png, svg]
 
 
@@ -112,6 +114,6 @@ def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: in
     is_plain = bool(name) and Path(name).name == name
     require(is_plain, "name", name, "a file name without folders", "put folders into `folder`")
     path = Path(folder) / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None}, dpi=dots_per_inch)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", metadata={"Software": None}, dpi=dots_per_inch)
     return path
