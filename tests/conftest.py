@@ -108,6 +108,7 @@ def _global_settings() -> dict:
 def _alone(request):
     """Start each test from the same random numbers, and let none leave a setting changed for the next."""
     _seed()
+    shape_checks.begin_test()
     if request.node.get_closest_marker("compile") and "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     before = _global_settings()
