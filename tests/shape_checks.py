@@ -41,7 +41,7 @@ _CHECKED = [
     "recurra.training",
 ]
 
-MOST_CALLS = 8
+MOST_CALLS = 4
 """How many calls of a function are checked in one test. A stream of a thousand steps has a thousand equal calls, and
 checking them all took two fifths of the time of the contract suite."""
 
@@ -64,18 +64,21 @@ def first_calls_checked(jaxtyped: Callable, function: Any = None, *, typechecker
     """Decorate as jaxtyping does, but leave alone what is called more than `MOST_CALLS` times in a test."""
     if function is None:
         return functools.partial(first_calls_checked, jaxtyped, typechecker=typechecker)
-    checked = jaxtyped(function, typechecker=typechecker)
     if not inspect.isfunction(function):
-        return checked
-    test = calls = 0
+        return jaxtyped(function, typechecker=typechecker)
+    checked, test, calls = None, 0, 0
 
-    @functools.wraps(checked)
+    @functools.wraps(function)
     def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal test, calls
+        nonlocal checked, test, calls
         if test != _test:
             test, calls = _test, 0
         calls += 1
-        return (checked if calls <= MOST_CALLS else function)(*arguments, **options)
+        if calls > MOST_CALLS:
+            return function(*arguments, **options)
+        if checked is None:  # decorating all functions of the package takes seconds, and a file of tests calls a few
+            checked = jaxtyped(function, typechecker=typechecker)
+        return checked(*arguments, **options)
 
     return counted
 

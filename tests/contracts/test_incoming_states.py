@@ -114,8 +114,9 @@ def test_other_layers(case, module):
     state = left_by(case, module)
     if not hasattr(state, "layers"):
         return
-    refuses(case, module, state._replace(layers=state.layers[:-1]), ValueError, "1 states")
-    refuses(case, module, state._replace(layers=(*state.layers, state.layers[0])), ValueError, "3 states")
+    n_layer = len(state.layers)
+    refuses(case, module, state._replace(layers=state.layers[:-1]), ValueError, f"{n_layer - 1} states")
+    refuses(case, module, state._replace(layers=(*state.layers, state.layers[0])), ValueError, f"{n_layer + 1} states")
     refuses(case, module, state._replace(layers=(None, *state.layers[1:])), ValueError, "None")
     foreign = ForeignState(next(states.tensors(state.layers[0])))
     refuses(case, module, state._replace(layers=(foreign, *state.layers[1:])), TypeError, "a ForeignState")

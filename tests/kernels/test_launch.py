@@ -1,7 +1,9 @@
 """How kernels are run: over threads, beside other threads, in forked children, without a folder for compiled code."""
 
-import os
+import importlib
+import linecache
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import recurra
-from recurra.kernels import launch
+from recurra.kernels import launch, sources
 from recurra.kernels.launch import Kernel
 
 # What the programs below share. There is enough work for a kernel to use several threads, and little enough for torch
@@ -253,40 +255,63 @@ def test_threads_may_compile_a_kernel_at_once(tmp_path, run_python):
 
 KERNEL = """
 from recurra.kernels.launch import compile_function
-from kernels.part import plus
+from kernels_of_a_test.part import plus
 
 @compile_function
 def kernel(x):
     return plus(x)
 """
 PART = """
-from kernels.constant import CONSTANT
+from kernels_of_a_test.constant import CONSTANT
 from recurra.kernels.launch import compile_inline
 
 @compile_inline
 def plus(x):
     return x + CONSTANT
 """
+CONSTANT = "CONSTANT = 1\n"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The folder of a package with a kernel in it, and nothing left of it afterwards."""
+    folder = tmp_path / "kernels_of_a_test"
+    folder.mkdir()
+    for name, source in {"__init__.py": "", "kernel.py": KERNEL, "part.py": PART, "constant.py": CONSTANT}.items():
+        (folder / name).write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield folder
+    forget(folder)
+
+
+def forget(folder: Path) -> None:
+    """Leave as little of the package in this process as there is in a new one."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+    sources._source.cache_clear()
+    sources._digest.cache_clear()
+    linecache.checkcache()
+    importlib.invalidate_caches()
+
+
+def first_call(folder: Path) -> tuple[int, int]:
+    """Import the kernel as a new process would and call it: what it gives for 10, and how often the disk had it."""
+    forget(folder)
+    kernel = importlib.import_module(f"{folder.name}.kernel").kernel
+    return kernel(10), sum(kernel.stats.cache_hits.values())
 
 
 @pytest.mark.parametrize("changed", ["part.py", "constant.py"])
-def test_compiled_code_is_as_new_as_what_it_is_made_of(tmp_path, run_python, changed):
+def test_compiled_code_is_as_new_as_what_it_is_made_of(package, changed):
     """A kernel's cache on disk notices a change in a file that the kernel imports from, directly or not."""
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    sources = {"__init__.py": "", "kernel.py": KERNEL, "part.py": PART, "constant.py": "CONSTANT = 1\n"}
-    for name, source in sources.items():
-        (folder / name).write_text(source)
-    places = {
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(recurra.__file__).parents[1]}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    program = "from kernels.kernel import kernel; print('gives', kernel(10), sum(kernel.stats.cache_hits.values()))"
-    assert "gives 11 0" in run_python(program, **places)
-    assert "gives 11 1" in run_python(program, **places), "unchanged, it comes from the disk"
-    (folder / changed).write_text(sources[changed].replace("+ CONSTANT", "- CONSTANT").replace("= 1", "= 2"))
-    assert f"gives {9 if changed == 'part.py' else 12} 0" in run_python(program, **places)
-    assert f"gives {9 if changed == 'part.py' else 12} 1" in run_python(program, **places)
+    assert first_call(package) == (11, 0)
+    assert first_call(package) == (11, 1), "unchanged, it comes from the disk"
+    file = package / changed
+    file.write_text(file.read_text().replace("+ CONSTANT", "- CONSTANT").replace("= 1", "= 2"))
+    expected = 9 if changed == "part.py" else 12
+    assert first_call(package) == (expected, 0)
+    assert first_call(package) == (expected, 1)
 
 
 def test_no_folder_for_compiled_code(tmp_path, run_python):
