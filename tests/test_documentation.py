@@ -96,11 +96,11 @@ def test_commands_and_recipes_are_there(page):
 @pytest.mark.parametrize("page", SNIPPETS)
 def test_commands_in_blocks_begin_with_a_known_word(page):
     lines = [line for block in _blocks(page, "") for line in block.splitlines() if line]
-    assert lines
-    for line in lines:
-        program, command = shlex.split(line, comments=True)[:2]
-        assert program in ("make", "recurra"), line
-        assert command in COMMANDS if program == "recurra" else f"\n{command}:" in _text("Makefile"), line
+    commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+    assert commands
+    for program, command, *_ in commands:
+        assert program in ("make", "recurra"), command
+        assert command in COMMANDS if program == "recurra" else f"\n{command}:" in _text("Makefile"), command
 
 
 @pytest.mark.parametrize("page", PAGES)
