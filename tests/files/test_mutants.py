@@ -13,6 +13,7 @@ from tests.summaries import make_summary
 from recurra.data import BytePairEncoding, Vocabulary
 from recurra.data.video import VIDEO_LAYOUTS
 from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.runs.own_data import read_classes
 from recurra.runs.score_files import read_scores, write_scores
 from recurra.runs.summary import read_summary, write_summary
 from recurra.training import RunFolder, load_recipe, read_metrics
@@ -91,6 +92,12 @@ WITHOUT_DIGEST = {
         "yaml",
         lambda p: p.write_bytes((RECIPES / "ptb/transformers.yaml").read_bytes()),
         lambda p: read_family(p).variants,
+    ),
+    "classes": Kind(
+        "classes.txt",
+        "text",
+        lambda p: p.write_text("walk\nrun\njump high\n"),
+        lambda p: read_classes(RunFolder(p.parent)),
     ),
     "list of videos": Kind("train.csv", "csv", write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None)),
 }

@@ -1,4 +1,5 @@
 import pytest
+from benchmarks.faults.mutants import mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -86,3 +87,21 @@ def test_a_folder_of_another_tokenizer_is_refused(tmp_path):
     ENCODERS["bpe"].save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match="does not encode line by line"):
         read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["words", "byte pairs"])
+def test_damaged_tokenizers_are_refused_in_one_sentence_or_read(tmp_path, name):
+    text = "the cat sat on a mat\nthe dog saw cats\n" * 3
+    encoder = Vocabulary.from_text([text]) if name == "words" else BytePairEncoding.train([text], 270)
+    fast_tokenizer(encoder).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    for mutant in mutants(path.read_bytes(), "json", 36):
+        path.write_bytes(mutant.data)
+        try:
+            read_tokenizer(tmp_path)
+        except ValueError as error:
+            message = str(error)
+        else:
+            continue
+        assert str(path) in message, mutant.name
+        assert "\n" not in message, mutant.name

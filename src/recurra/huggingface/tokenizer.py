@@ -8,9 +8,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from recurra.checks import sentence
+from recurra.checks import kind_of, sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, parse_tokenizer, tokenizer_of
+from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, library_errors, parse_tokenizer, tokenizer_of
 from recurra.data.vocabulary import EOS, UNK
 from recurra.files.reading import read_text
 
@@ -70,20 +70,28 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
         return None
     content = parse_tokenizer(read_text(path, most_bytes=MOST_TOKENIZER_BYTES), str(path))
     if content["model"].get("type") == "WordLevel":
-        encoder: TextEncoder = _words_of(content["model"]["vocab"], path)
+        encoder: TextEncoder = _words_of(content["model"].get("vocab"), path)
     else:
-        before = (content.get("pre_tokenizer") or {}).get("pretokenizers", [])
-        if before[:1] != [_LINES]:
+        before = (
+            content["pre_tokenizer"].get("pretokenizers") if isinstance(content.get("pre_tokenizer"), dict) else None
+        )
+        if not isinstance(before, list) or before[:1] != [_LINES]:
             raise ValueError(f"{path} does not encode line by line, as the runs of this package do")
         content["pre_tokenizer"] = before[1] if len(before) > 1 else None
         content["post_processor"] = None
         encoder = BytePairEncoding(tokenizer_of(content, str(path)))
-    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    _require_equal(encoder, theirs, f"the tokenizer of {folder}")
+    try:
+        with library_errors():
+            theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            _require_equal(encoder, theirs, f"the tokenizer of {folder}")
+    except ValueError as error:
+        raise ValueError(sentence(str(path), f"unreadable ({error})", "one that `recurra convert` wrote")) from error
     return encoder
 
 
-def _words_of(numbers: Mapping[str, int], path: Path) -> Vocabulary:
+def _words_of(numbers: Mapping[str, int] | None, path: Path) -> Vocabulary:
+    if not isinstance(numbers, dict):
+        raise ValueError(sentence(f"the vocabulary in {path}", kind_of(numbers), "words and their numbers"))
     words = sorted(numbers, key=numbers.__getitem__)
     if sorted(numbers.values()) != list(range(len(words))):
         came = "one whose words are not numbered from 0 without gaps"

@@ -33,8 +33,16 @@ def own_data(experiment: Experiment, folder: RunFolder) -> DataSet:
 
 
 def read_classes(folder: RunFolder) -> tuple[str, ...]:
-    """Read the names of the classes in a video run's folder, in their order. Raises OSError if it has none."""
-    return tuple(read_text(folder.classes).splitlines())
+    """Read the names of the classes in a video run's folder, in their order.
+
+    Raises:
+        OSError: it has none.
+        ValueError: the file is damaged.
+    """
+    names = tuple(read_text(folder.classes).splitlines())
+    if len(set(names)) < len(names) or not all(name.isprintable() and name.strip() for name in names) or not names:
+        raise ValueError(sentence(str(folder.classes), "damaged", "the distinct names of the classes, one per line"))
+    return names
 
 
 def _require_own_vocabulary(config: TextConfig, own: Path) -> None:
