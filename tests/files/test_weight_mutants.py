@@ -15,6 +15,7 @@ from benchmarks.faults.binary_mutants import (
     parse_safetensors,
     write_safetensors,
 )
+from benchmarks.faults.mutants import mutants as text_mutants
 from tests.training.payloads import payload
 
 from recurra.convert import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
@@ -128,6 +129,23 @@ def test_a_folder_for_transformers(tmp_path, name):
     hf.save_folder(portable(), tmp_path)
     mutators = SAFETENSORS_MUTATORS if name.endswith("safetensors") else DAMAGES
     require_refused_or_equal(tmp_path / name, lambda: content_of(hf.load_folder(tmp_path)), mutators)
+
+
+@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.parametrize("name", [name for name in FOLDER_FILES if name.endswith("json")])
+def test_json_in_a_folder_for_transformers(tmp_path, name, digests):
+    hf = pytest.importorskip("recurra.huggingface")
+    hf.save_folder(portable(), tmp_path)
+    expected = content_of(hf.load_folder(tmp_path))
+    if not digests:
+        (tmp_path / "recurra.json").unlink()
+    if not (tmp_path / name).exists():
+        return
+    for number, mutant in enumerate(text_mutants((tmp_path / name).read_bytes(), "json", 40 if digests else 20)):
+        (tmp_path / name).write_bytes(mutant.data)
+        what = f"{mutant.name} {number}"
+        refused, found = refusal(lambda: hf.load_folder(tmp_path), tmp_path / name, what)
+        assert refused or not digests or same(content_of(found), expected), f"{what} was read as something else"
 
 
 # --- without digests other numbers can be read, but nothing else goes wrong ---

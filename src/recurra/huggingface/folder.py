@@ -58,8 +58,10 @@ def load_folder(folder: Path) -> PortableModel:
         with _quietly():
             model = kind.from_sound_folder(folder, config=config, dtype=torch.float32)
         tokenizer = read_tokenizer(folder)
-    except (ValueError, OSError):
+    except OSError:
         raise
+    except ValueError as error:
+        raise error if str(folder) in str(error) else ValueError(f"{folder}: {error}") from error
     # Besides these, transformers raises what a strange file leads to.
     except Exception as error:
         reason = " ".join(str(error).split())
