@@ -30,6 +30,12 @@ def test_the_lines_are_the_likeliest_classes_over_time():
     assert lines["c"] == ([2.0, 4.0], pytest.approx([0.1, 0.6]))
 
 
+def test_the_last_point_on_the_edge_is_whole():
+    _, chart = parts(contact_sheet(FRAMES[:4], TIMES[:4], [2.0, 4.0], PROBABILITIES, ["a", "b", "c"]))
+    assert chart.get_xlim()[1] == 4.0
+    assert not any(line.get_clip_on() for line in chart.get_lines())
+
+
 def test_classes_are_chosen_by_their_highest_moment():
     assert shown_classes(torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.1, 0.9]]), 2) == [2, 0]
     assert shown_classes(torch.full((1, 3), 1 / 3), 2) == [0, 1]

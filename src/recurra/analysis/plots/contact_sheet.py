@@ -63,7 +63,8 @@ def contact_sheet(
     marker = "o" if len(ends) <= FEW_SEGMENTS else ""
     colours, styles = cycle(COLOURS), cycle(LINE_STYLES)
     for index in shown_classes(probabilities, CLASSES):
-        line = {"color": next(colours), "linestyle": next(styles), "marker": marker}
+        # not clipped, for the last point lies on the edge
+        line = {"color": next(colours), "linestyle": next(styles), "marker": marker, "clip_on": False}
         axes.plot(ends, probabilities[:, index].numpy(), label=names[index], **line)
     axes.set(xlabel="seconds (end of the segment)", ylabel="probability", ylim=(-0.02, 1.02))
     axes.set_xlim(0, max(ends[-1], frame_times[-1]))

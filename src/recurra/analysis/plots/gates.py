@@ -101,6 +101,6 @@ def _draw_means(
 def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -> None:
     for step in resets:
         axes.axvline(step, color=GREY, linewidth=0.8, linestyle="--")
-    axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0)
+    axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0, clip_on=False)  # a mean of 0 or 1 lies on the edge
     axes.set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
     label_row(axes, "mean\nover all")
