@@ -1,5 +1,6 @@
 """One process at a time trains a run."""
 
+import errno
 import os
 import shutil
 import socket
@@ -87,4 +88,13 @@ def test_a_folder_that_goes_away_is_noticed(lock, tmp_path, change):
     lock.require_in_place()
     change(tmp_path / "runs" / "one")
     with pytest.raises(FileNotFoundError, match=r"run is .*one, which was removed, moved or replaced while it was"):
+        lock.require_in_place()
+
+
+def test_a_disk_that_does_not_answer_is_no_folder_that_went_away(lock, monkeypatch):
+    def timed_out(path):
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", timed_out)
         lock.require_in_place()

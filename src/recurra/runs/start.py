@@ -13,7 +13,7 @@ from recurra.training import RunFolder, Trainer, load_recipe, split_variant, to_
 
 
 def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
-    """Prepare a new run of a recipe; `fit` on the result trains it.
+    """Prepare a new run of a recipe; `fit` trains it, and it is locked until that ends.
 
     Args:
         recipe: a YAML file, or FILE#VARIANT for a variant of a family.
@@ -37,7 +37,7 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
 
 
 def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Sequence[str] = ()) -> Trainer:
-    """Prepare to continue a run from a checkpoint; `fit` on the result trains it.
+    """Prepare to continue a run from a checkpoint; `fit` trains it, and it is locked until that ends.
 
     Args:
         folder: the run's.

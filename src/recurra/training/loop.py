@@ -137,7 +137,7 @@ class Trainer:
 
     def resume(self, which: str) -> None:
         """Go back to a checkpoint: "last", "previous", "best" or a path. With "last", a run without checkpoints starts
-        from the beginning.
+        from the beginning. The run is then locked for other processes until `fit` ends.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.

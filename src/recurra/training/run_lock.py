@@ -70,9 +70,13 @@ class RunLock:
         """Raise FileNotFoundError if the folder that was locked is no longer there under its name."""
         if self._identity is None:
             return
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             if os.path.samestat(os.stat(self._path), self._identity):
                 return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return  # a network that does not answer just now says nothing about the folder
         came = f"{self._folder}, which was removed, moved or replaced while it was trained"
         raise FileNotFoundError(sentence("run", came, "a folder that stays until its training ends"))
 
