@@ -29,7 +29,7 @@ _TYPES = {
     "frames_per_second": float,
     "mean_class_accuracy": float,
     "top_1": float,
-    "top_5": float,
+    "top_5": float | None,
     "n_videos": int,
     "n_videos_left_out": int,
     "classes_without_videos": list[str],
