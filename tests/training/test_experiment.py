@@ -15,7 +15,15 @@ from recurra.models import (
     list_models,
 )
 from recurra.training import EXPERIMENTS, Experiment, MemoryHorizonExperiment, TextExperiment, TrainingConfig
-from recurra.training.experiment import RESUMABLE, differences, experiment_name, require_resumable, to_plain
+from recurra.training.experiment import (
+    RESUMABLE,
+    MotionsTimeSformerExperiment,
+    differences,
+    experiment_name,
+    require_resumable,
+    require_same_model,
+    to_plain,
+)
 from recurra.training.recipe import _keys
 
 
@@ -126,6 +134,17 @@ def test_what_would_be_ignored_or_change_the_experiment_may_not(change):
     experiment = MemoryHorizonExperiment()
     with pytest.raises(ValueError, match=f"not that of the checkpoint in training.{next(iter(change))}"):
         require_resumable(to_plain(experiment), replace(experiment, training=TrainingConfig(**change)))
+
+
+def test_a_model_is_compared_by_what_it_computes():
+    experiment = MotionsTimeSformerExperiment()
+    saved = to_plain(experiment)
+    del saved["model"]["drop_path"]  # as in a checkpoint from before there was such a setting
+    saved["model"]["init_from"] = saved["data"]["path"] = "elsewhere"
+    require_same_model(saved, experiment, "config.yaml", "best.pt")
+    saved["model"]["n_layer"] += 1
+    with pytest.raises(ValueError, match=r"config.yaml is not .*best.pt in model.n_layer \(was \d+, now \d+\)"):
+        require_same_model(saved, experiment, "config.yaml", "best.pt")
 
 
 def test_resumable_keys_exist():

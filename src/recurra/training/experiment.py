@@ -238,7 +238,7 @@ def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config:
     Raises:
         ValueError: a setting of the model differs; the message names the keys and both values.
     """
-    changed = _changes(saved, experiment, lambda key: key == "experiment" or key.startswith("model."))
+    changed = _changes(saved, experiment, _describes_model)
     if changed:
         came = f"not the configuration of {checkpoint} in {', '.join(changed)}"
         raise ValueError(
@@ -259,6 +259,11 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
         came = f"not that of the checkpoint in {', '.join(changed)}"
         mend = f"only {', '.join(sorted(RESUMABLE))} may change"
         raise ValueError(sentence("the experiment", came, "the same settings", mend))
+
+
+def _describes_model(key: str) -> bool:
+    # where a fresh model's weights came from is no part of what it computes
+    return key == "experiment" or (key.startswith("model.") and key != "model.init_from")
 
 
 def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
