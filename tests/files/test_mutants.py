@@ -35,7 +35,7 @@ def write_log(path):
 
 def write_scores_of(path):
     scores = {"split": "test", "checkpoint": "best", "step": 7, "changes": {}, "loss": 1.5, "perplexity": 4.48}
-    video = {"top_1": 0.5, "confusion": [[1, 2], [3, 4]], "class_accuracies": {"a": 0.3, "b": None}}
+    video = {"top_1": 0.5, "top_5": None, "confusion": [[1, 2], [3, 4]], "class_accuracies": {"a": 0.3, "b": None}}
     write_scores(RunFolder(path.parent), scores | video | {"n_targets": 90, "accuracy": None, "seconds": 0.5})
 
 
