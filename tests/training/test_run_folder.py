@@ -19,7 +19,9 @@ def test_a_folder_with_a_run_is_not_new(tmp_path):
 def test_the_summary_is_json(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_summary({"steps": 3, "gpu": None})
-    assert json.loads(folder.summary.read_text()) == {"steps": 3, "gpu": None}
+    written = json.loads(folder.summary.read_text())
+    assert len(written.pop("sha256")) == 64
+    assert written == {"steps": 3, "gpu": None}
 
 
 def test_locking_removes_what_killed_trainings_left_and_nothing_else(tmp_path):

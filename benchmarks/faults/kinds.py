@@ -1,0 +1,232 @@
+"""The kinds of files that Recurra reads: how each is written and read, and what it is damaged with."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.faults import binary_mutants, mutants
+from benchmarks.faults.mutants import Mutant
+from benchmarks.faults.outcomes import Kind
+from recurra import huggingface
+from recurra.convert import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
+from recurra.data import BytePairEncoding, Vocabulary
+from recurra.data.video import VIDEO_LAYOUTS
+from recurra.generation import Stream
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.runs.own_data import read_classes
+from recurra.runs.score_files import read_scores, write_scores
+from recurra.runs.start import resume_run, start_run
+from recurra.runs.summary import read_summary
+from recurra.state import tensors
+from recurra.training import RunFolder, load_recipe, read_metrics
+from recurra.training.checkpoint import load_checkpoint
+from recurra.training.csv_log import CsvLog
+from recurra.training.experiment import to_plain
+from recurra.training.recipe_family import read_family
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "the cat sat on a mat\nthe dog saw naïve 日本 cats\n" * 3
+RECIPE = """
+experiment: memory-horizon
+data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2}
+model:
+  n_layer: 2
+  d_model: 8
+  d_channel_mixing: 16
+  dropout: 0.1
+  mixer_options: {d_qk: 8, d_v: 8, n_heads: 8, transition: data}
+schedule: {warmup_steps: 4}
+training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+"""A run of 12 updates, a few seconds long."""
+
+
+def all_kinds() -> dict[str, Kind]:
+    """Return every kind by its name in the table."""
+    return {**_text_kinds(), **_run_kinds(), **_weight_kinds()}
+
+
+# --- mutants ---
+
+
+def _text(kind: str) -> Callable[[bytes, int, int], Iterator[Mutant]]:
+    return lambda content, n, seed: mutants.mutants(content, kind, n, seed)
+
+
+def _binary(mutators: Mapping[str, Callable[[bytes, Random], bytes]]) -> Callable[[bytes, int, int], Iterator[Mutant]]:
+    def made(content: bytes, n: int, seed: int) -> Iterator[Mutant]:
+        names = list(mutators)
+        for number in range(n):
+            name = names[number % len(names)]
+            damaged = mutators[name](content, Random(f"{seed} {number} {name}"))
+            if damaged != content:
+                yield Mutant(name, damaged)
+
+    return made
+
+
+_ARCHIVE = _binary(binary_mutants.ARCHIVE_MUTATORS)
+_SAFETENSORS = _binary(binary_mutants.SAFETENSORS_MUTATORS)
+_DAMAGE = _binary(binary_mutants.DAMAGES)
+
+
+# --- text ---
+
+
+def _copied(source: Path) -> Callable[[Path], Any]:
+    return partial(shutil.copyfile, source)
+
+
+def _write_scores(path: Path) -> None:
+    scores = {"split": "test", "checkpoint": "best", "step": 7, "changes": {}, "loss": 1.5, "perplexity": 4.48}
+    video = {"top_1": 0.5, "top_5": None, "confusion": [[1, 2], [3, 4]], "class_accuracies": {"a": 0.3, "b": None}}
+    write_scores(RunFolder(path.parent), scores | video | {"n_targets": 90, "accuracy": None, "seconds": 0.5})
+
+
+def _write_videos(path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        (path.parent / f"{name}.mp4").touch()
+    path.write_text("path,label\n" + "".join(f"{name}.mp4,{number}\n" for number, name in enumerate(names)))
+
+
+def _write_log(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    log = CsvLog(path)
+    for step in range(1, 12):
+        log.write({"step": step, "epoch": 1, "train_loss": 1 / step, "tokens": 5 * step, "seconds": 0.1 * step})
+    log.close()
+
+
+def _text_kinds() -> dict[str, Kind]:
+    words, pairs = Vocabulary.from_text([TEXT]), BytePairEncoding.train([TEXT], 270)
+    page = ROOT / "docs/results/summaries/ptb-crt-gru-n35.json"
+    horizon, ptb = ROOT / "recipes/memory-horizon/data-controlled.yaml", ROOT / "recipes/ptb/transformers.yaml"
+    json, yaml = _text("json"), _text("yaml")
+    return {
+        "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, json),
+        "tokenizer.json, byte pairs": Kind(
+            "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, json
+        ),
+        "eval-test.json": Kind("eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), json),
+        "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), json),
+        "metrics.csv": Kind("metrics.csv", _write_log, read_metrics, _text("csv"), grows=True),
+        "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), yaml, digest=False),
+        "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, yaml, digest=False),
+        "classes.txt": Kind(
+            "classes.txt",
+            lambda p: p.write_text("walk\nrun\njump high\n"),
+            lambda p: read_classes(RunFolder(p.parent)),
+            _text("text"),
+            digest=False,
+        ),
+        "list of videos": Kind(
+            "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), _text("csv"), digest=False
+        ),
+    }
+
+
+# --- a run ---
+
+
+def train(folder: Path) -> None:
+    """Train the small run in `folder`."""
+    recipe = folder.parent / f"{folder.name}.yaml"
+    recipe.write_text(RECIPE)
+    start_run(recipe, folder).fit(Console(quiet=True))
+
+
+def _trained(inside: str, path: Path) -> None:
+    """Train a run whose file `inside` is `path`, once."""
+    folder = path.parents[inside.count("/")]
+    if not (folder / "config.yaml").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        train(folder)
+
+
+def _resumed(path: Path) -> Any:
+    trainer = resume_run(path.parent.parent, checkpoint=str(path))
+    trainer.folder.unlock()
+    return trainer.model.state_dict(), trainer.optimizer.state_dict()
+
+
+def _run_kinds() -> dict[str, Kind]:
+    best, last = "checkpoints/best.pt", "checkpoints/step-0000000012.pt"
+    return {
+        "summary.json": Kind(
+            "summary/summary.json",
+            partial(_trained, "summary.json"),
+            lambda p: RunFolder(p.parent).read_summary(),
+            _text("json"),
+        ),
+        "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _ARCHIVE),
+        "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _ARCHIVE),
+    }
+
+
+# --- weights ---
+
+FOLDER_FILES = (
+    "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "recurra.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+def _portable() -> PortableModel:
+    torch.manual_seed(0)
+    words = Vocabulary.from_text(["a cat and a dog\n"])
+    config = LanguageModelConfig(vocab_size=len(words), n_layer=2, d_model=8, d_channel_mixing=8, mixer="min-gru")
+    return PortableModel(LanguageModel(config).eval(), words, {"experiment": "text", "seed": 3}, 7)
+
+
+def _content(model: PortableModel) -> Any:
+    tokenizer = None if model.tokenizer is None else tokenizer_to_json(model.tokenizer)
+    return model.model.state_dict(), asdict(model.model.config), tokenizer, model.experiment, model.step
+
+
+def _write_stream(path: Path) -> None:
+    stream = Stream(_portable().model)
+    stream.feed([1, 2, 3])
+    stream.save(path)
+
+
+def _read_stream(path: Path) -> Any:
+    stream = Stream(_portable().model)
+    stream.load(path)
+    return list(tensors(stream.state)), stream.logits, stream.recent, stream.position
+
+
+def _write_foreign(path: Path) -> None:
+    torch.save({"a": torch.arange(64.0), "b": torch.ones(64)}, path)
+
+
+def _weight_kinds() -> dict[str, Kind]:
+    kinds = {
+        "single file": Kind(
+            "model.safetensors",
+            lambda p: save_single_file(_portable(), p),
+            lambda p: _content(load_single_file(p)),
+            _SAFETENSORS,
+        ),
+        "saved stream": Kind("stream", _write_stream, _read_stream, _SAFETENSORS),
+        "weights of others": Kind("weights.pt", _write_foreign, read_weights, _ARCHIVE, digest=False),
+    }
+    for name in FOLDER_FILES:
+        kinds[f"folder for transformers, {name}"] = Kind(
+            f"folder/{name}",
+            lambda p: huggingface.save_folder(_portable(), p.parent),
+            lambda p: _content(huggingface.load_folder(p.parent)),
+            _SAFETENSORS if name.endswith("safetensors") else _text("json"),
+        )
+    return kinds
