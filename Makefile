@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers report format clean
+.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers faults faults-sample report format clean
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -43,6 +43,12 @@ bench-page: $(READY)      ## measure time and memory over L for docs/benchmarks.
 
 bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
 	$(VENV)-peers/bin/python -m tools.pages benchmarks
+
+faults: $(READY)          ## kill runs, let disks fail, damage files, and count what comes of it: about an hour on one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
+
+faults-sample: $(READY)   ## a twentieth of that
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sample
 
 report: $(READY)          ## build docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." adds runs first
 	$(BIN)/python -m tools.pages results $(if $(RUNS),--add $(RUNS))

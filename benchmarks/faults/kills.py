@@ -67,11 +67,8 @@ def _recipes(folder: Path) -> list[Path]:
     for split, n_lines in (("train", 40), ("valid", 9), ("test", 7)):
         lines = (" ".join(words[(i + j) % 10] for j in range(5 + i % 4)) for i in range(n_lines))
         (corpus / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    gateloop = {
-        "experiment": "text",
-        "model": "mixer_options: {d_qk: 8, d_v: 8}",
-        "averaged": "averaging: {start_step: 10, decay: 0.9}",
-    }
+    averaged = "averaging: {start_step: 10, decay: 0.9}"
+    gateloop = {"experiment": "text", "model": "mixer_options: {d_qk: 8, d_v: 8}", "averaged": averaged}
     crt = {"experiment": "text-crt", "model": "n_heads: 2, memory: ncgru, position: rnn-ncgru", "averaged": ""}
     recipes = {"horizon": RECIPE, "gateloop": TEXT.format(corpus=corpus, **gateloop)}
     recipes["crt"] = TEXT.format(corpus=corpus, **crt)
