@@ -166,6 +166,27 @@ def run_python(tmp_path) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter():
+    """Triton's interpreter prepares the language whenever a kernel calls a function; here once per function."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    prepared = set()
+
+    def call(self, *arguments, **named):
+        if not (self.fn.__module__.startswith("recurra.") or self.fn in prepared):
+            interpreter._patch_lang(self.fn)
+            prepared.add(self.fn)
+        return self.rewrite()(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
+
+
 @pytest.fixture(params=["interpreter", "card"])
 def run_with_triton(request) -> Callable[[Path], None]:
     """Run a file of tests in Triton's interpreter, and on a CUDA card if there is one.

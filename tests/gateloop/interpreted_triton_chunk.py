@@ -18,7 +18,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 NUMBER = torch.float64 if INTERPRETED else torch.float32
 TOLERANCE = 1e-13 if INTERPRETED else 2e-5
-prepared = set()
 NAMES = ("y", "last state", "dq", "dk", "dv", "da", "dstate")
 
 
@@ -99,21 +98,6 @@ def _short_chunks(request, monkeypatch):
 @pytest.fixture
 def own_sizes():
     """Keep the size of chunks and blocks."""
-
-
-@pytest.fixture(autouse=True)
-def _quick_calls(monkeypatch):
-    """The interpreter prepares the language whenever a kernel calls a function; here once per function of Triton."""
-    if INTERPRETED:
-        from triton.runtime import interpreter
-
-        def call(self, *arguments, **named):
-            if not (self.fn.__module__.startswith("recurra.") or self.fn in prepared):
-                interpreter._patch_lang(self.fn)
-                prepared.add(self.fn)
-            return self.rewrite()(*arguments, **named)
-
-        monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
