@@ -67,7 +67,7 @@ class Case(NamedTuple):
     build: Callable[[], nn.Module]
     draw: Callable[[int, int], Tensor]  # (batch, length) -> input
     takes_no_steps: bool = True
-    traced_steps: tuple[int, int] = (3, 5)  # of two calls; the compiler unrolls them, and segments have 4
+    traced_steps: int = 9  # the compiler unrolls them
 
 
 def _channels(batch: int, length: int) -> Tensor:
@@ -139,7 +139,7 @@ def _model_cases() -> list[Case]:
                 cases.append(Case(name, build, _tokens))
             else:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
-                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=(1, 2)))
+                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3))
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
     hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
     return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]
