@@ -1,0 +1,85 @@
+"""`python -m benchmarks.faults` counts what it should count, and fails when something went wrong."""
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.faults import __main__ as suite
+from benchmarks.faults import outcomes
+from benchmarks.faults.mutants import Mutant
+from benchmarks.faults.outcomes import Kind, tally_mutants
+
+
+def read_text(path):
+    return path.read_text()
+
+
+def refuse(path):
+    raise ValueError(f"{path} is damaged; expected what was written")
+
+
+def kind(read, **options):
+    """A file that says "sound"; only its mutants are given to `read`."""
+
+    def read_mutants(path):
+        return "sound" if path.read_text() == "sound" else read(path)
+
+    def made(content, n, seed):
+        return [Mutant("changed", b"other") for _ in range(n)]
+
+    return Kind("file", lambda path: path.write_text("sound"), read_mutants, made, **options)
+
+
+@pytest.mark.parametrize(
+    ("read", "options", "expected"),
+    [
+        (refuse, {}, outcomes.REFUSED),
+        (lambda path: "sound", {}, outcomes.EQUAL),
+        (lambda path: "so", {"grows": True}, outcomes.BEGINNING),
+        (read_text, {"digest": False}, outcomes.VALID),
+        (read_text, {}, outcomes.OTHER),
+        (lambda path: torch.tensor([torch.inf]), {"digest": False}, outcomes.OTHER),
+        (lambda path: int("x"), {}, outcomes.MUMBLED),
+        (lambda path: refuse(f"{path}\n"), {}, outcomes.MUMBLED),
+        (lambda path: {}["key"], {}, outcomes.RAISED),
+    ],
+)
+def test_outcomes(tmp_path, read, options, expected):
+    tally = tally_mutants(kind(read, **options), tmp_path, 5, seed=0)
+    assert tally.counts == Counter({expected: 5})
+    assert tally.bad == (5 if expected in outcomes.BAD else 0)
+    assert len(tally.examples) == (3 if expected in outcomes.BAD else 0)
+
+
+def test_a_hang_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(outcomes, "LONGEST", 1)
+    assert tally_mutants(kind(lambda path: time.sleep(60)), tmp_path, 1, seed=0).counts == Counter({outcomes.HUNG: 1})
+
+
+def chosen(monkeypatch, tmp_path, **kinds):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite, "all_kinds", lambda: kinds)
+    monkeypatch.setattr("sys.argv", ["faults", "--mutants", "4", "--only", *kinds])
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(suite.logging, "disable", lambda level: None)
+    return suite.main()
+
+
+def test_a_table_of_what_was_refused_and_read(monkeypatch, tmp_path, capsys):
+    assert chosen(monkeypatch, tmp_path, good=kind(refuse), valid=kind(read_text, digest=False)) == 0
+    said = capsys.readouterr()
+    assert "| good | 4 | 4 | 0 | 0 | 0 |" in said.out
+    assert "| valid | 4 | 0 | 0 | 0 | 4 |" in said.out
+    assert said.err == ""
+    assert json.loads(Path("runs/faults.json").read_text())["good"]["counts"] == {outcomes.REFUSED: 4}
+
+
+def test_a_crash_or_another_content_is_a_failure(monkeypatch, tmp_path, capsys):
+    assert chosen(monkeypatch, tmp_path, gone=kind(lambda path: os._exit(3)), wrong=kind(read_text)) == 1
+    said = capsys.readouterr()
+    assert f"gone: {outcomes.CRASHED}: gone: exit code 3" in said.err
+    assert f"wrong: {outcomes.OTHER}" in said.err
