@@ -231,20 +231,3 @@ def test_a_state_of_a_longer_window_is_refused(before, lengths, message):
     _, state = build(segment_length=8, mem_len=6)(steps(2, before))
     with pytest.raises(ValueError, match=message):
         build(**{"segment_length": 8, "mem_len": 6, **lengths})(steps(2, 1), state)
-
-
-@pytest.mark.compile
-def test_compile_equals_eager():
-    torch.compiler.reset()
-    attention, x = build(segment_length=4, mem_len=6), steps(2, 11)
-    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
-
-    def run(function):
-        attention.zero_grad()
-        y, state = function(x)
-        y, state = function(x, state)
-        y.square().sum().backward()
-        return [y, *states.tensors(state), *(parameter.grad for parameter in attention.parameters())]
-
-    for actual, expected in zip(run(compiled), run(attention)):
-        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)

@@ -243,24 +243,6 @@ def test_impossible_heads_are_refused():
         build(d_model=13, n_heads=13)
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("variant", ["plain", "adaptive-divided"])
-def test_compile_equals_eager(variant):
-    torch.compiler.reset()
-    model, x = build(**VARIANTS[variant]), tokens(2, 9)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-
-    def run(function):
-        model.zero_grad()
-        y, state = function(x)
-        y, state = function(x, state)
-        y.square().sum().backward()
-        return [y, *states.tensors(state), *(parameter.grad for parameter in model.parameters())]
-
-    for actual, expected in zip(run(compiled), run(model)):
-        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
-
-
 def test_functional_call_leaves_tied_tables_as_they_were():
     model = build(cutoffs=[4, 7])
     weights = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
