@@ -90,3 +90,10 @@ def test_another_layout_is_refused(other):
     require_layout("x", torch.zeros(2, 3), (2, 3), torch.float32, CPU)
     with pytest.raises(ValueError, match=r"^x is .*; expected float32 \(2, 3\) on cpu: call y$"):
         require_layout("x", other, (2, 3), torch.float32, CPU, mend="call y")
+
+
+def test_a_long_value_is_cut():
+    message = sentence("experiment", repr("x" * 70_000), "one of text, text-crt")
+    assert len(message) < 1000
+    assert message.startswith("experiment is 'xxx")
+    assert message.endswith("xxx...; expected one of text, text-crt")

@@ -14,10 +14,18 @@ from torch import Tensor
 
 Choice = TypeVar("Choice")
 
+_LONGEST = 800  # characters of what came
+
 
 def sentence(name: str, came: object, expected: str, mend: str = "") -> str:
-    """Write the one sentence; `came` is taken as it is where it is a string, so quote values with repr()."""
-    return f"{name} is {came}; expected {expected}{f': {mend}' if mend else ''}"
+    """Write the one sentence; `came` is taken as it is where it is a string, so quote values with repr().
+
+    A value of a damaged file can have any length; its end is left out.
+    """
+    shown = str(came)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[:_LONGEST]}..."
+    return f"{name} is {shown}; expected {expected}{f': {mend}' if mend else ''}"
 
 
 def require(condition: bool, name: str, value: object, expected: str, mend: str = "") -> None:
