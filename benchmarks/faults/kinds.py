@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import av
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -16,8 +18,8 @@ from benchmarks.faults.mutants import Mutant
 from benchmarks.faults.outcomes import Kind
 from recurra import huggingface
 from recurra.convert import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
-from recurra.data import BytePairEncoding, Vocabulary
-from recurra.data.video import VIDEO_LAYOUTS
+from recurra.data import BytePairEncoding, TextCorpus, Vocabulary
+from recurra.data.video import VIDEO_LAYOUTS, VideoFile
 from recurra.generation import Stream
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.runs.own_data import read_classes
@@ -50,7 +52,7 @@ training: {epochs: 3, log_every: 1, tensorboard: false, accelerator: cpu, thread
 
 def all_kinds() -> dict[str, Kind]:
     """Return every kind by its name in the table."""
-    return {**_text_kinds(), **_run_kinds(), **_weight_kinds()}
+    return {**_text_kinds(), **_data_kinds(), **_run_kinds(), **_weight_kinds()}
 
 
 # --- mutants ---
@@ -130,6 +132,57 @@ def _text_kinds() -> dict[str, Kind]:
         "list of videos": Kind(
             "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), _text("csv"), digest=False
         ),
+    }
+
+
+# --- data ---
+
+
+def _corpus_of(path: Path) -> TextCorpus:
+    return TextCorpus.load(path.parent / "corpus", cache=path.parent / "cache")
+
+
+def _write_cached(path: Path) -> None:
+    """Let a corpus be cached, and copy the entry of its training tokens: its name in the cache depends on the text."""
+    corpus = path.parent / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text(TEXT)
+    _corpus_of(path)
+    shutil.copyfile(_entry(path), path)
+
+
+def _read_cached(path: Path) -> Any:
+    shutil.copyfile(path, _entry(path))
+    corpus = _corpus_of(path)
+    return corpus.encoder.words, corpus.tokens("train").tolist()
+
+
+def _entry(path: Path) -> Path:
+    return next((path.parent / "cache").glob(f"train-*{path.suffix}"))
+
+
+def _write_video(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for number in range(12):
+            picture = np.full((32, 48, 3), 20 * number, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _read_video(path: Path) -> Any:
+    with VideoFile(path) as file:
+        frames = file.decode()
+    return frames.times.tolist(), frames.pictures
+
+
+def _data_kinds() -> dict[str, Kind]:
+    return {
+        "encoded text": Kind("train.bin", _write_cached, _read_cached, _DAMAGE),
+        "header of encoded text": Kind("train.json", _write_cached, _read_cached, _text("json")),
+        "video": Kind("video.mp4", _write_video, _read_video, _DAMAGE, digest=False),
     }
 
 

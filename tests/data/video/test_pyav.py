@@ -35,3 +35,14 @@ def test_all_other_formats_stay():
     formats = set(_self_contained_formats().split(","))
     assert formats >= {"mov", "mp4", "matroska", "webm", "avi", "mpegts"}
     assert not formats & _REFERRING
+
+
+def test_a_title_in_another_encoding_is_passed_over(write_video):
+    path = write_video("old.mp4", 3)
+    content = path.read_bytes()
+    assert content.count(b"Lavf") == 1  # the name of the program that wrote it stands for a title
+    path.write_bytes(content.replace(b"Lavf", b"L\xeevf"))
+    with pytest.raises(UnicodeDecodeError):
+        av.open(str(path))
+    with VideoFile(path) as video:
+        assert video.probe().n_frames == 3

@@ -28,7 +28,8 @@ def open_container(path: str) -> Any:
     Raises av.error.ArgumentError for a list of other files, and FFmpeg's other errors.
     """
     options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
-    return require_av().open(path, container_options=options)
+    # Titles and authors are not read here, and old files have them in old encodings.
+    return require_av().open(path, container_options=options, metadata_errors="replace")
 
 
 @cache
