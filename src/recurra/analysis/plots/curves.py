@@ -86,15 +86,9 @@ def metric_curves(
     figure = new_figure(7.2, height * len(drawn)) if many else new_figure(3.6 * len(drawn), height)
     grid = figure.subplots(len(drawn), 1, squeeze=False) if many else figure.subplots(1, len(drawn), squeeze=False)
     for axes, panel in zip(grid.flat, drawn):
-        axes.set_yscale("log" if panel.logarithmic else "linear")
-        curves: dict[str, Line2D] = {}
-        for column, line_style in zip(panel.columns, cycle(LINE_STYLES)):
-            for name, points in _points(runs, x, column).items():
-                colour, own_style = looks[name]
-                curves[name] = _draw(axes, points, float(smoothing), colour, own_style if many else line_style)
+        curves = _draw_panel(axes, panel, runs, x, float(smoothing), looks, many)
         for name, places in marked.items():
             _mark(axes, places, looks[name][0])
-        _label_panel(axes, panel.title, x, panel.columns)
         if many:
             label_ends(axes, curves, height - 0.8)
     names = [] if many else [_sample(name, colour=colour) for name, (colour, _) in looks.items()]
@@ -141,6 +135,26 @@ def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 
     means = (sums[last] - sums[first]) / (last - first)
     # A point without neighbours keeps its value to the last bit, which the difference of two sums may not.
     return torch.stack([positions, torch.where(last - first == 1, values, means)])
+
+
+def _draw_panel(
+    axes: Axes,
+    panel: _Panel,
+    runs: Mapping[str, Records],
+    x: str,
+    width: float,
+    looks: Mapping[str, tuple[str, str]],
+    many: bool,
+) -> dict[str, Line2D]:
+    """Draw the columns of all runs and name the axes; return the curve of each run, of the last column."""
+    axes.set_yscale("log" if panel.logarithmic else "linear")
+    curves: dict[str, Line2D] = {}
+    for column, line_style in zip(panel.columns, cycle(LINE_STYLES)):
+        for name, points in _points(runs, x, column).items():
+            colour, own_style = looks[name]
+            curves[name] = _draw(axes, points, width, colour, own_style if many else line_style)
+    _label_panel(axes, panel.title, x, panel.columns)
+    return curves
 
 
 def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: str, line_style: str) -> Line2D:
