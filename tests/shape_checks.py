@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
+import torch
 from beartype import beartype
 
 # What Numba compiles stays as it is, and so do the wrappers that torch's dispatcher calls: the functions around them
@@ -41,46 +42,62 @@ _CHECKED = [
     "recurra.training",
 ]
 
-MOST_CALLS = 4
-"""How many calls of a function are checked in one test. A stream of a thousand steps has a thousand equal calls, and
-checking them all took two fifths of the time of the contract suite."""
+MOST_CALLS = 8
+"""How many calls of a function are looked at in one test. A stream of a thousand steps has a thousand calls of one
+kind, and checking them all took two fifths of the time of the contract suite."""
 
 _test = 0
 
 
 def begin_test() -> None:
-    """Check the first calls of every function once more: another test begins."""
+    """Check the calls of every function once more: another test begins."""
     global _test
     _test += 1
 
 
 def install() -> None:
     """Check the functions of every module of recurra that is imported from now on."""
-    jaxtyping.jaxtyped = functools.partial(first_calls_checked, jaxtyping.jaxtyped)  # what the hook's decorators call
+    jaxtyping.jaxtyped = functools.partial(kinds_of_calls_checked, jaxtyping.jaxtyped)  # what the hook's decorators call
     jaxtyping.install_import_hook(_CHECKED, f"{__name__}.check")
 
 
-def first_calls_checked(jaxtyped: Callable, function: Any = None, *, typechecker: Callable) -> Any:
-    """Decorate as jaxtyping does, but leave alone what is called more than `MOST_CALLS` times in a test."""
+def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechecker: Callable) -> Any:
+    """Decorate as jaxtyping does, but check only the first call of a kind among the first `MOST_CALLS` of a test."""
     if function is None:
-        return functools.partial(first_calls_checked, jaxtyped, typechecker=typechecker)
+        return functools.partial(kinds_of_calls_checked, jaxtyped, typechecker=typechecker)
     if not inspect.isfunction(function):
         return jaxtyped(function, typechecker=typechecker)
     checked, test, calls = None, 0, 0
+    passed: set[tuple] = set()
 
     @functools.wraps(function)
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def first_of_a_kind(*arguments: Any, **options: Any) -> Any:
         nonlocal checked, test, calls
         if test != _test:
             test, calls = _test, 0
+            passed.clear()
         calls += 1
         if calls > MOST_CALLS:
             return function(*arguments, **options)
+        kind = (*map(_kind, arguments), *map(_kind, options.values()))
+        if kind in passed:
+            return function(*arguments, **options)
         if checked is None:  # decorating all functions of the package takes seconds, and a file of tests calls a few
             checked = jaxtyped(function, typechecker=typechecker)
-        return checked(*arguments, **options)
+        result = checked(*arguments, **options)
+        passed.add(kind)
+        return result
 
-    return counted
+    return first_of_a_kind
+
+
+def _kind(value: Any) -> Any:
+    """Return what two calls have in common: shapes, types, and which object's method it is."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, tuple):  # the state of a module
+        return (type(value), *map(_kind, value))
+    return type(value), id(value)
 
 
 def check(stand_in: Callable) -> Callable:

@@ -34,15 +34,45 @@ def test_what_is_returned_is_checked_against_the_arguments():
         first_steps(torch.zeros(2, 5), torch.zeros(2, 5), n=4)
 
 
-def test_the_first_calls_of_each_test_are_checked():
-    repeated = shape_checks.first_calls_checked(jaxtyped, unchecked_steps, typechecker=shape_checks.check)
-    wrong = torch.zeros(2, 5), torch.zeros(2, 1)
+class Cutting:
+    """A function that returns what its signature says it returns until it is told to leave a row out."""
+
+    wrong = False
+
+    def __init__(self):
+        def cut(x: Float[Tensor, "B L"], scale: float) -> Float[Tensor, "B L"]:
+            return x[1:] * scale if self.wrong else x * scale
+
+        self.cut = shape_checks.kinds_of_calls_checked(jaxtyped, cut, typechecker=shape_checks.check)
+
+
+def test_what_is_wrong_is_refused_again():
+    case = Cutting()
+    case.wrong = True
     for _ in range(2):
-        for _ in range(shape_checks.MOST_CALLS):
-            with pytest.raises(TypeCheckError):
-                repeated(*wrong, n=5)
-        assert repeated(*wrong, n=5).shape == (2, 5)
-        shape_checks.begin_test()
+        with pytest.raises(TypeCheckError):
+            case.cut(torch.zeros(3, 5), 1.0)
+
+
+def test_calls_of_another_kind_are_checked_and_those_like_one_that_passed_are_not():
+    case, x, scale = Cutting(), torch.zeros(3, 5), 1.0
+    case.cut(x, scale)
+    case.wrong = True
+    assert case.cut(torch.ones(3, 5), scale).shape == (2, 5)
+    for another in [(torch.zeros(4, 5), scale), (x.double(), scale), (x, 2.0), (x[0], scale)]:
+        with pytest.raises(TypeCheckError):
+            case.cut(*another)
+    shape_checks.begin_test()
+    with pytest.raises(TypeCheckError):
+        case.cut(x, scale)
+
+
+def test_so_many_calls_are_looked_at_in_a_test_and_no_more():
+    case = Cutting()
+    for size in range(shape_checks.MOST_CALLS):
+        case.cut(torch.zeros(2, size), 1.0)
+    case.wrong = True
+    assert case.cut(torch.zeros(3, 5), 1.0).shape == (2, 5)
 
 
 @pytest.mark.skipif(os.environ.get("RECURRA_SHAPE_CHECKS") == "0", reason="the shape checks are switched off")
