@@ -57,7 +57,8 @@ def begin_test() -> None:
 
 def install() -> None:
     """Check the functions of every module of recurra that is imported from now on."""
-    jaxtyping.jaxtyped = functools.partial(kinds_of_calls_checked, jaxtyping.jaxtyped)  # what the hook's decorators call
+    # what the decorators that the hook puts in call
+    jaxtyping.jaxtyped = functools.partial(kinds_of_calls_checked, jaxtyping.jaxtyped)
     jaxtyping.install_import_hook(_CHECKED, f"{__name__}.check")
 
 
