@@ -5,7 +5,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from recurra.analysis.plots import save_png
-from recurra.analysis.plots.figure import DOTS_PER_INCH
+
+DOTS_PER_INCH = 150
+"""For a page in a browser; print has the figures that `recurra plot` draws."""
 
 
 class Figures:

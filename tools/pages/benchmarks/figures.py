@@ -15,7 +15,6 @@ from tools.pages.figures import Figures
 
 RESOLVED_MEGABYTES = 0.1
 """Below this the kernel's count means nothing, and points are not drawn."""
-DOTS_PER_INCH = 150
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _LINES = ("-", "--")
 
@@ -29,7 +28,7 @@ class SweepFigures(Figures):
     """
 
     def __init__(self, record: Mapping[str, Any], folder: Path | None) -> None:
-        super().__init__(folder, dots_per_inch=DOTS_PER_INCH)
+        super().__init__(folder)
         self.record = record
 
     def sweep(self, key: str) -> str:
