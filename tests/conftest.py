@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 from tests import shape_checks
+from tests.processes import Program
 
 # A pool of compilers in every worker would only compete with the other workers for the cores.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -148,20 +148,12 @@ def poisoned_memory():
 
 @pytest.fixture
 def run_python(tmp_path) -> Callable[..., str]:
-    """Run a program in a fresh interpreter and return what it printed; a crash fails the test and not the run."""
+    """Run a program in a new process and return what it printed; a crash fails the test and not the run."""
 
     def run(program: str, **environment: str) -> str:
-        variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
-        result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
-        return result.stdout + result.stderr
+        ended = Program(program, tmp_path, **environment).wait()
+        assert ended.status == 0, ended.said
+        return ended.stdout + ended.stderr
 
     return run
 

@@ -1,11 +1,5 @@
 """What `import recurra` loads, and what it needs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 HEAVY = (
     "numba",
     "llvmlite",
@@ -26,14 +20,7 @@ HEAVY = (
 )
 
 
-def run(program, **environment):
-    variables = {**os.environ, "PYTHONPATH": str(SOURCE), **environment}
-    result = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
-
-
-def test_nothing_heavy_is_loaded_but_by_what_needs_it():
+def test_nothing_heavy_is_loaded_but_by_what_needs_it(run_python):
     program = f"""
 import sys, torch, recurra
 b = torch.ones(1, 2, 1)
@@ -44,10 +31,10 @@ print(*[m for m in {HEAVY} if m in sys.modules])
 import recurra.data, recurra.data.video
 print("av" in sys.modules)
 """
-    assert run(program) == ["reference", "auto", "numba", "llvmlite", "False"]
+    assert run_python(program).split() == ["reference", "auto", "numba", "llvmlite", "False"]
 
 
-def test_the_import_needs_nothing_heavy():
+def test_the_import_needs_nothing_heavy(run_python):
     """None of it installed, no compiler, no folder to write into: the import and a first step still work."""
     program = f"""
 import sys
@@ -56,7 +43,7 @@ import torch, recurra
 y, state = recurra.create_mixer("gateloop", 4)(torch.ones(1, 2, 4))
 print(*y.shape, *recurra.list_mixers())
 """
-    printed = run(program, PATH="", HOME="/nonexistent", PYTHONDONTWRITEBYTECODE="1")
+    printed = run_python(program, PATH="", HOME="/nonexistent", PYTHONDONTWRITEBYTECODE="1").split()
     assert printed[:3] == ["1", "2", "4"]
     assert "gateloop" in printed
 
@@ -72,7 +59,7 @@ def test_the_public_names():
     assert recurra.__version__.count(".") == 2
 
 
-def test_what_opens_runs_is_imported_when_it_is_first_asked_for():
+def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):
     program = """
 import sys
 before = list(sys.meta_path)
@@ -81,4 +68,4 @@ print("recurra.runs" in sys.modules, sys.meta_path == before)
 from recurra import open_run
 print(open_run.__module__, hasattr(recurra, "nothing"))
 """
-    assert run(program) == ["False", "True", "recurra.runs.run", "False"]
+    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False"]

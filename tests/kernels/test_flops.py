@@ -1,31 +1,35 @@
 """Formulas reach torch's FLOP counter whichever is loaded first, the package or the counter."""
 
-import pytest
-
 COUNT = """
-import sys, torch
-{first}
-{second}
 from torch.utils.flop_counter import FlopCounterMode
 a = torch.ones(2, 5, 7)
-with FlopCounterMode(display=False) as counted:
+{made}
+with counted:
     recurra.scan.linear_scan(a, a, backend="numba")
     recurra.gate_loop(*(a[..., None] for _ in range(4)), backend="numba")
-print("counted", counted.get_total_flops())
+print(counted.get_total_flops(), flush=True)
 """
+NEW = "counted = FlopCounterMode(display=False)"
+CASES = {
+    "recurra, the counter": "import recurra\nimport torch.utils.flop_counter" + COUNT.format(made=NEW),
+    "the counter, recurra": "import torch.utils.flop_counter\nimport recurra" + COUNT.format(made=NEW),
+    "a counter before the first call": "import recurra"
+    + COUNT.format(made=NEW + "\nrecurra.scan.linear_scan(a, a, backend='numba')"),
+}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("import recurra", "import torch.utils.flop_counter"), ("import torch.utils.flop_counter", "import recurra")],
-)
-def test_whichever_comes_first(first, second, run_python):
-    assert "counted 420" in run_python(COUNT.format(first=first, second=second))  # 2 and 4 for each of 70 numbers
-
-
-def test_a_counter_that_was_made_before_the_first_call(run_python):
-    program = COUNT.format(first="import recurra", second="").replace(
-        "with FlopCounterMode(display=False) as counted:",
-        "counted = FlopCounterMode(display=False)\nrecurra.scan.linear_scan(a, a, backend='numba')\nwith counted:",
-    )
-    assert "counted 420" in run_python(program)
+def test_whichever_comes_first(run_python):
+    """Each in a child of one process, which has imported what a counter imports when it counts: that takes seconds."""
+    program = f"""
+import os, sys, torch, torch._dynamo
+assert not {{"recurra", "torch.utils.flop_counter"}} & set(sys.modules)
+for name, case in {CASES}.items():
+    print(name, end=": ", flush=True)
+    child = os.fork()
+    if not child:
+        exec(case)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+    printed = run_python(program)
+    assert printed.splitlines() == [f"{name}: 420" for name in CASES]  # 2 and 4 for each of 70 numbers

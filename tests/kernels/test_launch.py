@@ -314,16 +314,35 @@ def test_compiled_code_is_as_new_as_what_it_is_made_of(package, changed):
     assert first_call(package) == (expected, 1)
 
 
+SMALL_KERNEL = """
+import numba
+from recurra.kernels.launch import Kernel
+
+def double(x):
+    for i in numba.prange(len(x)):
+        x[i] *= 2
+kernel = Kernel(double)
+"""
+
+
 def test_no_folder_for_compiled_code(tmp_path, run_python):
     """Neither next to the source nor in the user's folder: files stand in place of both folders."""
     copy = tmp_path / "package" / "recurra"
     shutil.copytree(Path(recurra.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "kernels" / "small.py").write_text(SMALL_KERNEL)
     for folder in [p for p in copy.rglob("*") if p.is_dir()]:
         (folder / "__pycache__").write_text("in the way")
     nowhere = tmp_path / "file"
     nowhere.write_text("in the way")
     places = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"), str(nowhere))
-    printed = run_python(FIRST_CALLS, PYTHONPATH=str(copy.parent), PYTHONDONTWRITEBYTECODE="1", **places)
+    program = """
+    import numpy, recurra
+    from recurra.kernels.small import kernel
+    x = numpy.ones(3)
+    kernel(x, jobs=3, work=3)
+    print("right", x.tolist() == [2.0] * 3, recurra.__file__)
+    """
+    printed = run_python(program, PYTHONPATH=str(copy.parent), PYTHONDONTWRITEBYTECODE="1", **places)
     assert "right True" in printed
     assert str(copy) in printed
     assert not list(tmp_path.rglob("*.nbi"))

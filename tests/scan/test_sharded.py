@@ -1,18 +1,15 @@
 """A sequence over several processes: states and gradients are those of the whole, with one exchange each way."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.processes import Program, run_file
 
 from recurra import linear_scan
 from recurra.scan import sharded_scan
 
-HERE = Path(__file__).resolve().parent
 WORLD = 4
 BATCH, CHANNELS = 2, 5
 
@@ -62,17 +59,12 @@ def solutions(problems, tmp_path_factory):
     """What each of four fresh processes wrote; they are started once for all tests."""
     folder = tmp_path_factory.mktemp("sharded")
     torch.save(problems, folder / "problems.pt")
-    variables = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # a free port
-    program = str(HERE / "sharded_worker.py")
-    commands = [[sys.executable, program, str(r), str(WORLD), str(store.port), str(folder)] for r in range(WORLD)]
-    workers = [subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * WORLD, "\n".join(errors)
+    file = Path(__file__).with_name("sharded_worker.py")
+    programs = [run_file(file, rank, WORLD, store.port, folder) for rank in range(WORLD)]
+    workers = [Program(program, folder, OMP_NUM_THREADS="1") for program in programs]
+    ended = [worker.wait(300) for worker in workers]
+    assert [worker.status for worker in ended] == [0] * WORLD, "\n".join(worker.stderr for worker in ended)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
