@@ -1,14 +1,15 @@
 """Every recipe can be read and built, and those of published experiments say what the papers' tables say."""
 
+import functools
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from torch import nn
 
 from recurra.data import BatchSource, Split
 from recurra.models import TransformerXL
+from recurra.models.outline import outlined
 from recurra.training import (
     Experiment,
     MemoryHorizonExperiment,
@@ -18,15 +19,16 @@ from recurra.training import (
     load_recipe,
     parameter_groups,
     read_family,
+    recipe_family,
 )
-from recurra.training.recipe_family import is_family
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
-FAMILIES = [path for path in FILES if is_family(yaml.safe_load(path.read_text()))]
+read_file = functools.cache(recipe_family._read)  # each of a family's hundred variants would read the whole file again
+FAMILIES = [path for path in FILES if recipe_family.is_family(read_file(path))]
 RECIPES = [
     *(str(path) for path in FILES if path not in FAMILIES),
-    *(f"{path}#{name}" for path in FAMILIES for name in read_family(path).variants),
+    *(f"{path}#{name}" for path in FAMILIES for name in recipe_family._family(path, read_file(path)).variants),
 ]
 VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000}
 
@@ -41,15 +43,30 @@ class Sizes:
         raise NotImplementedError
 
 
-def build(experiment: Experiment) -> nn.Module:
-    """The experiment's model without its corpus; a large one without memory for its weights."""
+@pytest.fixture(autouse=True, scope="module")
+def _files_are_read_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_family, "_read", read_file)
+        yield
+
+
+@functools.cache
+def load(recipe: str) -> Experiment:
+    """The recipe's experiment, which every test that asks for it only reads."""
+    return load_recipe(recipe)
+
+
+@functools.cache
+def build(recipe: str) -> nn.Module:
+    """The recipe's model without its corpus, to be read; a large one is outlined."""
+    experiment = load(recipe)
     if isinstance(experiment, VideoExperiment):
-        with torch.device("meta"):
+        with outlined():
             return experiment.model.build(experiment.sizes_of(31))
     if not isinstance(experiment, TextExperiment):  # small models
         return experiment.build_model(Sizes(experiment.data.largest_number + 2, experiment.data.modulus))
     n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
-    with torch.device("meta"):
+    with outlined():
         return experiment.build_model(Sizes(n_words, n_words))
 
 
@@ -77,8 +94,7 @@ def test_all_recipes_are_found():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
-    experiment = load_recipe(recipe)
-    model = build(experiment)
+    experiment, model = load(recipe), build(recipe)
     groups = parameter_groups(model, experiment.optimizer)
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == n_parameters(model)
 
@@ -113,8 +129,7 @@ def test_every_row_of_the_papers_tables_has_its_recipe(corpus, number):
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "transformers.yaml#" in recipe], ids=name_of)
 def test_a_row_is_what_its_name_says(recipe):
     name = recipe.rpartition("#")[2]
-    experiment = load_recipe(recipe)
-    model = build(experiment)
+    experiment, model = load(recipe), build(recipe)
     config = model.config
     assert f"-{config.n_layer}-layers-n{config.segment_length}" in name
     what = name.partition(f"-{config.n_layer}-layers")[0]
@@ -136,13 +151,13 @@ def test_a_row_is_what_its_name_says(recipe):
     [("transformer", 151e6), ("transformer-xl", 151e6), ("crt-gru", 150e6), ("crt-ncgru", 150e6)],
 )
 def test_the_16_layer_wikitext_103_models_have_the_published_parameters(model, published):
-    recipe = FOLDER / "wikitext-103" / f"transformers.yaml#{model}-16-layers-n150"
-    assert n_parameters(build(load_recipe(recipe))) == pytest.approx(published, rel=0.01)
+    recipe = f"{FOLDER}/wikitext-103/transformers.yaml#{model}-16-layers-n150"
+    assert n_parameters(build(recipe)) == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "transition"), [("data-controlled", "data"), ("fixed", "fixed")])
 def test_memory_horizon_is_table_2_and_table_3(name, transition):
-    experiment = load_recipe(FOLDER / "memory-horizon" / f"{name}.yaml")
+    experiment = load(f"{FOLDER}/memory-horizon/{name}.yaml")
     assert isinstance(experiment, MemoryHorizonExperiment)
     data, model, optimizer, training = (
         experiment.data,
@@ -175,7 +190,7 @@ def test_memory_horizon_is_table_2_and_table_3(name, transition):
 
 
 def test_wikitext_103_is_table_4():
-    experiment = load_recipe(FOLDER / "wikitext-103" / "gateloop.yaml")
+    experiment = load(f"{FOLDER}/wikitext-103/gateloop.yaml")
     assert isinstance(experiment, TextExperiment)
     data, model, optimizer, training = (
         experiment.data,
@@ -205,7 +220,7 @@ def test_wikitext_103_is_table_4():
 
 
 def test_wikitext_103_has_about_as_many_parameters_as_published():
-    model = build(load_recipe(FOLDER / "wikitext-103" / "gateloop.yaml"))
+    model = build(f"{FOLDER}/wikitext-103/gateloop.yaml")
     assert n_parameters(model) == pytest.approx(125e6, rel=0.06)
 
 
@@ -235,9 +250,9 @@ def test_the_ring_s_recipes_differ_in_the_ring_and_in_clipping_alone(name):
 )
 def test_smarthome_is_what_was_published(row, epochs, segments, published):
     path = FOLDER / "smarthome" / "models.yaml"
-    experiment = load_recipe(f"{path}#{row}")
+    experiment = load(f"{path}#{row}")
     assert isinstance(experiment, VideoExperiment)
-    data, optimizer, model = experiment.data, experiment.optimizer, build(experiment)
+    data, optimizer, model = experiment.data, experiment.optimizer, build(f"{path}#{row}")
     assert (data.layout, data.protocol) == ("smarthome", "cross-subject")
     assert (data.n_frames, data.image_size, data.n_segments) == (8, 224, segments)
     assert data.batch_size * experiment.training.accumulate == 64
@@ -255,7 +270,7 @@ def test_smarthome_is_what_was_published(row, epochs, segments, published):
 
 @pytest.mark.parametrize("name", ["timesformer", "crvit"])
 def test_motions_are_two_segments_that_see_one_motion_each(name):
-    experiment = load_recipe(FOLDER / "motions" / f"{name}.yaml")
+    experiment = load(f"{FOLDER}/motions/{name}.yaml")
     assert experiment.data.n_segments == 2
     assert experiment.data.n_frames == experiment.data.frames_per_motion
     assert experiment.data.label == "pair"

@@ -26,6 +26,7 @@ from recurra.files.weights import (
 )
 from recurra.files.writing import replacing
 from recurra.models import DataSizes, entry_of, list_models
+from recurra.models.outline import outlined
 
 _FORMAT = "recurra model 2"
 _WITHOUT_DIGEST = "recurra model 1"
@@ -119,7 +120,7 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
         config = entry.config(**description["config"])
         if config.n_layer > len(weights):
             raise ValueError(sentence(f"n_layer in {path}", config.n_layer, f"at most {len(weights)}, one per weight"))
-        with torch.device("meta"):  # takes no memory, whatever the sizes
+        with outlined():  # takes no memory, whatever the sizes
             outline = entry.model(config)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: {error}") from error

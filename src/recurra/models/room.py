@@ -1,7 +1,7 @@
 """Whether there is memory for a model, found before the model is made.
 
 An allocation beyond the machine's memory may succeed, and the process is killed when the weights are drawn. So a model
-of large sizes is first outlined on PyTorch's device `meta`, where tensors have shapes and no memory.
+of large sizes is first outlined: its tensors have shapes and no memory.
 """
 
 import os
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from recurra.checks import sentence
+from recurra.models.outline import outlined
 
 _SMALL = 2**28
 """Layers times the square of the largest size: models below this are made without a look."""
@@ -85,15 +86,15 @@ def _n_bytes(make: Callable[[Any], nn.Module], config: Any, n_layer: int) -> int
     """
     try:
         if n_layer > _FEW and not isinstance(getattr(config, "mixer", None), list):  # a list has a name for each layer
-            one, two = (_outlined(make, replace(config, n_layer=n)) for n in (1, 2))
+            one, two = (_bytes_of_outline(make, replace(config, n_layer=n)) for n in (1, 2))
             return one + (n_layer - 1) * (two - one)
-        return _outlined(make, config)
+        return _bytes_of_outline(make, config)
     except RuntimeError:  # of PyTorch, for sizes beyond 64 bits
         return None
 
 
-def _outlined(make: Callable[[Any], nn.Module], config: Any) -> int:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+def _bytes_of_outline(make: Callable[[Any], nn.Module], config: Any) -> int:
+    with torch.random.fork_rng(devices=[]), outlined():
         model = make(config)
     return sum(tensor.numel() * tensor.element_size() for tensor in chain(model.parameters(), model.buffers()))
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from recurra.analysis import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.plots import CostPoint
 from recurra.checks import require_at_least, sentence
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.models import DataSizes, VideoSizes
+from recurra.models.outline import outlined
 from recurra.runs.run import open_run
 from recurra.runs.score_files import find_scores
 from recurra.training import Experiment, load_recipe
@@ -51,7 +50,7 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     """
     experiment = open_run(word, overrides=overrides).experiment if Path(word).is_dir() else load_recipe(word, overrides)
     sizes = _sizes(word, experiment) if vocabulary is None else _stated_sizes(word, experiment, vocabulary)
-    with torch.device("meta"):
+    with outlined():
         model: Any = experiment.model.build(sizes)
     return model_cost(word, experiment, model)
 

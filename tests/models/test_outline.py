@@ -1,0 +1,47 @@
+"""Outlined models: the shapes of the models themselves, on meta, and nothing drawn."""
+
+import pytest
+import torch
+from torch import nn
+
+from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
+from recurra.models.outline import outlined
+
+SIZES = {"vocab_size": 10, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (LanguageModel, LanguageModelConfig(**SIZES, mixer="gateloop")),
+        (TransformerXL, TransformerXLConfig(**SIZES, n_heads=2, segment_length=4)),
+    ],
+)
+def test_an_outline_has_the_shapes_and_no_values(model, config):
+    expected = model(config).state_dict()
+    with outlined():
+        outline = model(config)
+    found = outline.state_dict()
+    assert {name: (x.shape, x.dtype) for name, x in found.items()} == {
+        name: (x.shape, x.dtype) for name, x in expected.items()
+    }
+    assert all(x.is_meta for x in found.values())
+    assert [name for name, _ in outline.named_parameters()] == [name for name, _ in model(config).named_parameters()]
+
+
+def test_nothing_is_drawn_on_meta_and_all_elsewhere():
+    drawn = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            drawn.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with Counting(), outlined():
+        layer = nn.Linear(3, 2)
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        x = nn.init.ones_(torch.empty(3, device="cpu")).mul(2)
+    assert layer.weight.is_meta
+    assert x.tolist() == [2, 2, 2]
+    assert set(drawn) == {"empty", "fill_", "mul"}
