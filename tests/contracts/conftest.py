@@ -68,6 +68,13 @@ class Case(NamedTuple):
     draw: Callable[[int, int], Tensor]  # (batch, length) -> input
     takes_no_steps: bool = True
     traced_steps: int = 9  # the compiler unrolls them
+    pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
+    n_drawn: int = 12  # cuts, beside those that every case has
+
+
+# These models compute a segment of 4 steps after the other, so a piece of 17 crosses all that there is to cross.
+_OF_SEGMENTS: dict[str, Any] = {"pieces": (1, 1, 2, 3, 5, 7, 17), "n_drawn": 6}
+_OF_CLIPS: dict[str, Any] = {"pieces": (1, 1, 2, 3), "n_drawn": 6}  # their steps are whole segments
 
 
 def _channels(batch: int, length: int) -> Tensor:
@@ -119,9 +126,10 @@ def _mixer_cases() -> list[Case]:
             build = lambda name=name, options=options: recurra.create_mixer(name, D_MODEL, **options)  # noqa: E731
             cases.append(Case("-".join(filter(None, [name, variant])), build, _channels))
         # one block; stacks of several are the other models', and of different mixers, the hybrid's
+        # Few cuts are drawn: those that matter to the mixer are drawn for the mixer itself.
         options = {"mixer": name, "mixer_options": OPTIONS.get(name, {}), "n_layer": 1}
         build = lambda options=options: build_model("recurrent", **options)  # noqa: E731
-        cases.append(Case(f"language-model-{name}", build, _tokens))
+        cases.append(Case(f"language-model-{name}", build, _tokens, n_drawn=2))
     cases.append(Case("rnn-gru", lambda: RNN(GRUCell(D_MODEL, 7)), _channels))
     return [*cases, Case("rnn-ncgru", lambda: RNN(NCGRUCell(D_MODEL, 7)), _channels)]
 
@@ -136,10 +144,10 @@ def _model_cases() -> list[Case]:
             name = "-".join(filter(None, [entry.name, variant]))
             if entry.is_language_model:
                 build = lambda name=entry.name, options=options: build_model(name, **options)  # noqa: E731
-                cases.append(Case(name, build, _tokens))
+                cases.append(Case(name, build, _tokens, **_OF_SEGMENTS))
             else:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
-                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3))
+                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3, **_OF_CLIPS))
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
     hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
     return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recurra import state as states
@@ -49,20 +49,20 @@ def assert_all_close(actual, expected):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-@given(pieces=st.lists(st.sampled_from([1, 1, 2, 3, 5, 7, 16, 17, 31]), min_size=1, max_size=6), data=st.data())
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_any_cut_gives_the_whole(case, module, pieces, data):
-    x = case.draw(2, sum(pieces))
-    state = entering_state(case, module) if data.draw(st.booleans(), label="in the middle of a stream") else None
-    whole = results(module, x, [sum(pieces)], state)
-    cut = results(module, x, pieces, state)
-    assert_all_close(cut[0], whole[0])
-    assert_all_close(cut[1], whole[1])
+def test_any_cut_gives_the_whole(case, module):
+    @settings(max_examples=case.n_drawn, derandomize=True)
+    @given(pieces=st.lists(st.sampled_from(case.pieces), min_size=2, max_size=5), in_the_middle=st.booleans())
+    @example(pieces=list(case.pieces), in_the_middle=False)
+    @example(pieces=list(case.pieces[::-1]), in_the_middle=True)
+    def check(pieces, in_the_middle):
+        x = case.draw(2, sum(pieces))
+        state = entering_state(case, module) if in_the_middle else None
+        whole = results(module, x, [sum(pieces)], state)
+        cut = results(module, x, pieces, state)
+        assert_all_close(cut[0], whole[0])
+        assert_all_close(cut[1], whole[1])
+
+    check()
 
 
 def test_one_step_at_a_time_gives_the_whole(case, module):

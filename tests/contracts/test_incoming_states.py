@@ -1,7 +1,5 @@
 """What comes in from outside is checked: another state, or another input, is refused in words, and never read."""
 
-import subprocess
-import sys
 from typing import NamedTuple
 
 import jaxtyping
@@ -9,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import recurra
 from recurra import state as states
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -211,16 +210,10 @@ def test_another_input(case, module):
         assert str(caught.value).startswith(name)
 
 
-def test_a_state_of_another_batch_ends_in_an_error_and_not_in_a_crash():
-    """What once gave garbage, and corrupted the heap in the backward pass."""
-    program = """
-import torch, recurra
-layer = recurra.create_mixer("gateloop", 64)
-_, state = layer(torch.randn(1, 8, 64))
-y, _ = layer(torch.randn(64, 32, 64), state)
-y.sum().backward()
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("ValueError: state.h is complex64 (1, 64, 1, 1) on cpu; expected complex64 (64, 64, 1, 1)")
+def test_a_state_of_another_batch_never_reaches_the_kernels():
+    """It once gave garbage, and corrupted the heap in the backward pass."""
+    layer = recurra.create_mixer("gateloop", 64)
+    _, state = layer(torch.randn(1, 8, 64))
+    message = r"^state.h is complex64 \(1, 64, 1, 1\) on cpu; expected complex64 \(64, 64, 1, 1\)"
+    with pytest.raises(ValueError, match=message):
+        layer(torch.randn(64, 32, 64), state)
