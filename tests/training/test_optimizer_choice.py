@@ -50,11 +50,19 @@ def test_the_options_reach_torch(toy_model):
 def test_the_defaults():
     assert OptimizerConfig().options == {"betas": (0.9, 0.98), "epsilon": 1e-8}
     assert OptimizerConfig(algorithm="sgd").options == {"momentum": 0.9, "nesterov": False}
+    muon = {"matrix_learning_rate": 0.01, "momentum": 0.95, "nesterov": True, "betas": (0.9, 0.98), "epsilon": 1e-8}
+    assert OptimizerConfig(algorithm="muon").options == muon
 
 
 @pytest.mark.parametrize(
     ("algorithm", "field", "value"),
-    [("adamw", "momentum", 0.9), ("adamw", "nesterov", True), ("sgd", "betas", (0.9, 0.9)), ("sgd", "epsilon", 1e-8)],
+    [
+        ("adamw", "momentum", 0.9),
+        ("adamw", "nesterov", True),
+        ("sgd", "betas", (0.9, 0.9)),
+        ("sgd", "epsilon", 1e-8),
+        ("adamw", "matrix_learning_rate", 0.1),
+    ],
 )
 def test_an_option_of_another_algorithm_is_refused(algorithm, field, value):
     with pytest.raises(ValueError, match=rf"^optimizer\.{field} is .*; expected null when .* is {algorithm}"):

@@ -6,6 +6,8 @@ from torch import nn
 
 from recurra.files.writing import free_bytes
 from recurra.training.config import AveragingConfig, OptimizerConfig
+from recurra.training.muon import matrix_ids
+from recurra.training.optimizer import transition_parameter_ids
 
 ROOM_FOR = 3
 """Checkpoints that the disk should have room for: a run keeps the newest and the best, and writes the next before it
@@ -18,10 +20,12 @@ def checkpoint_bytes(model: nn.Module, optimizer: OptimizerConfig, averaging: Av
     Carried states and the format itself are not counted; beside the weights of a model they are small.
     """
     weights = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}  # tied ones are stored once
-    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     copies = 1 if averaging.start_step is None else 2
-    kept = 2 if optimizer.algorithm == "adamw" else int(optimizer.options["momentum"] > 0)
-    return copies * sum(weights.values()) + kept * trained
+    matrices = matrix_ids(model) - transition_parameter_ids(model) if optimizer.algorithm == "muon" else set()
+    moments = {"adamw": 2, "sgd": int(optimizer.options.get("momentum", 0.0) > 0), "muon": 2}[optimizer.algorithm]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kept = sum(parameter.nbytes * (1 if id(parameter) in matrices else moments) for parameter in trained)
+    return copies * sum(weights.values()) + kept
 
 
 def space_note(folder: Path, n_bytes: int) -> str:

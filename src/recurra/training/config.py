@@ -46,6 +46,13 @@ def chosen_options(
 OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"betas": (0.9, 0.98), "epsilon": 1e-8},
     "sgd": {"momentum": 0.9, "nesterov": False},
+    "muon": {
+        "matrix_learning_rate": 0.01,
+        "momentum": 0.95,
+        "nesterov": True,
+        "betas": (0.9, 0.98),
+        "epsilon": 1e-8,
+    },
 }
 
 
@@ -53,21 +60,24 @@ OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 class OptimizerConfig:
     """An optimiser, with its own learning rate and weight decay for the parameters that make the state transition."""
 
-    algorithm: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or stochastic gradient descent with momentum."""
+    algorithm: Literal["adamw", "sgd", "muon"] = "adamw"
+    """AdamW, stochastic gradient descent with momentum, or Muon for the matrices between hidden channels and AdamW for
+    everything else."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
+    matrix_learning_rate: float | None = None
+    """muon: peak learning rate of the matrices between hidden channels; null: 0.01."""
     betas: tuple[float, float] | None = None
-    """adamw: the decay rates of the first and the second moment, each in [0, 1); null: 0.9 and 0.98."""
+    """adamw, muon: the decay rates of the first and the second moment, each in [0, 1); null: 0.9 and 0.98."""
     epsilon: float | None = None
-    """adamw: the term in the denominator, above 0; null: 1e-8."""
+    """adamw, muon: the term in the denominator, above 0; null: 1e-8."""
     momentum: float | None = None
-    """sgd: how much of the last update enters the next one, in [0, 1); null: 0.9."""
+    """sgd, muon: how much of the last update enters the next one, in [0, 1); null: 0.9 for sgd and 0.95 for muon."""
     nesterov: bool | None = None
-    """sgd: use Nesterov momentum; null: false."""
+    """sgd, muon: use Nesterov momentum; null: false for sgd and true for muon."""
     weight_decay: float = 0.05
-    """Weight decay of matrices, embeddings included; biases and norm scales have none. adamw decouples it from the
-    gradient; sgd adds it to the gradient, as an L2 penalty does."""
+    """Weight decay of matrices, embeddings included; biases and norm scales have none. adamw and muon decouple it from
+    the gradient; sgd adds it to the gradient, as an L2 penalty does."""
     transition_learning_rate: float | None = None
     """Peak learning rate of the transition's parameters; null: the same as for all others."""
     transition_weight_decay: float | None = None
@@ -76,7 +86,7 @@ class OptimizerConfig:
     """Largest norm of the whole gradient, above 0; a longer gradient is scaled down to it. Null: no limit."""
 
     def __post_init__(self) -> None:
-        rates = ("learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
+        rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
         require_positive(**fields_of(self, "optimizer", *rates))
         require_at_least(0, **fields_of(self, "optimizer", "weight_decay", "transition_weight_decay"))
         betas, momentum = self.options.get("betas", ()), self.options.get("momentum", 0.0)

@@ -1,4 +1,4 @@
-"""AdamW or SGD over parameter groups that follow from rules.
+"""AdamW, SGD or Muon over parameter groups that follow from rules.
 
 The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included; biases
 and norm scales do not. The parameters that make the state transition may have their own learning rate and weight decay,
@@ -7,6 +7,7 @@ as in GateLoop Table 4; each module names its own in a method `transition_parame
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from recurra.checks import sentence
 from recurra.training.config import OptimizerConfig
+from recurra.training.muon import Muon, matrix_ids
 
 ParameterGroup = dict[str, Any]
 
@@ -21,27 +23,34 @@ ParameterGroup = dict[str, Any]
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Build the optimiser of `config.algorithm` over `parameter_groups`.
 
-    Uses the fused form, with one pass over each parameter, on the CPU and on a GPU.
+    AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU.
     """
     groups = parameter_groups(model, config)
     options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
-    return _ALGORITHMS[config.algorithm](groups, lr=config.learning_rate, fused=True, **options)
+    options.pop("matrix_learning_rate", None)  # the groups have it
+    return _ALGORITHMS[config.algorithm](groups, lr=config.learning_rate, **options)
 
 
-_ALGORITHMS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW, "sgd": SGD}
+_ALGORITHMS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": partial(AdamW, fused=True),
+    "sgd": partial(SGD, fused=True),
+    "muon": Muon,
+}
 _TORCH_NAMES = {"epsilon": "eps"}
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
     """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
 
-    Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales) and `weight_decay`. Tied
-    parameters count once, under their first name.
+    Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales), `weight_decay` and, for Muon,
+    `orthogonal`. Tied parameters count once, under their first name.
 
     Raises:
         ValueError: a module names a transition parameter that the model does not have.
     """
     transition = transition_parameter_ids(model)
+    muon = config.algorithm == "muon"
+    matrices = matrix_ids(model) - transition if muon else set()
     members: dict[tuple[str, float, float], list[nn.Parameter]] = defaultdict(list)
     for _, parameter in _trainable(model):
         decay = config.weight_decay if parameter.ndim >= 2 else 0.0
@@ -49,6 +58,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
         if id(parameter) in transition:
             name, rate = "transition", config.transition_learning_rate or rate
             decay = decay if config.transition_weight_decay is None else config.transition_weight_decay
+        if id(parameter) in matrices:
+            name, rate = "matrices", config.options["matrix_learning_rate"]
         members[name, rate, decay].append(parameter)
     groups = [
         {
@@ -57,6 +68,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
             "lr": rate,
             "peak_lr": rate,
             "weight_decay": decay,
+            **({"orthogonal": name == "matrices"} if muon else {}),
         }
         for (name, rate, decay), p in members.items()
     ]
