@@ -30,17 +30,14 @@ def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path)
     assert all(file.stat().st_size > 1000 for file in files)
 
 
-def test_the_folder_is_the_first_runs_unless_given(copies):
-    files = draw_runs([open_run(copies["text"])])
-    assert {file.parent for file in files} == {copies["text"] / "figures"}
-
-
-def test_curves_need_neither_corpus_nor_videos(copies):
+def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_another_is_given(copies):
     (copies["video"] / "eval-test.json").write_text(
         '{"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}}'
     )
     run = open_run(copies["video"], overrides=["--data.path", "nowhere"])
-    assert {file.stem for file in draw_runs([run])} == {"confusion-test", "curves"}
+    files = draw_runs([run])
+    assert {file.stem for file in files} == {"confusion-test", "curves"}
+    assert {file.parent for file in files} == {copies["video"] / "figures"}
     assert gates_of(run) is None
     rows = curve_rows(open_run(copies["text"], overrides=["--data.path", "nowhere"]))
     assert float(rows[-1]["valid_perplexity"]) > 1

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recurra.analysis.plots import confusion_matrix, save
+from recurra.analysis.plots import confusion_matrix, save_png
 
 NAMES = ["left", "right", "up"]
 COUNTS = torch.tensor([[3, 1, 0], [0, 0, 0], [2, 2, 4]])
@@ -44,7 +44,7 @@ def test_cells_say_their_share_where_there_is_room():
 
 def test_the_names_of_31_classes_do_not_overlap(tmp_path):
     figure = confusion_matrix(torch.eye(31, dtype=torch.int64), [f"Makecoffee.Pourwater{i}" for i in range(31)])
-    save(figure, tmp_path, "confusion")
+    save_png(figure, tmp_path, "confusion")
     axes, _ = image(figure)
     boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))

@@ -1,13 +1,13 @@
 import errno
 import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from tests.small_figures import in_full
 
 from recurra.analysis.plots import magnitude_activations, save
 from recurra.analysis.plots.figure import STYLE, house_style, new_figure
@@ -18,6 +18,7 @@ def settings():
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
 
 
+@in_full
 def test_save_writes_a_png_and_an_svg(tmp_path):
     paths = save(magnitude_activations(), tmp_path / "new" / "folder", "figure-4.1")
     assert [path.name for path in paths] == ["figure-4.1.png", "figure-4.1.svg"]
@@ -27,9 +28,17 @@ def test_save_writes_a_png_and_an_svg(tmp_path):
     assert ElementTree.parse(paths[1]).getroot().tag.endswith("svg")
 
 
+@house_style()
+def small() -> Figure:
+    """A figure that is drawn quickly, with a line and an area to clip it at."""
+    figure = new_figure(1.0, 1.0)
+    figure.add_subplot(xticks=[], yticks=[]).plot([0, 1], [0, 2])
+    return figure
+
+
 def test_the_same_figure_gives_the_same_bytes(tmp_path):
-    first = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "first")]
-    second = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "second")]
+    first = [path.read_bytes() for path in save(small(), tmp_path, "first")]
+    second = [path.read_bytes() for path in save(small(), tmp_path, "second")]
     assert first == second
     for content in first:
         assert b"dc:date" not in content
@@ -42,12 +51,21 @@ def test_a_full_disk_leaves_the_old_figure_and_names_it(tmp_path, monkeypatch, s
         if f".{suffix}." in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    paths = save(magnitude_activations(), tmp_path, "figure")
+    paths = save(small(), tmp_path, "figure")
     before = {path: path.read_bytes() for path in paths}
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=rf"No space left on device: '.*figure\.{suffix}'"):
-        save(magnitude_activations(), tmp_path, "figure")
+        save(small(), tmp_path, "figure")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_both_files_have_one_layout_and_the_figure_keeps_its_own(tmp_path):
+    figure = small()
+    engine, laid_out = figure.get_layout_engine(), []
+    engine.execute = lambda figure, execute=engine.execute: (laid_out.append(figure), execute(figure))
+    save(figure, tmp_path, "figure")
+    assert laid_out == [figure]
+    assert figure.get_layout_engine() is engine
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a/"])
@@ -82,19 +100,14 @@ def test_the_settings_come_back_after_an_error():
     assert settings() == before
 
 
-def test_pyplot_which_chooses_a_backend_stays_out(tmp_path):
-    program = (
-        "import sys, recurra.analysis.plots as plots\n"
-        "plots.save(plots.magnitude_activations(), sys.argv[1], 'figure')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
+def test_the_analysis_loads_no_matplotlib_and_plots_no_pyplot_which_chooses_a_backend(run_python, tmp_path):
+    run_python(
+        """
+        import sys, recurra.analysis
+        assert "matplotlib" not in sys.modules, "the analysis alone loads it"
+        import recurra.analysis.plots as plots
+        plots.save(plots.magnitude_activations(), ".", "figure")
+        assert "matplotlib.pyplot" not in sys.modules
+        """
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
     assert (tmp_path / "figure.png").is_file()
-
-
-def test_the_analysis_without_plots_does_not_load_matplotlib():
-    program = "import sys, recurra.analysis; assert 'matplotlib' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.analysis.plots import gate_phases, save
+from recurra.analysis.plots import gate_phases, save_png
 from recurra.analysis.plots.phases import wrapped
 
 
@@ -38,7 +38,7 @@ def test_layers_that_were_not_recorded_are_refused(make_record, layers):
 @pytest.mark.parametrize(("n_steps", "channels"), [(1, (1,)), (64, (16,) * 12), (2000, (100, 100))])
 def test_any_size_of_phases_is_laid_out_without_a_warning(make_record, assert_stacked, tmp_path, n_steps, channels):
     figure = gate_phases(make_record(n_steps, channels))
-    save(figure, tmp_path, "phases")
+    save_png(figure, tmp_path, "phases")
     for side in range(2):
         assert_stacked(figure.axes[side : 2 * len(channels) : 2])
 

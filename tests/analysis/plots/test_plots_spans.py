@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.analysis.plots import accuracy_over_span, save
+from recurra.analysis.plots import accuracy_over_span, save_png
 from recurra.analysis.plots.spans import pooled_accuracies
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 
@@ -80,7 +80,7 @@ def test_any_number_of_runs(tmp_path, n_runs):
     figure = accuracy_over_span(runs, smoothing=5, chance=0.02)
     looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(looks) == n_runs + 1
-    save(figure, tmp_path, "spans")
+    save_png(figure, tmp_path, "spans")
 
 
 @pytest.mark.parametrize("smoothing", [0, 2, -1])

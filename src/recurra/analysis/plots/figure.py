@@ -26,7 +26,6 @@ Design, 2008) without its yellow, which is too light for lines on white."""
 LINE_STYLES = ("-", "--", ":")
 GREY = "#5A5A5A"
 """The colour of everything but data: guide lines, marks, notes."""
-DOTS_PER_INCH = 300
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # part of matplotlib, so figures are the same on every machine
@@ -49,7 +48,7 @@ STYLE: dict[str, Any] = {
     # Colours change before line styles, so that 21 lines differ.
     "axes.prop_cycle": cycler(linestyle=LINE_STYLES) * cycler(color=COLOURS),
     "svg.hashsalt": "recurra",  # otherwise the names inside an SVG are random
-    "savefig.dpi": DOTS_PER_INCH,
+    "savefig.dpi": 300,
 }
 
 
@@ -103,17 +102,31 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     """
     png = save_png(figure, folder, name)
     svg = png.with_name(f"{name}.svg")
-    with replacing(svg) as file:
+    with replacing(svg) as file, _laid_out(figure):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return [png, svg]
 
 
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Keep a figure's present layout: both files have the same, and finding it takes a third of the time."""
+    engine = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+
+
 @house_style()
-def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: int = DOTS_PER_INCH) -> Path:
-    """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing."""
+def save_png(figure: Figure, folder: str | Path, name: str, *, dots_per_inch: int | None = None) -> Path:
+    """Write only folder/name.png, as `save` does: for photographs, where an SVG adds nothing.
+
+    dots_per_inch: the resolution; None means that of `STYLE`.
+    """
     is_plain = bool(name) and Path(name).name == name
     require(is_plain, "name", name, "a file name without folders", "put folders into `folder`")
     path = Path(folder) / f"{name}.png"
     with replacing(path) as file:
-        figure.savefig(file, format="png", metadata={"Software": None}, dpi=dots_per_inch)
+        figure.savefig(file, format="png", metadata={"Software": None}, dpi=dots_per_inch or STYLE["savefig.dpi"])
     return path
