@@ -1,5 +1,7 @@
 """Counts against matrix products counted by hand: a product (m, k) x (k, n) is 2 m k n FLOPs."""
 
+from functools import cache, partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recurra.analysis import measured_cost
+from recurra.analysis import MeasuredCost, measured_cost
 from recurra.cells import NCGRUCell, Neumann
 from recurra.kernels.backends import NUMBA_IS_MISSING
 from recurra.models import (
@@ -53,6 +55,12 @@ def gateloop(**mixer_options):
     )
 
 
+@cache
+def cost(make, *given, **options) -> MeasuredCost:
+    """The cost of a model for N tokens; counting takes a third of a second, so every model is counted once."""
+    return measured_cost(make(*given, **options), N)
+
+
 def attention(n_queries: int, n_keys: int) -> int:
     """Queries; keys and values; output projection; scores and weighted values."""
     projections = 2 * n_queries * D * C + 2 * n_keys * D * 2 * C + 2 * n_queries * C * D
@@ -68,7 +76,7 @@ def feed_forward(n_steps: int) -> int:
 
 def test_a_layer_of_the_transformer():
     positions = 2 * (N + 1) * D * C + 2 * N * C * (N + 1)  # W_R R, and queries with it
-    measured = measured_cost(xl(), N)
+    measured = cost(xl)
     assert measured.block_flops == attention(N, N) + positions + feed_forward(N)
     assert measured.vocabulary_flops == 2 * N * D * V
 
@@ -76,7 +84,7 @@ def test_a_layer_of_the_transformer():
 def test_a_layer_of_transformer_xl_whose_memory_takes_two_segments_to_fill():
     keys = 7 + N
     positions = 2 * N * C * D + 2 * N * HEADS * D * (keys + 1)  # queries W_R, and R with them: the cheaper order here
-    measured = measured_cost(xl(mem_len=7), N)
+    measured = cost(xl, mem_len=7)
     assert measured.block_flops == attention(N, keys) + positions + feed_forward(N)
 
 
@@ -86,7 +94,7 @@ RNN = 2 * N * D * 3 * D + 2 * N * D * 2 * D + 2 * N * D * D  # W x for all three
 @pytest.mark.parametrize("cell", ["gru", "ncgru"])
 def test_a_layer_of_the_compact_recurrent_transformer(cell):
     """The memory is one more step in the blocks; computing NCGRU's orthogonal matrix is not part of a segment."""
-    measured = measured_cost(crt(memory=cell, position=f"rnn-{cell}"), N)
+    measured = cost(crt, memory=cell, position=f"rnn-{cell}")
     assert measured.block_flops == 2 * RNN + attention(N + 1, N + 1) + feed_forward(N + 1)
     assert measured.vocabulary_flops == 2 * N * D * V
 
@@ -94,17 +102,17 @@ def test_a_layer_of_the_compact_recurrent_transformer(cell):
 def test_the_neumann_series_of_an_orthogonal_matrix_is_not_the_segments():
     model = crt()
     model.memory.rnn.cell = NCGRUCell(D, D, neumann=Neumann())
-    assert measured_cost(model, N).block_flops == measured_cost(crt(), N).block_flops
+    assert measured_cost(model, N).block_flops == cost(crt).block_flops
 
 
 def test_one_rnn_alone_and_layers_that_add_up():
-    assert measured_cost(crt(2, memory="none"), N).block_flops == RNN + 2 * (attention(N, N) + feed_forward(N))
+    assert cost(crt, 2, memory="none").block_flops == RNN + 2 * (attention(N, N) + feed_forward(N))
 
 
 def test_the_max_headed_gateloop_with_its_recurrence():
     products = 2 * N * D * 3 * 6 + 2 * N * D * 2 * 6 + 2 * N * 6 * D + feed_forward(N)
     recurrence = 0 if NUMBA_IS_MISSING else 9 * N * 6
-    measured = measured_cost(gateloop(), N)
+    measured = cost(gateloop)
     assert measured.block_flops == 2 * (products + recurrence)
     assert measured.vocabulary_flops == 2 * N * D * 13
 
@@ -112,12 +120,12 @@ def test_the_max_headed_gateloop_with_its_recurrence():
 def test_gateloop_with_wider_heads_goes_through_the_linear_scan():
     products = 2 * N * D * 3 * 6 + 2 * N * D * 2 * 6 + 2 * N * 6 * D + feed_forward(N)
     scan = 0 if NUMBA_IS_MISSING else 2 * N * 2 * 3 * 3
-    assert measured_cost(gateloop(n_heads=2), N).block_flops == 2 * (products + scan)
+    assert cost(gateloop, n_heads=2).block_flops == 2 * (products + scan)
 
 
 def test_projections_of_an_adaptive_embedding_are_the_vocabularys():
     """Clusters of 4, 3 and 4 words with 8, 4 and 2 channels; every table looks up every token."""
-    plain, adaptive = measured_cost(xl(), N), measured_cost(xl(cutoffs=[4, 7], div_val=2), N)
+    plain, adaptive = cost(xl), measured_cost(xl(cutoffs=[4, 7], div_val=2), N)
     assert adaptive.block_flops == plain.block_flops
     embedding = sum(2 * N * D * channels for channels in (8, 4, 2))
     head = sum(2 * N * D * channels for channels in (8, 4, 2)) + 2 * N * (8 * (4 + 2) + 4 * 3 + 2 * 4)
@@ -144,7 +152,7 @@ def test_the_same_as_when_it_is_run(name):
             state = model(tokens, state)[1]
         with FlopCounterMode(display=False) as counter:
             model(tokens, state)
-    measured = measured_cost(model, N)
+    measured = cost(MODELS[name])
     assert measured.block_flops + measured.vocabulary_flops == counter.get_total_flops()
 
 
@@ -155,37 +163,37 @@ BLOCK_PARAMETERS = ATTENTION_PARAMETERS + 2 * D * FF + FF + D + 4 * D
 
 
 def test_parameters_of_transformer_xl_count_shared_biases_and_tables_once():
-    measured = measured_cost(xl(2, mem_len=7), N)
+    measured = cost(xl, 2, mem_len=7)
     assert measured.block_parameters == 2 * (BLOCK_PARAMETERS + D * C) + 2 * C
     assert measured.parameters == measured.block_parameters + V * D + V
-    untied = measured_cost(xl(2, mem_len=7, tie_embeddings=False), N)
+    untied = cost(xl, 2, mem_len=7, tie_embeddings=False)
     assert untied.block_parameters == measured.block_parameters
     assert untied.parameters == measured.parameters + V * D
 
 
 def test_parameters_of_the_compact_recurrent_transformer():
     gru = 6 * D * D + 3 * D
-    assert measured_cost(crt(2), N).block_parameters == 2 * BLOCK_PARAMETERS + 2 * gru
+    assert cost(crt, 2).block_parameters == 2 * BLOCK_PARAMETERS + 2 * gru
     ncgru = gru - D * D + D * (D - 1) // 2
-    of_ncgru = measured_cost(crt(2, "ncgru", "rnn-ncgru"), N)
+    of_ncgru = cost(crt, 2, "ncgru", "rnn-ncgru")
     assert of_ncgru.block_parameters == 2 * BLOCK_PARAMETERS + 2 * ncgru
 
 
 @pytest.mark.parametrize(
-    ("make", "n_bytes"),
+    ("counted", "n_bytes"),
     [
-        (lambda: xl(2), 0),
-        (lambda: xl(2, mem_len=4), 2 * 4 * D * 4),
-        (lambda: xl(2, mem_len=13), 2 * 13 * D * 4),
-        (lambda: crt(2), 3 * D * 4),  # m, and the two RNNs that start from it
-        (lambda: crt(2, "none", "relative"), 0),
-        (lambda: crt(2, "gru", "relative"), 2 * D * 4),
-        (gateloop, 2 * 6 * 8),
-        (lambda: gateloop(n_heads=2), 2 * 2 * 3 * 3 * 8),
+        (partial(cost, xl), 0),
+        (partial(cost, xl, mem_len=4), 4 * D * 4),
+        (partial(cost, xl, 2, mem_len=13), 2 * 13 * D * 4),
+        (partial(cost, crt, 2), 3 * D * 4),  # m, and the two RNNs that start from it
+        (partial(cost, crt, 1, "none", "relative"), 0),
+        (partial(cost, crt, 1, "gru", "relative"), 2 * D * 4),
+        (partial(cost, gateloop), 2 * 6 * 8),
+        (partial(cost, gateloop, n_heads=2), 2 * 2 * 3 * 3 * 8),
     ],
 )
-def test_bytes_between_two_segments(make, n_bytes):
-    assert measured_cost(make(), N).state_bytes == n_bytes
+def test_bytes_between_two_segments(counted, n_bytes):
+    assert counted().state_bytes == n_bytes
 
 
 # --- how it is counted ---
@@ -195,7 +203,7 @@ def test_bytes_between_two_segments(make, n_bytes):
 def test_a_model_without_weights_costs_the_same(name):
     with torch.device("meta"):
         abstract = MODELS[name]()
-    assert measured_cost(abstract, N) == measured_cost(MODELS[name](), N)
+    assert measured_cost(abstract, N) == cost(MODELS[name])
 
 
 def test_no_weight_is_allocated():

@@ -9,7 +9,7 @@ def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, mo
     recipes, out = tmp_path / "recipes", tmp_path / "out"
     (recipes / "demo").mkdir(parents=True)
     for name, transition in (("data-controlled", "data"), ("fixed", "fixed")):
-        text = RECIPE.replace("transition: data", f"transition: {transition}")
+        text = RECIPE.replace("transition: data", f"transition: {transition}").replace("n_layer: 2", "n_layer: 1")
         (recipes / "demo" / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(demo, "recipes_folder", lambda: recipes)
     assert main(["demo", "--run", str(out)]) == 0

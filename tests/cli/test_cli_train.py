@@ -2,14 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import failure, measured
+from tests.cli.conftest import RECIPE, failure, measured
+from tests.killed_runs import Ending, train_until
 
 from recurra.cli import main
 
@@ -109,45 +108,38 @@ def test_help_shows_every_field_with_its_docstring(capsys, recipe):
     assert "--data.sequence_length" in text
 
 
-def start(*words: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", "import sys; from recurra.cli import main; sys.exit(main())", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+LONGER = ["--training.epochs", "6", "--training.save_every", "7"]
 
 
-def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen) -> None:
-    metrics = run / "metrics.csv"
-    while not (metrics.is_file() and metrics.read_text().count("\n") > n_rows):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.002)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Path:
+    """A run that was terminated after 10 records, and one that was killed (kill -9) after 18; in one process, for it
+    takes seconds to start."""
+    folder = tmp_path_factory.mktemp("ended")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    terminated = Ending(signal.SIGTERM, 10, [str(recipe), "--run", str(folder / "terminated")])
+    killed = Ending(signal.SIGKILL, 18, [str(recipe), "--run", str(folder / "killed"), *LONGER])
+    process = train_until(terminated, killed)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    (folder / "out").write_text(process.stdout)
+    (folder / "err").write_text(process.stderr)
+    return folder
 
 
-def test_a_killed_run_repeats_the_uninterrupted_one_bit_for_bit(recipe, tmp_path):
-    """kill -9 in the middle; the resumed run logs what the uninterrupted one logged, digit by digit."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    longer = ["--training.epochs", "50", "--training.save_every", "7"]
-    assert main(["train", recipe, "--run", str(whole), *longer]) == 0
-
-    process = start("train", recipe, "--run", str(killed), *longer)
-    wait_for_rows(killed, 45, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert 45 <= len(measured(killed)) < 200
-
-    process = start("train", "--resume", str(killed))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+def test_a_killed_run_repeats_the_uninterrupted_one_bit_for_bit(ended, recipe, tmp_path):
+    """The resumed run logs what the uninterrupted one logged, digit by digit."""
+    whole, killed = tmp_path / "whole", Path(shutil.copytree(ended / "killed", tmp_path / "killed"))
+    assert main(["train", recipe, "--run", str(whole), *LONGER]) == 0
+    assert measured(killed) == measured(whole)[:18]
+    assert main(["train", "--resume", str(killed)]) == 0
+    assert len(measured(killed)) == 24
     assert measured(killed) == measured(whole)
 
 
-def test_a_terminated_run_saves_and_says_how_to_go_on(recipe, tmp_path):
-    run = tmp_path / "run"
-    process = start("train", recipe, "--run", str(run), "--training.epochs", "10000")
-    wait_for_rows(run, 10, process)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
+def test_a_terminated_run_saves_and_says_how_to_go_on(ended):
+    run, errors = ended / "terminated", (ended / "err").read_text()
+    assert f"status {128 + signal.SIGTERM}" in (ended / "out").read_text().splitlines()
     assert "stopped by SIGTERM at step" in errors
     assert f"recurra train --resume {run}" in errors
     assert json.loads((run / "summary.json").read_text())["finished"] is False

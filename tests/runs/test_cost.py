@@ -14,7 +14,7 @@ from recurra.models import (
 )
 from recurra.runs.cost import cost_curves, cost_of, scored_perplexity
 
-MODEL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 6}
+MODEL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 6}
 COMMON = f"""
 data: {{path: nowhere, segment_length: 5, batch_size: 2}}
 model: {json.dumps(MODEL)}
@@ -52,14 +52,14 @@ N_WORDS = 6 + 2
 
 
 def test_numbers_are_those_of_the_recipes_models(tmp_path):
-    sizes = {**MODEL, "vocab_size": 23, "segment_length": 5}
+    sizes = {**MODEL, "n_layer": 2, "vocab_size": 23, "segment_length": 5}
     models = {
         "Transformer-XL": (TRANSFORMER_XL, TransformerXL(TransformerXLConfig(**sizes))),
         "CRT-GRU": (CRT, CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**sizes))),
     }
     for kind, (recipe, model) in models.items():
         word = written(tmp_path / "recipe.yaml", recipe)
-        row = cost_of(word, vocabulary=23)
+        row = cost_of(word, ["--model.n_layer", "2"], vocabulary=23)
         assert (row.name, row.kind, row.n_layer, row.segment_length) == (word, kind, 2, 5)
         assert row.measured == measured_cost(model, 5)
         if kind == "Transformer-XL":
@@ -112,12 +112,18 @@ def test_a_model_without_a_formula_is_counted_alone(tmp_path):
         (CRT, ["--model.cutoffs", "[12]"], 9, "cutoffs"),
         (HORIZON, [], 9, "is a recipe of memory-horizon; expected one over text"),
         (HORIZON, ["--data.n_samples", "5"], None, "n_samples"),
-        ("experiment: motions-timesformer\n", [], None, "motions"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(tmp_path, recipe, overrides, vocabulary, message):
     with pytest.raises((ValueError, OSError), match=message):
         cost_of(written(tmp_path / "recipe.yaml", recipe), overrides, vocabulary=vocabulary)
+
+
+def test_a_video_model_is_refused_before_its_videos_are_made(tmp_path):
+    recipe = f"{{experiment: motions-timesformer, data: {{path: {tmp_path}/videos, n_videos: 20}}}}"
+    with pytest.raises(ValueError, match="experiment is motions-timesformer; expected one over text"):
+        cost_of(written(tmp_path / "recipe.yaml", recipe))
+    assert not (tmp_path / "videos").exists()
 
 
 # --- runs ---
@@ -129,27 +135,23 @@ def scored_run(folder: Path, recipe: str, perplexity: float, name: str = "eval-t
     return str(folder)
 
 
-def curves(runs: list[str]) -> dict:
-    return cost_curves([cost_of(run, vocabulary=9) for run in runs], [scored_perplexity(run) for run in runs])
-
-
 def test_points_are_the_runs_blocks_and_perplexities(tmp_path):
     runs = [
         scored_run(tmp_path / "a", CRT, 61.5),
         scored_run(tmp_path / "b", CRT.replace("segment_length: 5", "segment_length: 3"), 66.0),
         scored_run(tmp_path / "c", TRANSFORMER_XL, 70.0),
     ]
-    flops = [cost_of(run, vocabulary=9).measured.block_flops for run in runs]
-    assert curves(runs) == {
+    rows = [cost_of(run, vocabulary=9) for run in runs]
+    flops = [row.measured.block_flops for row in rows]
+    assert cost_curves(rows, [scored_perplexity(run) for run in runs]) == {
         "CRT-GRU": [(5, flops[0], 61.5), (3, flops[1], 66.0)],
         "Transformer-XL": [(5, flops[2], 70.0)],
     }
 
 
 def test_depths_that_differ_have_curves_of_their_own(tmp_path):
-    deep = CRT.replace('"n_layer": 2', '"n_layer": 3')
-    runs = [scored_run(tmp_path / "a", CRT, 61.5), scored_run(tmp_path / "b", deep, 60.0)]
-    assert list(curves(runs)) == ["CRT-GRU, 2 layers", "CRT-GRU, 3 layers"]
+    row = cost_of(written(tmp_path / "crt.yaml", CRT), vocabulary=9)
+    assert list(cost_curves([row, row._replace(n_layer=3)], [61.5, 60.0])) == ["CRT-GRU, 1 layers", "CRT-GRU, 3 layers"]
 
 
 def test_a_run_scored_with_other_lengths_has_scores_of_its_own(tmp_path):

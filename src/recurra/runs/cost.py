@@ -49,6 +49,7 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
             kind that cannot be counted.
     """
     experiment = open_run(word, overrides=overrides).experiment if Path(word).is_dir() else load_recipe(word, overrides)
+    _segment_length(experiment)  # refuses a model that cannot be counted before its data are opened, or even generated
     sizes = _sizes(word, experiment) if vocabulary is None else _stated_sizes(word, experiment, vocabulary)
     with outlined():
         model: Any = experiment.model.build(sizes)
