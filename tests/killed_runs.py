@@ -1,4 +1,4 @@
-"""Runs that a signal ends in the middle, in a process of their own; at the same record however loaded the machine is."""
+"""Runs that a signal ends in the middle, in a process of their own; at the same record whatever the load."""
 
 import json
 import os
