@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from tests.scored_runs import scored  # noqa: F401
-from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
 from tests.summaries import make_summary  # noqa: F401
 from tools.pages.results.page import ResultsPage
 
