@@ -1,8 +1,10 @@
 """`recurra eval`: scores, printed and written."""
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import measured
 
 from recurra.cli import main
@@ -14,3 +16,21 @@ def test_eval_prints_and_writes_the_scores(capsys, trained):
     scores = json.loads((Path(trained) / "eval-valid.json").read_text())
     assert scores["step"] == 12
     assert scores["loss"] == float(measured(Path(trained))[-1]["valid_loss"])
+
+
+def test_a_temperature_is_given_or_chosen_on_the_validation_split(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    assert main(["eval", str(folder), "--split", "valid"]) == 0
+    assert main(["eval", str(folder), "--split", "valid", "--temperature", "0.5"]) == 0
+    plain, given = (json.loads((folder / f"eval-valid{name}.json").read_text()) for name in ("", "-temperature-0.5"))
+    assert (plain["changes"], given["changes"]) == ({}, {"temperature": 0.5})
+    assert main(["eval", str(folder), "--split", "valid", "--temperature", "valid"]) == 0
+    (path,) = {*folder.glob("eval-valid-temperature-*")} - {folder / "eval-valid-temperature-0.5.json"}
+    assert json.loads(path.read_text())["loss"] <= min(plain["loss"], given["loss"])
+
+
+def test_words_that_are_no_temperature_are_refused(capsys, trained):
+    for word in ("0", "-1", "inf", "hot"):
+        with pytest.raises(SystemExit):
+            main(["eval", trained, "--temperature", word])
+        assert f"{word!r}; expected a number above 0, or valid" in capsys.readouterr().err

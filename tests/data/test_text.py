@@ -66,6 +66,14 @@ def test_ranks(folder, sampling):
         config.build(rank=0, world_size=3)
 
 
+def test_evaluation_in_windows_that_overlap(folder):
+    data = TextConfig(folder, batch_size=4, eval_batch_size=2, segment_length=3, eval_stride=1, eval_context=2).build()
+    batch, text = data.source("valid").batch(0, 1), data.tokens("valid").tolist()
+    assert batch.inputs[0].tolist() == text[:3]
+    assert batch.targets[0].tolist() == [IGNORED_TARGET, IGNORED_TARGET, text[3]]
+    assert data.source("train").batch(0, 0).inputs.shape == (4, 3), "training has streams as before"
+
+
 def test_the_seed_draws_the_excerpts(folder):
     def first(seed):
         config = TextConfig(folder, batch_size=4, segment_length=3, sampling="windows", seed=seed)
@@ -111,6 +119,10 @@ def test_the_cache_folder_is_used(folder, tmp_path):
         ({"batch_size": 0}, ValueError, "batch_size is 0; expected at least 1"),
         ({"eval_batch_size": -1}, ValueError, "eval_batch_size is -1; expected at least 1"),
         ({"segment_length": 0}, ValueError, "segment_length is 0; expected at least 1"),
+        ({"eval_stride": 0, "eval_context": 4}, ValueError, "eval_stride is 0; expected at least 1"),
+        ({"eval_stride": 3, "eval_context": -1}, ValueError, "eval_context is -1; expected at least 0"),
+        ({"eval_stride": 3}, ValueError, r"eval_context is None; expected a number .* when data\.eval_stride is 3"),
+        ({"eval_context": 4}, ValueError, r"eval_context is 4; expected null when data\.eval_stride is None"),
         ({"seed": -1}, ValueError, "seed is -1; expected at least 0"),
         ({"seed": 1.0}, TypeError, r"seed is 1\.0, a float; expected a whole number"),
         (

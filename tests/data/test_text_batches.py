@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data import IGNORED_TARGET, BatchSource
-from recurra.data.text_batches import ExcerptSource, StreamSource
+from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 
 
 def streams(n, training, **options):
@@ -161,3 +161,53 @@ def test_steps_outside_the_epoch_are_refused(source):
             source.batch(0, step)
     with pytest.raises(ValueError, match="epoch is -1; expected at least 0"):
         source.batch(-1, 0)
+
+
+def overlapping(n, **options):
+    tokens = np.arange(n).astype(np.uint16)
+    tokens.flags.writeable = False
+    world_size = options.get("world_size", 1)
+    return [OverlappingSource(tokens, rank=rank, **{**options, "world_size": world_size}) for rank in range(world_size)]
+
+
+@given(
+    n=st.integers(2, 120),
+    batch_size=st.integers(1, 7),
+    stride=st.integers(1, 12),
+    context=st.integers(0, 20),
+    world_size=st.integers(1, 3),
+)
+def test_overlapping_windows_predict_every_token_once_after_their_context(n, batch_size, stride, context, world_size):
+    sources = overlapping(n, batch_size=batch_size, stride=stride, context=context, world_size=world_size)
+    predicted = []
+    for step in range(len(sources[0])):
+        batches = [source.batch(0, step) for source in sources]
+        assert not any(batch.continues for batch in batches)
+        for inputs, targets in zip(*(torch.cat([getattr(b, name) for b in batches]) for name in ("inputs", "targets"))):
+            counted = targets != IGNORED_TARGET
+            if not counted.any():
+                assert (inputs == 0).all()
+                continue
+            first, last = int(counted.nonzero()[0]), int(counted.nonzero()[-1])
+            assert counted[first : last + 1].all(), "what is predicted is one piece"
+            assert torch.equal(inputs[: last + 1], inputs[0] + torch.arange(last + 1)), "what is read is one piece"
+            assert torch.equal(targets[first : last + 1], inputs[first : last + 1] + 1)
+            assert first == min(context, int(inputs[first])), "all of the context that there is"
+            predicted += targets[first : last + 1].tolist()
+    assert predicted == list(range(1, n)), "in order, window after window"
+
+
+def test_overlapping_windows_by_hand():
+    (source,) = overlapping(8, batch_size=2, stride=2, context=3)
+    i = IGNORED_TARGET
+    assert isinstance(source, BatchSource)
+    assert len(source) == 2
+    assert source.batch(0, 0).inputs.tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 3, 0]]
+    assert source.batch(0, 0).targets.tolist() == [[1, 2, i, i, i], [i, i, 3, 4, i]]
+    assert source.batch(0, 1).inputs.tolist() == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 0]]
+    assert source.batch(0, 1).targets.tolist() == [[i, i, i, 5, 6], [i, i, i, 7, i]]
+
+
+def test_a_text_of_one_token_has_no_windows():
+    with pytest.raises(ValueError, match="is 1; expected at least 2, to predict"):
+        overlapping(1, batch_size=1, stride=2, context=3)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from recurra.data import IGNORED_TARGET, Batch, memory_spans
-from recurra.evaluation import evaluate, evaluate_by_span
+from recurra.evaluation import best_temperature, evaluate, evaluate_by_span
 
 
 class Sum(NamedTuple):
@@ -118,6 +118,38 @@ def test_autocast_around_it_does_not_reach_the_model(model, stream):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         evaluate(model, cut(stream, 12))
     assert model.dtypes == [torch.float32]
+
+
+def test_logits_are_divided_by_the_temperature(model, stream):
+    result = evaluate(model, cut(stream, 5, 7), temperature=1.7)
+    with torch.no_grad():
+        model.head.weight /= 1.7
+        model.head.bias /= 1.7
+    colder = evaluate(model, cut(stream, 5, 7))
+    assert result.loss == pytest.approx(colder.loss, rel=1e-6)
+    assert result.accuracy == colder.accuracy
+
+
+@pytest.mark.parametrize("right", [0.8, 1.0, 1.16, 1.4])
+def test_the_temperature_of_the_lowest_loss_is_found(model, right):
+    """Targets drawn from what the model says at a temperature."""
+    tokens = torch.randint(6, (2000, 30))
+    with torch.inference_mode():
+        model.head.weight *= 2
+        logits = model.eval()(tokens)[0] / right
+    targets = logits.softmax(-1).flatten(0, 1).multinomial(1).view_as(tokens)
+    targets[:, ::7] = IGNORED_TARGET
+    source = cut((tokens, targets), 10, 20)
+    found = best_temperature(model, source)
+    losses = {t: evaluate(model, source, temperature=t).loss for t in (found - 0.02, found, found + 0.02)}
+    assert min(losses, key=losses.get) == found or found in (0.8, 1.4)
+    assert found == pytest.approx(right, abs=0.021)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_an_impossible_temperature_is_refused(model, stream, temperature):
+    with pytest.raises(ValueError, match=r"^temperature is .*; expected"):
+        evaluate(model, cut(stream, 12), temperature=temperature)
 
 
 def test_nothing_to_count_is_an_error(model):

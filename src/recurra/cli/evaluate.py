@@ -1,5 +1,6 @@
 """`recurra eval`: score a run on a split."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from recurra.cli.arguments import add_checkpoint, command_parser, split_override
 from recurra.data import SPLITS
 from recurra.runs import open_run
 from recurra.runs.score_files import write_scores
-from recurra.runs.scores import DETAILS, score_run
+from recurra.runs.scores import DETAILS, calibrated_temperature, score_run
 from recurra.training.allocator import keep_large_blocks
 
 DESCRIPTION = """\
@@ -19,7 +20,10 @@ RUN/eval-SPLIT.json.
 
 Lengths may differ from those of training: --data.segment_length 17, --model.mem_len 70. For a video run the scores of
 all views are averaged, and their number may differ too: --data.test_views 1, --data.test_crops 1. Values that differ
-become part of the file's name."""
+become part of the file's name.
+
+A text can also be scored in windows that overlap, which gives every token a long context and takes as much longer:
+--data.eval_stride 10 --data.eval_context 130 --data.eval_batch_size 32."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -28,11 +32,20 @@ def run(words: Sequence[str]) -> int:
     parser = command_parser("eval", DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--split", choices=SPLITS, default="test", help="split to score (default: test)")
+    parser.add_argument(
+        "--temperature",
+        metavar="T",
+        type=_temperature,
+        help="divide the logits by T; `valid` finds the T of the lowest loss on the validation split first",
+    )
     add_checkpoint(parser)
     arguments = parser.parse_args(own)
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    scores = score_run(trained, arguments.split)
+    temperature = arguments.temperature
+    if temperature == "valid":
+        temperature = calibrated_temperature(trained)
+    scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
     Console().print(score_table(trained.name, scores))
     if "confusion" in scores:
@@ -41,6 +54,18 @@ def run(words: Sequence[str]) -> int:
         for path in draw_confusion(trained, arguments.split, scores):
             print(path)
     return 0
+
+
+def _temperature(word: str) -> float | str:
+    if word == "valid":
+        return word
+    try:
+        temperature = float(word)
+    except ValueError:
+        temperature = 0.0
+    if not 0 < temperature < float("inf"):
+        raise ArgumentTypeError(f"{word!r}; expected a number above 0, or valid")
+    return temperature
 
 
 def score_table(title: str, scores: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""Batches from one long text: parallel streams, or excerpts from random places."""
+"""Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
 import numpy as np
 import torch
@@ -71,6 +71,48 @@ class StreamSource:
                 inputs[number, :n] = segment[:-1]
                 targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
+
+
+class OverlappingSource:
+    """Windows that overlap, for evaluation: each predicts `stride` tokens after reading up to `context` before them.
+
+    Every token is a target exactly once, except the very first. Every window is the start of a new stream, so that what
+    a model knows of the text is what it reads in the window. Windows at the start of the text have less before them;
+    after the end of the text come token 0 and ignored targets.
+
+    tokens: (n,) numbers. batch_size: windows in a step, over all ranks together; the attribute of the same name counts
+    those on this rank.
+
+    Raises ValueError for a text that is too short.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, *, batch_size: int, stride: int, context: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        require(len(tokens) >= 2, _LENGTH, len(tokens), "at least 2, to predict one token from another")
+        self.batch_size = -(-batch_size // world_size)
+        self._tokens = tokens
+        self._stride, self._context = stride, context
+        self._first, self._step = rank * self.batch_size, world_size * self.batch_size
+
+    def __len__(self) -> int:
+        n_windows = -(-(len(self._tokens) - 1) // self._stride)
+        return -(-n_windows // self._step)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the windows of a step. Raises what `BatchSource.batch` raises."""
+        require_step(len(self), epoch, step)
+        inputs = np.zeros((self.batch_size, self._context + self._stride), dtype=np.int64)
+        targets = np.full_like(inputs, IGNORED_TARGET)
+        for row in range(self.batch_size):
+            scored = (step * self._step + self._first + row) * self._stride  # inputs from here on predict
+            start = max(0, scored - self._context)
+            window = self._tokens[start : scored + self._stride + 1]
+            n = len(window) - 1
+            if start + n > scored:
+                inputs[row, :n] = window[:-1]
+                targets[row, scored - start : n] = window[scored - start + 1 :]
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=False)
 
 
 class ExcerptSource:

@@ -7,7 +7,7 @@ from recurra.evaluation.classification import (
     class_scores,
     classify_videos,
 )
-from recurra.evaluation.evaluate import EvaluationResult, evaluate, evaluate_by_span
+from recurra.evaluation.evaluate import EvaluationResult, best_temperature, evaluate, evaluate_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
 from recurra.evaluation.video_stream import SegmentPrediction, classify_stream
 
@@ -18,6 +18,7 @@ __all__ = [
     "SpanAccuracy",
     "VideoProbabilities",
     "accuracy_by_span",
+    "best_temperature",
     "bits_per_token",
     "class_scores",
     "classify_stream",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require_positive, sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
@@ -42,7 +42,9 @@ Observer = Callable[[Batch, Tensor], None]
 """Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
 
 
-def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None = None) -> EvaluationResult:
+def evaluate(
+    model: nn.Module, source: BatchSource, *, observe: Observer | None = None, temperature: float = 1.0
+) -> EvaluationResult:
     """Run a model over one epoch of a source, in float32 and without gradients.
 
     A batch that continues the previous one starts from its state. The model runs in evaluation mode and returns to its
@@ -53,11 +55,14 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
             no `loss`; otherwise as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats.
         source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
         observe: called with every batch and its predictions.
+        temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
 
     Raises:
-        ValueError: every target is ignored, or `observe` is given with a model that has no logits.
+        ValueError: every target is ignored, the temperature is not above 0, or `observe` is given with a model that has
+            no logits.
     """
-    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss"))
+    require_positive(temperature=temperature)
+    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
     if observe is not None and not by_logits:
         came = f"{kind_of(observe)}, with a {type(model).__name__}"
         raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
@@ -75,7 +80,7 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
             inputs, carried = batch.inputs.to(device), state if batch.continues else None
             if by_logits:
                 logits, state = model(inputs, carried)
-                losses = negative_log_likelihood(logits, targets)
+                losses = negative_log_likelihood(logits / temperature, targets)
                 predictions = logits.argmax(dim=-1)
                 n_correct += (predictions == targets).sum()
                 if observe is not None:
@@ -96,6 +101,31 @@ def evaluate(model: nn.Module, source: BatchSource, *, observe: Observer | None 
         seconds=seconds,
         tokens_per_second=n_tokens / seconds,
     )
+
+
+TEMPERATURES = tuple(round(0.8 + 0.02 * number, 2) for number in range(31))
+"""What `best_temperature` tries: 0.80, 0.82, ... 1.40."""
+
+
+def best_temperature(model: nn.Module, source: BatchSource) -> float:
+    """Find the temperature of `TEMPERATURES` with the lowest loss over a source, which is read once.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
+        source: as for `evaluate`; a validation split, for a temperature chosen on the split that it scores flatters.
+    """
+    device = next(model.parameters()).device
+    totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64, device=device)
+    state: Any = None
+    with evaluation_mode(model), torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        for step in range(len(source)):
+            batch = source.batch(0, step)
+            logits, state = model(batch.inputs.to(device), state if batch.continues else None)
+            counted = (batch.targets != IGNORED_TARGET).to(device)
+            logits, targets = logits[counted][None], batch.targets.to(device)[counted][None]
+            for number, temperature in enumerate(TEMPERATURES):
+                totals[number] += negative_log_likelihood(logits / temperature, targets).sum(dtype=torch.float64)
+    return TEMPERATURES[int(totals.argmin())]
 
 
 def evaluate_by_span(

@@ -3,9 +3,18 @@
 from time import perf_counter
 from typing import Any
 
+from recurra.checks import require
 from recurra.data import MemoryHorizon, Split, memory_spans
 from recurra.data.video import VideoData
-from recurra.evaluation import EvaluationResult, SpanAccuracy, class_scores, classify_videos, evaluate, evaluate_by_span
+from recurra.evaluation import (
+    EvaluationResult,
+    SpanAccuracy,
+    best_temperature,
+    class_scores,
+    classify_videos,
+    evaluate,
+    evaluate_by_span,
+)
 from recurra.runs.run import Run
 from recurra.training import Experiment, MemoryHorizonExperiment, TextExperiment
 
@@ -13,8 +22,13 @@ DETAILS = ("class_accuracies", "confusion")
 """Scores that are written and drawn, but too long to print."""
 
 
-def score_run(run: Run, split: Split = "test") -> dict[str, Any]:
+def score_run(run: Run, split: Split = "test", *, temperature: float | None = None) -> dict[str, Any]:
     """Score a run on a split, in float32, with the state carried along contiguous segments.
+
+    Args:
+        run: the run.
+        split: the part of its data.
+        temperature: logits are divided by it; for models of tokens. None leaves them as they are.
 
     Returns:
         plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths that
@@ -22,21 +36,33 @@ def score_run(run: Run, split: Split = "test") -> dict[str, Any]:
 
     Raises:
         OSError: the data are not where the configuration says.
-        ValueError: the split is missing or empty.
+        ValueError: the split is missing or empty, or a video run has a temperature.
     """
     model, data = run.model, run.data
     if isinstance(data, VideoData):
+        require(temperature is None, "temperature", temperature, "None for a run over videos")
         measured = _video_scores(run, data, split)
     else:
-        measured = evaluate(model, data.source(split))._asdict()
+        measured = evaluate(model, data.source(split), temperature=temperature or 1.0)._asdict()
     return {
         "split": split,
         "checkpoint": run.checkpoint,
         "step": run.step,
-        "changes": run.changes,
+        "changes": run.changes | ({} if temperature is None else {"temperature": temperature}),
         **_lengths(run.experiment),
         **measured,
     }
+
+
+def calibrated_temperature(run: Run) -> float:
+    """Find the temperature with which a run has the lowest loss on its validation split.
+
+    Raises:
+        OSError: the data are not where the configuration says.
+        ValueError: the split is missing or empty, or it is a run over videos.
+    """
+    require(not isinstance(run.data, VideoData), "the run", "over videos", "one over tokens")
+    return best_temperature(run.model, run.data.source("valid"))
 
 
 def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
