@@ -4,7 +4,6 @@ import gc
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -160,41 +159,11 @@ def run_python(tmp_path) -> Callable[..., str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter():
-    """Triton's interpreter prepares the language whenever a kernel calls a function; here once per function."""
+    """Triton's interpreter repeats much in every operation, but not here."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
-    from triton.runtime import interpreter
+    from tests.quick_interpreter import quick_interpreter
 
-    prepared = set()
-
-    def call(self, *arguments, **named):
-        if not (self.fn.__module__.startswith("recurra.") or self.fn in prepared):
-            interpreter._patch_lang(self.fn)
-            prepared.add(self.fn)
-        return self.rewrite()(*arguments, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+    with quick_interpreter():
         yield
-
-
-@pytest.fixture(params=["interpreter", "card"])
-def run_with_triton(request) -> Callable[[Path], None]:
-    """Run a file of tests in Triton's interpreter, and on a CUDA card if there is one.
-
-    In a process of its own: whether kernels are interpreted is settled when Triton is first imported. Without the
-    run-time shape checks, for such a file may have its functions compiled.
-    """
-    pytest.importorskip("triton", reason="Triton is not installed here")
-    if request.param == "card" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA card")
-
-    def run(file: Path) -> None:
-        interpreted = "1" if request.param == "interpreter" else "0"
-        chosen = {"TRITON_INTERPRET": interpreted, "RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
-        result = subprocess.run(command, env=os.environ | chosen, cwd=ROOT, capture_output=True, text=True, timeout=600)
-        assert result.returncode == 0, result.stdout + result.stderr
-
-    return run

@@ -1,15 +1,9 @@
-"""The fused Triton kernels, in a process of their own."""
-
-from pathlib import Path
+"""When the fused Triton kernels are refused; tests/test_triton.py runs them."""
 
 import pytest
 import torch
 
 from recurra import gate_loop
-
-
-def test_the_kernels(run_with_triton):
-    run_with_triton(Path(__file__).with_name("interpreted_triton.py"))
 
 
 def test_refused_on_the_cpu(monkeypatch):

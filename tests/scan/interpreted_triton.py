@@ -1,4 +1,4 @@
-"""The Triton scan beside the reference. test_triton.py runs this file: interpreted, and on a card if there is one."""
+"""The Triton scan beside the reference. tests/test_triton.py runs this file."""
 
 import os
 
@@ -43,7 +43,7 @@ def cut(monkeypatch):
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-@pytest.mark.parametrize("shape", [(2, 37, 5), (1, 70, 17), (1, 1, 1), (3, 2, 33)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 9, 5), (1, 65, 17), (1, 1, 1), (3, 2, 33)], ids=str)
 def test_states_and_gradients(shape, dtype, reverse):
     inputs = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype), draw(shape[0], shape[2], dtype=dtype)
     mine, right = assert_as_the_reference(inputs, draw(*shape, dtype=dtype), reverse)
@@ -53,8 +53,8 @@ def test_states_and_gradients(shape, dtype, reverse):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_single_precision(dtype):
-    inputs = draw(1, 130, 17, dtype=dtype), draw(1, 130, 17, dtype=dtype), draw(1, 17, dtype=dtype)
-    assert_as_the_reference(inputs, draw(1, 130, 17, dtype=dtype), rtol=2e-5, atol=2e-6)
+    inputs = draw(1, 65, 17, dtype=dtype), draw(1, 65, 17, dtype=dtype), draw(1, 17, dtype=dtype)
+    assert_as_the_reference(inputs, draw(1, 65, 17, dtype=dtype), rtol=2e-5, atol=2e-6)
 
 
 def test_half_precision_is_computed_in_float32():

@@ -1,6 +1,4 @@
-"""The Triton scan, in a process of its own, and when it is chosen."""
-
-from pathlib import Path
+"""When the Triton scan is chosen; tests/test_triton.py runs it."""
 
 import pytest
 import torch
@@ -10,10 +8,6 @@ from recurra.kernels import backends
 from recurra.kernels.backends import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-def test_the_kernels(run_with_triton):
-    run_with_triton(Path(__file__).with_name("interpreted_triton.py"))
 
 
 def test_on_the_cpu_only_in_the_interpreter(monkeypatch):
