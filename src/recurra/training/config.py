@@ -169,6 +169,10 @@ class TrainingConfig:
     """Batches whose gradients make up one update; every counted target weighs the same in it."""
     carry_state: bool = True
     """Carry the state, with its gradients cut, into a batch that continues the last one; false: never."""
+    activation_penalty: float = 0.0
+    """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
+    change_penalty: float = 0.0
+    """Weight of the mean square of its change from one step to the next (AWD-LSTM's TAR)."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """float32 throughout, or bfloat16 autocast over float32 weights and states. Evaluation always uses float32."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
@@ -196,10 +200,16 @@ class TrainingConfig:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")
         require_whole_number(1, **fields_of(self, "training", *counts))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
+        require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_choice(("32-true", "bf16-mixed"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
         require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether activations are penalised."""
+        return self.activation_penalty > 0 or self.change_penalty > 0
 
     def n_steps(self, n_batches: int) -> tuple[int, int]:
         """Count the updates in an epoch of `n_batches` batches, and in the whole run."""

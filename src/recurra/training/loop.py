@@ -18,6 +18,7 @@ from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource, DataSet
+from recurra.models.shell import LanguageModelShell
 from recurra.saved_state import state_to_plain
 from recurra.state import detach
 from recurra.training.averaging import WeightAverage
@@ -28,6 +29,7 @@ from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.optimizer import build_optimizer
+from recurra.training.penalties import penalised_loss
 from recurra.training.process import set_up_process
 from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
@@ -93,7 +95,15 @@ class Trainer:
             came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
             raise ValueError(sentence("training.monitor", came, "loss for this model"))
         self.wrapped, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
-        self.wrapped.mark_forward_method("loss")
+        if self.config.has_penalties and not isinstance(self.model, LanguageModelShell):
+            came = (
+                f"{self.config.activation_penalty} and {self.config.change_penalty}, for a {type(self.model).__name__}"
+            )
+            raise ValueError(
+                sentence("training.activation_penalty and .change_penalty", came, "0 but for a language model")
+            )
+        for name in ("hidden", "losses") if self.config.has_penalties else ("loss",):
+            self.wrapped.mark_forward_method(name)
         self.average = WeightAverage(self.model, experiment.averaging)
         self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
         self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
@@ -241,9 +251,9 @@ class Trainer:
         batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         for batch, n_targets in zip(batches, counts):
-            loss = self._loss(batch)
+            loss, penalty = self._loss(batch)
             self.sums.add(loss, n_targets, batch.n_steps)
-            self.fabric.backward(loss / max(1, sum(counts)))
+            self.fabric.backward((loss + n_targets * penalty) / max(1, sum(counts)))
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -253,15 +263,19 @@ class Trainer:
         at.tokens += sum(batch.n_steps for batch in batches)
         return norm
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Compute the summed loss of a batch, and keep its last state, with its gradients cut, for the next batch."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+        """Return a batch's summed loss and the penalty on its mean, and keep its last state, with its gradients cut."""
         inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
         carried = self.state if self.config.carry_state and batch.continues else None
+        penalty: Tensor | float = 0.0
         # Fabric applies the precision only to calls of forward.
         with self.fabric.autocast():
-            losses, state = self.wrapped.loss(inputs, targets, carried)
+            if self.config.has_penalties:
+                losses, penalty, state = penalised_loss(self.wrapped, inputs, targets, carried, self.config)
+            else:
+                losses, state = self.wrapped.loss(inputs, targets, carried)
         self.state = detach(state)
-        return losses.sum()
+        return losses.sum(), penalty
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""
