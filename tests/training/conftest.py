@@ -6,6 +6,7 @@ That is: a carried state, dropout, tied weights, transition parameters.
 import resource
 import signal
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,21 +116,23 @@ def toy_model() -> ToyModel:
     return ToyModel()
 
 
+def trainer_in(
+    parent, name="run", *, scorer=evaluate, optimizer=None, schedule=None, averaging=None, data=None, **training
+) -> Trainer:
+    experiment = ToyExperiment(
+        data=ToyData(**(data or {})),
+        optimizer=OptimizerConfig(**{"learning_rate": 0.03, **(optimizer or {})}),
+        schedule=ScheduleConfig(**(schedule or {})),
+        averaging=AveragingConfig(**(averaging or {})),
+        training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
+    )
+    return Trainer(experiment, RunFolder(parent / name), scorer)
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path):
     """make_trainer(folder_name, scorer=..., **training), other sections as optimizer={...}, data={...} and so on"""
-
-    def make(name="run", *, scorer=evaluate, optimizer=None, schedule=None, averaging=None, data=None, **training):
-        experiment = ToyExperiment(
-            data=ToyData(**(data or {})),
-            optimizer=OptimizerConfig(**{"learning_rate": 0.03, **(optimizer or {})}),
-            schedule=ScheduleConfig(**(schedule or {})),
-            averaging=AveragingConfig(**(averaging or {})),
-            training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
-        )
-        return Trainer(experiment, RunFolder(tmp_path / name), scorer)
-
-    return make
+    return partial(trainer_in, tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from rich.console import Console
+from tests.training.conftest import trainer_in
 from torch.nn.functional import cross_entropy
 
 from recurra.data import IGNORED_TARGET, Batch
@@ -60,10 +61,9 @@ def test_the_model_learns(make_trainer):
     assert trainer.finished
 
 
-@pytest.mark.parametrize("averaging", [{}, {"start_step": 4}], ids=["plain", "averaged"])
-@pytest.mark.parametrize("stop_at", range(1, 9))
-def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, averaging):
-    """Stopped between any two of 9 steps: inside an epoch and at its end, and between two records of the log."""
+@pytest.fixture(scope="module")
+def uninterrupted(request, tmp_path_factory) -> tuple[Trainer, dict]:
+    """A finished run of 9 steps, and its settings."""
     settings = {
         "epochs": 3,
         "accumulate": 3,
@@ -72,11 +72,24 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, s
         "save_every": 4,
         "optimizer": {"gradient_clip": 0.5, "transition_learning_rate": 0.01},
         "schedule": {"warmup_steps": 2},
-        "averaging": averaging,
+        "averaging": {"plain": {}, "averaged": {"start_step": 4}}[request.param],
     }
-    whole = make_trainer("whole", **settings)
+    whole = trainer_in(tmp_path_factory.mktemp("uninterrupted"), **settings)
     whole.fit(quiet())
+    return whole, settings
 
+
+@pytest.mark.parametrize(
+    ("uninterrupted", "stop_at"),
+    [*(("plain", step) for step in range(1, 9)), *(("averaged", step) for step in (2, 4, 5, 8))],
+    indirect=["uninterrupted"],
+)
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, uninterrupted):
+    """Stopped between any two of 9 steps: inside an epoch and at its end, and between two records of the log.
+
+    With an average, where it matters: before, at and after its first step, which is the fourth, and at the end.
+    """
+    whole, settings = uninterrupted
     first = make_trainer("parts", scorer=StopAfter(stop_at), **settings)
     assert first.fit(quiet()).received == signal.SIGTERM
     assert first.position.step == stop_at

@@ -1,4 +1,5 @@
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -170,9 +171,16 @@ def test_a_limit_ends_the_memory_curve():
     assert memory._why_stop(64, 2.1, 1.0, Limits(1.0, 1.5)) == {"length": 64, "reason": "time", "estimate": 2.1}
 
 
-def test_a_process_that_fails_at_once_is_an_error(capfd):
+def test_a_process_that_fails_at_once_is_an_error(capfd, monkeypatch, tmp_path):
+    wanted = ("scan-64-forward", "no such way", [8], Limits(1.0, 1.0))
+    with pytest.raises(KeyError, match="no such way"):
+        list(memory.measure(*wanted))
+    python = tmp_path / "python"  # which fails without importing torch first
+    python.write_text("#!/bin/sh\necho KeyError >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(RuntimeError, match="measuring the memory of no such way"):
-        list(memory.in_a_process("scan-64-forward", "no such way", [8], Limits(1.0, 1.0), 1))
+        list(memory.in_a_process(*wanted, 1))
     assert "KeyError" in capfd.readouterr().err
 
 
