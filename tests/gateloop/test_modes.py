@@ -8,7 +8,7 @@ from recurra import gate_loop
 from recurra.gateloop import operator
 from recurra.gateloop.modes import segment_products
 
-LENGTHS = (1, 2, 3, 17, 64, 127, 1000)
+LENGTHS = (1, 2, 3, 17, 64, 127, 300)  # blocks have 16 or 32 steps, chunks 64
 PLAIN = {
     "recurrent": ("recurrent", "auto"),
     "attention": ("attention", "auto"),

@@ -11,6 +11,7 @@ from recurra import linear_scan
 BACKENDS = ("reference", "numba")
 FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 SHAPES = ((1, 1, 1), (2, 2, 3), (3, 5, 15), (1, 17, 17), (2, 3, 33), (2, 7, 65), (3, 2, 100))
+WIDE = (torch.float64, torch.complex128)
 THROUGH = {"all states": lambda h: h, "the last state": lambda h: h[:, -1], "one step": lambda h: h[:, h.shape[1] // 2]}
 
 
@@ -69,26 +70,41 @@ def test_real_gradients_equal_those_of_the_reference_bit_for_bit(dtype, reverse)
             assert torch.equal(mine, right), f"d{which} of {shape}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("b_type", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("a_type", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("a_shape", [(), (2,), (3, 2), (2, 1, 2), (2, 3, 1), (1, 1, 1), (2, 3, 2)], ids=str)
-def test_first_derivatives_by_differences(a_shape, a_type, b_type, backend, gates):
-    """Any shape of `a`, any mix of real and complex; the gradient of a real input must come out real."""
+def _require_derivatives(a_shape, a_type, b_type, gates, backend="numba", reverse=False):
     a, b = gates(*a_shape, dtype=a_type, requires_grad=True), torch.randn(2, 3, 2, dtype=b_type, requires_grad=True)
     h0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
-    for reverse in (False, True):
-        assert gradcheck(
-            lambda a, b, h0, reverse=reverse: linear_scan(a, b, h0, reverse=reverse, backend=backend),
-            (a, b, h0),
-            check_forward_ad=True,
-            check_batched_grad=True,
-        )
+    assert gradcheck(
+        lambda a, b, h0: linear_scan(a, b, h0, reverse=reverse, backend=backend),
+        (a, b, h0),
+        check_forward_ad=True,
+        check_batched_grad=True,
+    )
 
 
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 2), (1, 3, 1, 2)], ids=str)
+@pytest.mark.parametrize("b_type", WIDE, ids=str)
+@pytest.mark.parametrize("a_type", WIDE, ids=str)
+def test_first_derivatives_by_differences(a_type, b_type, backend, reverse, gates):
+    """Any mix of real and complex; the gradient of a real input must come out real."""
+    _require_derivatives((2, 3, 2), a_type, b_type, gates, backend, reverse)
+
+
+@pytest.mark.parametrize(("a_type", "b_type"), [WIDE, WIDE[::-1]], ids=str)
+@pytest.mark.parametrize("a_shape", [(), (2,), (3, 2), (2, 1, 2), (2, 3, 1), (1, 1, 1)], ids=str)
+def test_first_derivatives_of_any_shape_of_a_by_differences(a_shape, a_type, b_type, gates):
+    """`a` is expanded before it comes to a backend, whichever that is and in whichever direction it runs."""
+    _require_derivatives(a_shape, a_type, b_type, gates)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backend"),
+    [
+        *itertools.product([(1, 1, 1), (2, 2, 1), (1, 3, 1)], WIDE, BACKENDS),
+        ((1, 2, 1, 2), torch.complex128, "numba"),  # channels, which become one dimension before they reach a backend
+    ],
+    ids=str,
+)
 def test_second_derivatives_by_differences(shape, dtype, backend, gates):
     a, b = gates(*shape, dtype=dtype, requires_grad=True), torch.randn(shape, dtype=dtype, requires_grad=True)
     h0 = torch.randn(shape[:1] + shape[2:], dtype=dtype, requires_grad=True)

@@ -29,9 +29,10 @@ def assert_equal_trees(actual, expected):
 @pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
 def test_opcheck(dtype):
     shapes = ((2, 5, 7), (1, 1, 1), (3, 2, 33), (0, 4, 3), (2, 4, 0)) if dtype == torch.float32 else ((2, 3, 17),)
-    for shape, reverse in itertools.product(shapes, (False, True)):
+    for n, shape in enumerate(shapes):
         b, h0 = draw(*shape, dtype=dtype), draw(shape[0], shape[2], dtype=dtype)
-        for a in (draw(*shape, dtype=dtype), draw(shape[2], dtype=dtype).expand(shape)):
+        whole, expanded = draw(*shape, dtype=dtype), draw(shape[2], dtype=dtype).expand(shape)
+        for a, reverse in ((whole, n % 2 == 0), (expanded, n % 2 == 1)):
             torch.library.opcheck(torch.ops.recurra.linear_scan.default, (a, b, h0, reverse))
             arguments = (draw(*shape, dtype=dtype), a, b, h0, reverse)
             torch.library.opcheck(torch.ops.recurra.linear_scan_backward.default, arguments)
