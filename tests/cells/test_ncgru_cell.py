@@ -16,7 +16,7 @@ def train(cell, steps, rate=1e-2, check=lambda step: None):
     rnn, readout = RNN(cell), torch.nn.Linear(cell.hidden_size, cell.input_size, dtype=cell.bias.dtype)
     optimizer = torch.optim.Adam([*rnn.parameters(), *readout.parameters()], lr=rate)
     for step in range(steps):
-        x = torch.randn(8, 6, cell.input_size, dtype=cell.bias.dtype)
+        x = torch.randn(8, 4, cell.input_size, dtype=cell.bias.dtype)
         y, _ = rnn(x)
         optimizer.zero_grad()
         (readout(y) - x.roll(2, 1)).square().mean().backward()
@@ -37,7 +37,7 @@ def test_it_is_the_gru_with_its_matrix(neumann):
 
 
 @BOTH
-def test_orthogonal_through_a_thousand_steps(neumann):
+def test_orthogonal_through_hundreds_of_steps(neumann):
     cell = NCGRUCell(4, 16, rho=3, neumann=neumann)
     start = cell.candidate_weight.detach().clone()
     worst, exact = 0.0, 0
@@ -47,10 +47,10 @@ def test_orthogonal_through_a_thousand_steps(neumann):
         worst = max(worst, float(cell.orthogonality_error()))
         exact += neumann is not None and int(cell.parametrizations.candidate_weight[0].age) == 0
 
-    train(cell, 1000, 3e-3, check)
+    train(cell, 400, 5e-3, check)
     assert worst < 1e-5
     assert (cell.candidate_weight - start).norm() > 1.0
-    assert exact < 500  # the series was used, not only exact inverses
+    assert exact < 200  # the series was used, not only exact inverses
 
 
 def test_both_ways_learn_the_same():

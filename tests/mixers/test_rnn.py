@@ -70,19 +70,23 @@ def test_any_cut_gives_the_whole(pieces, cell, resumed):
         torch.testing.assert_close(cut, whole, **CLOSE)
 
 
-def test_gradients(rnn):
-    if isinstance(rnn.cell, NCGRUCell) and hasattr(rnn.cell.parametrizations.candidate_weight[0], "settings"):
-        rnn = RNN(NCGRUCell(3, 5, rho=2, neumann=Neumann(tolerance=1e-14))).double()
+@pytest.mark.parametrize(
+    "cell",
+    [GRUCell(2, 3), NCGRUCell(2, 3, rho=1), NCGRUCell(2, 3, rho=1, neumann=Neumann(tolerance=1e-14))],
+    ids=list(CELLS),
+)
+def test_gradients(cell):
+    rnn = RNN(cell).double()
     parameters = dict(rnn.named_parameters())
 
     def run(x, h, *values):
         y, state = torch.func.functional_call(rnn, dict(zip(parameters, values)), (x, RNNState(h)))
         return y, state.h
 
-    h = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    inputs = (draw(2, 3).requires_grad_(), h, *parameters.values())
-    assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    h = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    three, two = (torch.randn(2, n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 2))
+    assert torch.autograd.gradcheck(run, (three, h, *parameters.values()))
+    assert torch.autograd.gradgradcheck(run, (two, h, *parameters.values()))
 
 
 def test_shared_work_is_done_once_a_call(monkeypatch):
