@@ -67,7 +67,8 @@ class Case(NamedTuple):
     build: Callable[[], nn.Module]
     draw: Callable[[int, int], Tensor]  # (batch, length) -> input
     takes_no_steps: bool = True
-    traced_steps: int = 9  # the compiler unrolls them
+    traced_steps: int = 3  # the compiler unrolls them; two calls fill a window or segment and begin the next
+    traced_both_ways: bool = True  # what else a variant of a model is made of is traced so in other cases
     pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
     n_drawn: int = 12  # cuts, beside those that every case has
 
@@ -144,17 +145,29 @@ def _model_cases() -> list[Case]:
             name = "-".join(filter(None, [entry.name, variant]))
             if entry.is_language_model:
                 build = lambda name=entry.name, options=options: build_model(name, **options)  # noqa: E731
-                cases.append(Case(name, build, _tokens, **_OF_SEGMENTS))
+                case = Case(name, build, _tokens, **_OF_SEGMENTS)
             else:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
-                cases.append(Case(name, build, _clips, takes_no_steps=False, traced_steps=3, **_OF_CLIPS))
+                case = Case(name, build, _clips, takes_no_steps=False, traced_steps=2, **_OF_CLIPS)
+            cases.append(case._replace(traced_both_ways=not variant))
     options = {"relative-attention": OPTIONS["relative-attention"], "gateloop": {"n_heads": 3}}
     hybrid = {"mixer": list(options)[::-1], "mixer_options": options}
-    return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens)]
+    return [*cases, Case("hybrid", lambda: build_model("recurrent", **hybrid), _tokens, traced_both_ways=False)]
 
 
 def _cases() -> list[Case]:
     return _mixer_cases() + [case for case in _model_cases() if case.name != "timesformer"]  # it carries nothing
+
+
+def _compiled_cases() -> list[Case]:
+    """The cases that the compiler takes: a mixer with its default options is compiled in its language model."""
+    names = {case.name for case in _cases()}
+    return [case for case in _cases() if f"language-model-{case.name}" not in names]
+
+
+@pytest.fixture(params=_compiled_cases(), ids=lambda case: case.name)
+def compiled_case(request) -> Case:
+    return request.param
 
 
 @pytest.fixture(params=_cases(), ids=lambda case: case.name)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.tracing import compile_by_tracing
 
 from recurra import state as states
 
@@ -49,17 +50,18 @@ def test_every_parameter_gets_a_gradient(case, module):
 
 
 @pytest.mark.compile
-def test_compile_equals_eager(case, module):
-    torch.compiler.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # traces both ways, needs no compiler
-    x = case.draw(2, case.traced_steps)
+def test_compile_equals_eager(compiled_case):
+    module = compiled_case.build().double()
+    start = torch.compile(module, fullgraph=True, backend="eager")  # the start of a stream has the same operators
+    proceed = compile_by_tracing(module) if compiled_case.traced_both_ways else start
+    x = compiled_case.draw(2, compiled_case.traced_steps)
 
-    def run(function):
+    def run(start, proceed):
         module.zero_grad()
-        y, state = function(x)
-        y, state = function(x, state)
+        y, state = start(x)
+        y, state = proceed(x, state)
         (y.square().sum() + sum(t.abs().square().sum() for t in states.tensors(state))).backward()
         return [y, *states.tensors(state), *(p.grad for p in module.parameters())]
 
-    for actual, expected in zip(run(compiled), run(module)):
+    for actual, expected in zip(run(start, proceed), run(module, module), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
 from recurra.mixers import S4D, S4DState
@@ -138,7 +139,7 @@ def test_impossible_options_are_refused(options, message):
 @pytest.mark.compile
 def test_compile_equals_eager_where_it_convolves():
     layer = S4D(4, d_state=6).double()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = compile_by_tracing(layer)
     x = torch.randn(2, 40, 4, dtype=torch.float64)
 
     def run(function):
