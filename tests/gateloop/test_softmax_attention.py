@@ -1,4 +1,4 @@
-"""GateLoop's softmax attention against its equations (22)-(23), one pair of steps at a time."""
+"""GateLoop's softmax attention against its equations (22)-(23), one distance between two steps at a time."""
 
 import math
 
@@ -36,17 +36,16 @@ def draw(n_queries: int, n_steps: int, gates: str, heads: int = 2, d_qk: int = 3
 
 def by_the_equations(q, k, v, a, window=None):
     """Row n: softmax over m of Re(sum_d q_nd k_md prod_{l=m+1..n} a_ld) / sqrt(d), times the values."""
-    n_queries, n_steps = q.shape[1], k.shape[1]
-    rows = []
-    for n in range(n_steps - n_queries, n_steps):
-        oldest = 0 if window is None else max(0, n - window + 1)
-        scores, decayed_q = [], q[:, n - n_steps + n_queries]
-        for m in range(n, oldest - 1, -1):
-            scores.append((decayed_q * k[:, m]).sum(-1).real / math.sqrt(q.shape[3]))
-            decayed_q = decayed_q * a[:, m]
-        weights = torch.stack(scores[::-1], -1).softmax(-1)
-        rows.append(torch.einsum("bhm,bmhv->bhv", weights.to(v.dtype), v[:, oldest : n + 1]))
-    return torch.stack(rows, 1)
+    n = torch.arange(k.shape[1] - q.shape[1], k.shape[1])
+    scores, values, decayed_q = [], [], q
+    for distance in range(k.shape[1] if window is None else min(window, k.shape[1])):
+        m = (n - distance).clamp(min=0)
+        score = (decayed_q * k[:, m]).sum(-1).real / math.sqrt(q.shape[3])
+        scores.append(torch.where((n >= distance)[:, None], score, -torch.inf))
+        values.append(v[:, m])
+        decayed_q = decayed_q * a[:, m]
+    weights = torch.stack(scores, -1).softmax(-1)
+    return torch.einsum("bnhm,bnhvm->bnhv", weights.to(v.dtype), torch.stack(values, -1))
 
 
 def differentiate(function, inputs):

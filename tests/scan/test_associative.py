@@ -42,7 +42,7 @@ def join(earlier, later):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_length_with_an_operator_that_does_not_commute(method, reverse):
     """Each result must be the letters up to its place, in order, each exactly once."""
-    for length in range(1, 71):
+    for length in (*range(1, 18), 31, 32, 33, 48, 63, 64, 65):
         scanned = associative_scan(join, Text.of_single_letters(length), method=method, reverse=reverse)
         assert isinstance(scanned, Text)
         letters = torch.arange(1, 2 * length + 1).view(2, length)
@@ -135,7 +135,7 @@ def test_any_pytree(method):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients(method, reverse, gates):
-    a, b = gates(2, 6, 2, requires_grad=True), gates(2, 6, 2, requires_grad=True)
+    a, b = gates(1, 6, 2, requires_grad=True), gates(1, 6, 2, requires_grad=True)
     assert gradcheck(lambda a, b: associative_scan(linear_recurrence, (a, b), method=method, reverse=reverse), (a, b))
 
 
