@@ -19,6 +19,8 @@ def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, mo
     assert (out / "figures" / "accuracy-by-span.svg").is_file()
     assert (out / "fixed" / "figures" / "gate-magnitudes.png").is_file()
     before = measured(out / "fixed")
+    monkeypatch.setattr(demo, "draw_comparison", lambda *given: [])
+    monkeypatch.setattr(demo, "draw_gates", lambda *given: [])
     assert main(["demo", "--run", str(out)]) == 0
     assert "continued in" in capsys.readouterr().out
     assert measured(out / "fixed") == before
