@@ -12,6 +12,7 @@ from torch import nn
 
 from recurra.checks import kind_of, sentence
 from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
+from recurra.data.tasks import InductionConfig, RecallConfig, StateTrackingConfig
 from recurra.data.video import MotionsConfig, VideoConfig
 from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -77,6 +78,42 @@ class MemoryHorizonExperiment(Experiment):
     """The kind of experiment."""
     data: MemoryHorizonConfig = field(default_factory=MemoryHorizonConfig)
     """The data set."""
+    model: LanguageModelShape = field(default_factory=LanguageModelShape)
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class StateTrackingExperiment(Experiment):
+    """Parity, modular arithmetic and word problems."""
+
+    experiment: Literal["state-tracking"] = "state-tracking"
+    """The kind of experiment."""
+    data: StateTrackingConfig = field(default_factory=StateTrackingConfig)
+    """The task."""
+    model: LanguageModelShape = field(default_factory=LanguageModelShape)
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class RecallExperiment(Experiment):
+    """Multi-query associative recall."""
+
+    experiment: Literal["recall"] = "recall"
+    """The kind of experiment."""
+    data: RecallConfig = field(default_factory=RecallConfig)
+    """The task."""
+    model: LanguageModelShape = field(default_factory=LanguageModelShape)
+    """The model."""
+
+
+@dataclass(kw_only=True)
+class InductionExperiment(Experiment):
+    """Induction heads."""
+
+    experiment: Literal["induction"] = "induction"
+    """The kind of experiment."""
+    data: InductionConfig = field(default_factory=InductionConfig)
+    """The task."""
     model: LanguageModelShape = field(default_factory=LanguageModelShape)
     """The model."""
 
@@ -200,6 +237,9 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "video-crvit": CompactRecurrentViTExperiment,
     "motions-timesformer": MotionsTimeSformerExperiment,
     "motions-crvit": MotionsCompactRecurrentViTExperiment,
+    "state-tracking": StateTrackingExperiment,
+    "recall": RecallExperiment,
+    "induction": InductionExperiment,
 }
 
 RESUMABLE = frozenset(

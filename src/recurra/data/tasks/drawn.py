@@ -1,0 +1,75 @@
+"""Batches that are drawn when they are read: no two steps of a run see the same sequences."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, Split
+from recurra.data.order import TASKS, random_generator, require_step
+
+Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
+"""Called with the source of chance, the number of sequences and their length; returns tokens (B, L), and either targets
+(B, L), -1 where none is, or one target (B,) for the last token."""
+
+
+class Lengths(NamedTuple):
+    """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`.
+
+    growth: the epochs in which it grows, at the same pace.
+    """
+
+    shortest: int
+    longest: int
+    final: int
+    growth: int
+
+    def range(self, place: float) -> tuple[int, int]:
+        """Return the shortest and the longest length at a place in training, counted in epochs."""
+        share = min(1.0, place / self.growth) if self.growth else 1.0
+        return self.shortest, self.longest + int(share * (self.final - self.longest))
+
+
+class DrawnSource:
+    """Batches of independent sequences, drawn anew for every step of every epoch; all of a batch have one length.
+
+    What a step reads depends on (seed, split, epoch, step) alone. Sequences are dealt to the ranks in order.
+
+    draw: makes them. lengths: theirs. n_steps: steps of an epoch. batch_size: sequences in a step over all ranks
+    together; the attribute of the same name counts those on this rank.
+    """
+
+    def __init__(
+        self,
+        draw: Draw,
+        lengths: Lengths,
+        *,
+        split: Split,
+        n_steps: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.batch_size = -(-batch_size // world_size)
+        self._draw, self._lengths, self._n_steps = draw, lengths, n_steps
+        self._place = (TASKS, SPLITS.index(split))
+        self._all_ranks, self._seed, self._rank = batch_size, seed, rank
+
+    def __len__(self) -> int:
+        return self._n_steps
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Draw the sequences of a step. Raises what `BatchSource.batch` raises."""
+        require_step(len(self), epoch, step)
+        random = random_generator(self._seed, *self._place, epoch, step)
+        shortest, longest = self._lengths.range(epoch + step / self._n_steps)
+        tokens, drawn = self._draw(random, self._all_ranks, int(random.integers(shortest, longest + 1)))
+        targets = np.full_like(tokens, IGNORED_TARGET)
+        if drawn.ndim == 1:
+            targets[:, -1] = drawn
+        else:
+            np.copyto(targets, drawn, where=drawn >= 0)
+        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
+        return Batch(torch.from_numpy(tokens[mine]), torch.from_numpy(targets[mine]), continues=False)
