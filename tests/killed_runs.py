@@ -1,15 +1,15 @@
 """Runs that a signal ends in the middle, in a process of their own; at the same record whatever the load."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from tests.processes import Ended, Program
+
 PROGRAM = """
-import json, os, sys
+import json, os
 from recurra.cli import main
 from recurra.training.csv_log import CsvLog
 
@@ -22,7 +22,7 @@ def write_and_end(self, record):
         os.kill(os.getpid(), run["number"])
 
 CsvLog.write = write_and_end
-for run in json.loads(sys.argv[1]):
+for run in json.loads(RUNS):
     records.clear()
     status = main(["train", *run["words"]])
     print("status", status, flush=True)
@@ -37,8 +37,7 @@ class Ending(NamedTuple):
     words: Sequence[str]
 
 
-def train_until(*endings: Ending) -> subprocess.CompletedProcess[str]:
+def train_until(folder: Path, *endings: Ending) -> Ended:
     """Train runs one after the other in one process, which prints their statuses; SIGKILL ends it."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps([ending._asdict() for ending in endings])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    runs = json.dumps([ending._asdict() for ending in endings])
+    return Program(PROGRAM.replace("RUNS", repr(runs)), folder, OMP_NUM_THREADS="1").wait()

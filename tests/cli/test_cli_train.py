@@ -120,8 +120,8 @@ def ended(tmp_path_factory) -> Path:
     recipe.write_text(RECIPE)
     terminated = Ending(signal.SIGTERM, 10, [str(recipe), "--run", str(folder / "terminated")])
     killed = Ending(signal.SIGKILL, 18, [str(recipe), "--run", str(folder / "killed"), *LONGER])
-    process = train_until(terminated, killed)
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    process = train_until(folder, terminated, killed)
+    assert process.status == -signal.SIGKILL, process.said
     (folder / "out").write_text(process.stdout)
     (folder / "err").write_text(process.stderr)
     return folder

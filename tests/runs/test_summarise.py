@@ -94,8 +94,8 @@ def test_a_run_killed_and_resumed_has_the_curve_of_one_that_was_not(there, tmp_p
     longer = ["--training.epochs", "6", "--training.save_every", "7"]
     assert main(["train", "recipes/toy/horizon.yaml", "--run", str(tmp_path / "whole"), *longer]) == 0
     cut = Ending(signal.SIGKILL, 18, ["recipes/toy/horizon.yaml", "--run", str(tmp_path / "cut"), *longer])
-    ended = train_until(cut)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    ended = train_until(there, cut)
+    assert ended.status == -signal.SIGKILL, ended.said
 
     before = summarise(tmp_path / "cut", RECIPES)
     assert (before.finished, before.total_steps, before.resumed_at) == (False, 24, [])
