@@ -95,7 +95,7 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
 def _kind(value: Any) -> Any:
     """Return what two calls have in common: shapes, types, and which object's method it is."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
+        return tuple(n if type(n) is int else str(n) for n in value.shape), value.dtype  # symbolic sizes have no hash
     if isinstance(value, tuple):  # the state of a module
         return (type(value), *map(_kind, value))
     return type(value), id(value)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, TypeCheckError, jaxtyped
 from tests import shape_checks
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import recurra
 
@@ -65,6 +67,17 @@ def test_calls_of_another_kind_are_checked_and_those_like_one_that_passed_are_no
     shape_checks.begin_test()
     with pytest.raises(TypeCheckError):
         case.cut(x, scale)
+
+
+def test_symbolic_sizes_are_checked_too():
+    case, x = Cutting(), torch.zeros(3, 5)
+    with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False) as fake:
+        symbolic = fake.from_tensor(x)
+        assert type(symbolic.shape[0]) is torch.SymInt
+        case.cut(symbolic, 1.0)
+        case.wrong = True
+        with pytest.raises(TypeCheckError):
+            case.cut(symbolic, 2.0)
 
 
 def test_so_many_calls_are_looked_at_in_a_test_and_no_more():
