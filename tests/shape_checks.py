@@ -44,13 +44,14 @@ _CHECKED = [
 
 MOST_CALLS = 8
 """How many calls of a function are looked at in one test. A stream of a thousand steps has a thousand calls of one
-kind, and checking them all took two fifths of the time of the contract suite."""
+kind."""
+_PLAIN = (bool, int, float, str, type(None))
 
 _test = 0
 
 
 def begin_test() -> None:
-    """Check the calls of every function once more: another test begins."""
+    """Look at the first calls of every function once more: another test begins."""
     global _test
     _test += 1
 
@@ -63,7 +64,7 @@ def install() -> None:
 
 
 def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechecker: Callable) -> Any:
-    """Decorate as jaxtyping does, but check only the first call of a kind among the first `MOST_CALLS` of a test."""
+    """Decorate as jaxtyping does, but check each kind of call once, among the first `MOST_CALLS` of every test."""
     if function is None:
         return functools.partial(kinds_of_calls_checked, jaxtyped, typechecker=typechecker)
     if not inspect.isfunction(function):
@@ -76,11 +77,10 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
         nonlocal checked, test, calls
         if test != _test:
             test, calls = _test, 0
-            passed.clear()
         calls += 1
         if calls > MOST_CALLS:
             return function(*arguments, **options)
-        kind = (*map(_kind, arguments), *map(_kind, options.values()))
+        kind = (*map(_kind, arguments), *map(_kind, options.items()))
         if kind in passed:
             return function(*arguments, **options)
         if checked is None:  # decorating all functions of the package takes seconds, and a file of tests calls a few
@@ -93,12 +93,15 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
 
 
 def _kind(value: Any) -> Any:
-    """Return what two calls have in common: shapes, types, and which object's method it is."""
+    """Return what two calls with the same outcome have in common: types, shapes, and the settings of objects."""
     if isinstance(value, torch.Tensor):
         return tuple(n if type(n) is int else str(n) for n in value.shape), value.dtype  # symbolic sizes have no hash
-    if isinstance(value, tuple):  # the state of a module
+    if type(value) in _PLAIN:
+        return type(value), value
+    if isinstance(value, (tuple, list)):  # the state of a module
         return (type(value), *map(_kind, value))
-    return type(value), id(value)
+    settings = getattr(value, "__dict__", None) or {}
+    return type(value), frozenset((name, item) for name, item in settings.items() if type(item) in _PLAIN)
 
 
 def check(stand_in: Callable) -> Callable:

@@ -57,16 +57,25 @@ def test_what_is_wrong_is_refused_again():
 
 
 def test_calls_of_another_kind_are_checked_and_those_like_one_that_passed_are_not():
-    case, x, scale = Cutting(), torch.zeros(3, 5), 1.0
-    case.cut(x, scale)
+    case, x = Cutting(), torch.zeros(3, 5)
+    case.cut(x, 1.0)
     case.wrong = True
-    assert case.cut(torch.ones(3, 5), scale).shape == (2, 5)
-    for another in [(torch.zeros(4, 5), scale), (x.double(), scale), (x, 2.0), (x[0], scale)]:
+    for _ in range(2):
+        assert case.cut(torch.ones(3, 5), 1.0).shape == (2, 5)
+        shape_checks.begin_test()
+    for another in [(torch.zeros(4, 5), 1.0), (x.double(), 1.0), (x, 2.0), (x[0], 1.0)]:
         with pytest.raises(TypeCheckError):
             case.cut(*another)
-    shape_checks.begin_test()
-    with pytest.raises(TypeCheckError):
-        case.cut(x, scale)
+
+
+def test_objects_with_other_settings_make_another_kind_of_call():
+    kind = shape_checks._kind
+    assert kind(torch.nn.Linear(2, 3)) == kind(torch.nn.Linear(2, 3))
+    assert kind(torch.nn.Linear(2, 3)) != kind(torch.nn.Linear(2, 4))
+    assert kind(torch.nn.Linear(2, 3)) != kind(torch.nn.Linear(2, 3).eval())
+    assert kind((torch.zeros(2), None)) != kind((torch.zeros(3), None))
+    assert kind([1]) != kind([True])
+    assert len({kind(value) for value in (0, False, 0.0, None, "", (), [], torch.zeros(0), object())}) == 9
 
 
 def test_symbolic_sizes_are_checked_too():
