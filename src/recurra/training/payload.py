@@ -57,9 +57,10 @@ def _tensor(name: str, value: Any) -> None:
 def _plain(name: str, value: Any) -> None:
     """Numbers, strings, None and tensors, in lists and dicts."""
     if isinstance(value, Mapping):
-        _by_name(_plain)(name, value)
+        _plain_by_name(name, value)
     elif isinstance(value, (list, tuple)):
-        _list(_plain)(name, value)
+        if not _NUMBERS.issuperset(map(type, value)):  # the generators' states are lists of hundreds of numbers
+            _plain_list(name, value)
     else:
         fits = value is None or isinstance(value, (bool, int, float, str, Tensor))
         _require(fits, name, value, "plain data: numbers, strings, None and tensors, in lists and dicts")
@@ -92,7 +93,7 @@ def _record(optional: Sequence[str] = (), *, open_ended: bool = False, **checks:
     """A dict with these keys; `optional` ones may be missing, and only an `open_ended` one may have others."""
 
     def check_record(name: str, value: Any) -> None:
-        _by_name(_plain)(name, value)
+        _plain_by_name(name, value)
         for key, check in checks.items():
             if key in value:
                 check(f"{key} of {name}", value[key])
@@ -106,10 +107,10 @@ def _record(optional: Sequence[str] = (), *, open_ended: bool = False, **checks:
 
 def _optimizer(name: str, value: Any) -> None:
     # Not a record: the states of parameters are by number.
-    _by_name(lambda name, value: None)(name, value)
+    _anything_by_name(name, value)
     _require(value.keys() == {"state", "param_groups"}, name, value, "a dict with state, param_groups alone")
-    _by_key(_count, _by_name(_plain))(f"state of {name}", value["state"])
-    _list(_group)(f"param_groups of {name}", value["param_groups"])
+    _states(f"state of {name}", value["state"])
+    _groups(f"param_groups of {name}", value["param_groups"])
 
 
 def _or_none(check: Check) -> Check:
@@ -124,8 +125,14 @@ def _require(fits: bool, name: str, value: Any, expected: str) -> None:
         raise ValueError(sentence(name, came, expected))
 
 
+_NUMBERS = frozenset({bool, int, float})
 _weights = _by_name(_tensor)
+_anything_by_name = _by_name(lambda name, value: None)
+_plain_by_name = _by_name(_plain)
+_plain_list = _list(_plain)
 _group = _record(open_ended=True, name=_string, params=_list(_count), lr=_number, peak_lr=_number, weight_decay=_number)
+_groups = _list(_group)
+_states = _by_key(_count, _plain_by_name)
 _score = _record(("accuracy",), step=_count, loss=_number, accuracy=_number)
 _numpy_key = _record(key=_list(_count), pos=_count)
 
@@ -133,7 +140,7 @@ _SECTIONS: dict[str, Check] = {
     "format": _string,
     "format_version": _count,
     "versions": _by_name(_string),
-    "config": _by_name(_plain),
+    "config": _plain_by_name,
     "position": _record(step=_count, epoch=_count, batch=_count, tokens=_count, seconds=_number),
     "model": _weights,
     "average": _or_none(_record(weights=_weights, n_averaged=_count)),
