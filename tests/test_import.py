@@ -67,5 +67,7 @@ import recurra
 print("recurra.runs" in sys.modules, sys.meta_path == before)
 from recurra import open_run
 print(open_run.__module__, hasattr(recurra, "nothing"))
+import recurra.cli.generate, recurra.runs.scores
+print("lightning_fabric" in sys.modules)
 """
-    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False"]
+    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False", "False"]

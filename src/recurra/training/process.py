@@ -1,22 +1,28 @@
 """The process of a run: threads, determinism, device, precision."""
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.seed import seed_everything
 
 from recurra.checks import sentence
 from recurra.training.config import TrainingConfig
 
+if TYPE_CHECKING:
+    import lightning_fabric
 
-def set_up_process(config: TrainingConfig) -> Fabric:
+
+def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
     """Set up this process as `config` says, including its seeds, and return the Fabric that places and runs the model.
 
     Raises:
         ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device, or the process is one of several
             that torchrun started.
     """
+    # Takes a second or two to import; reading a run, scoring it and generating text do without it.
+    from lightning_fabric import Fabric
+    from lightning_fabric.utilities.seed import seed_everything
+
     _require_one_process()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
