@@ -9,15 +9,16 @@ from recurra.training.signals import StopSignal
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@pytest.fixture
-def hang_up():
-    """SIGHUP can be caught, also where the tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+@pytest.fixture(autouse=True)
+def signals_of_a_terminal():
+    """Ctrl-C raises and SIGHUP can be caught, also under nohup and in a shell's background job, which ignore them."""
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", ALL)
 def test_a_signal_is_noted_and_the_handlers_come_back(number):
     before = [signal.getsignal(each) for each in ALL]
@@ -28,7 +29,6 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number):
     assert [signal.getsignal(each) for each in ALL] == before
 
 
-@pytest.mark.usefixtures("hang_up")
 def test_a_closed_terminal_may_hang_up_twice():
     with StopSignal() as stop:
         for _ in range(2):
@@ -37,7 +37,6 @@ def test_a_closed_terminal_may_hang_up_twice():
         assert signal.getsignal(signal.SIGTERM) != stop._note, "a second request of another kind ends the run at once"
 
 
-@pytest.mark.usefixtures("hang_up")
 def test_an_ignored_hang_up_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignal() as stop:
@@ -46,15 +45,6 @@ def test_an_ignored_hang_up_stays_ignored():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C raises, also where the tests are a shell's background job: those inherit that SIGINT is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_the_second_signal_is_not_held_back():
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
