@@ -7,12 +7,16 @@ import torch
 from tests.processes import Program
 
 HERE = Path(__file__).resolve().parent
-FILES = ["scan/interpreted_triton.py", "gateloop/interpreted_triton.py", "gateloop/interpreted_triton_chunk.py"]
+FILES = {  # by process: two that take as long as each other, so that two workers can share them
+    "steps": ["scan/interpreted_triton.py", "gateloop/interpreted_triton.py"],
+    "chunks": ["gateloop/interpreted_triton_chunk.py"],
+}
 
 
+@pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("where", ["interpreter", "card"])
-def test_the_kernels(where):
-    """All files of tests of the kernels in one process of their own, whose report a failure shows.
+def test_the_kernels(where, what):
+    """The files of tests of the kernels in a process of their own, whose report a failure shows.
 
     Whether kernels are interpreted is settled when Triton is first imported. Without the run-time shape checks, for
     such a file may have its functions compiled.
@@ -20,7 +24,7 @@ def test_the_kernels(where):
     pytest.importorskip("triton", reason="Triton is not installed here")
     if where == "card" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA card")
-    arguments = ["-p", "no:cacheprovider", *(str(HERE / file) for file in FILES)]
+    arguments = ["-p", "no:cacheprovider", *(str(HERE / file) for file in FILES[what])]
     chosen = {
         "TRITON_INTERPRET": "1" if where == "interpreter" else "0",
         "RECURRA_SHAPE_CHECKS": "0",

@@ -89,15 +89,16 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 @pytest.fixture(autouse=True)
 def _short_chunks(request, monkeypatch):
-    """Blocks of 4 steps, which a card cannot multiply; on a card, chunks keep their size."""
-    if INTERPRETED and "own_sizes" not in request.fixturenames:
-        monkeypatch.setattr(triton_chunk, "_BLOCK", 4)
-        monkeypatch.setattr(triton_chunk, "_SPAN", 8)
+    """Blocks of 4 steps, which a card cannot multiply, two to a chunk; on a card, chunks keep their size."""
+    if INTERPRETED:
+        own = "own_blocks" in request.fixturenames
+        monkeypatch.setattr(triton_chunk, "_BLOCK", triton_chunk._BLOCK if own else 4)
+        monkeypatch.setattr(triton_chunk, "_SPAN", 2 * triton_chunk._BLOCK)
 
 
 @pytest.fixture
-def own_sizes():
-    """Keep the size of chunks and blocks."""
+def own_blocks():
+    """Keep the size of blocks."""
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -107,9 +108,9 @@ def test_outputs_and_gradients(case):
     assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
 
 
-@pytest.mark.usefixtures("own_sizes", "poisoned_memory")
-@pytest.mark.parametrize("case", [Case(1, 65, 1, 5, 3), Case(1, 18, 1, 5, 3, True, "a")], ids=["scalar", "vector"])
-def test_at_its_own_sizes(case):
+@pytest.mark.usefixtures("own_blocks", "poisoned_memory")
+@pytest.mark.parametrize("case", [Case(1, 33, 1, 5, 3), Case(1, 17, 1, 5, 3, True, "a")], ids=["scalar", "vector"])
+def test_blocks_of_their_own_size(case):
     tensors = case.draw()
     assert_near(run(chunk_by_kernels, tensors), run(by_steps, tensors))
 
@@ -129,7 +130,7 @@ def test_gates_of_nothing_little_and_all(vector, complex_):
         torch.testing.assert_close(mine, right, rtol=100 * TOLERANCE, atol=TOLERANCE * right.abs().median().item())
 
 
-@pytest.mark.usefixtures("own_sizes")
+@pytest.mark.usefixtures("own_blocks")
 @pytest.mark.parametrize("gate", [1e-6, 1.0])
 def test_single_precision_over_a_chunk_of_equal_gates(gate):
     """These transitions multiply to 1e-102, which float32 cannot hold; neighbours still see each other."""

@@ -1,6 +1,9 @@
 """All Triton kernels compile for two generations of cards, down to machine code; this needs Triton, but no card.
 
-Beside the interpreter, which takes what a compiler refuses, this is what can be known without a card.
+Beside the interpreter, which takes what a compiler refuses, this is what can be known without a card. The interpreter
+runs the combinations of options; compiling takes seconds each, so here every value of every option occurs at least
+once with every kernel it applies to: card, types of numbers and gates, real and complex, scalar and vector gates, and
+block sizes.
 """
 
 import os
@@ -54,9 +57,7 @@ def compiled(monkeypatch, tmp_path):
     return texts
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype"), [(80, torch.float32), (90, torch.complex64), (90, torch.float64)], ids=str
-)
+@pytest.mark.parametrize(("target", "dtype"), [(80, torch.complex64), (90, torch.float64)], ids=str)
 def test_scan(compiled, target, dtype):
     compiled["target"] = target
     a, h0 = torch.zeros(1, 130, 64, dtype=dtype), torch.zeros(1, 64, dtype=dtype)
@@ -102,10 +103,9 @@ def test_single_steps(compiled, channels):
     ("target", "number", "plane", "d_qk", "d_v", "d_a"),
     [
         pytest.param(80, torch.float32, torch.float32, 128, 128, 1, marks=pytest.mark.slow),
-        (90, torch.float32, torch.float32, 16, 16, 1),
         (80, torch.bfloat16, torch.float32, 64, 17, 64),
         (90, torch.float16, torch.complex64, 5, 16, 1),
-        (80, torch.complex64, torch.complex64, 16, 16, 16),
+        (80, torch.complex64, torch.complex64, 16, 16, 1),
     ],
     ids=str,
 )
