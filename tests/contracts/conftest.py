@@ -69,6 +69,7 @@ class Case(NamedTuple):
     takes_no_steps: bool = True
     traced_steps: int = 3  # the compiler unrolls them; two calls fill a window or segment and begin the next
     traced_both_ways: bool = True  # what else a variant of a model is made of is traced so in other cases
+    build_traced: Callable[[], nn.Module] | None = None  # what is traced both ways, if not the whole model
     pieces: tuple[int, ...] = (1, 1, 2, 3, 5, 7, 16, 17, 31)  # of the cuts: beyond any window, segment and vector
     n_drawn: int = 12  # cuts, beside those that every case has
 
@@ -146,6 +147,8 @@ def _model_cases() -> list[Case]:
             if entry.is_language_model:
                 build = lambda name=entry.name, options=options: build_model(name, **options)  # noqa: E731
                 case = Case(name, build, _tokens, **_OF_SEGMENTS)
+                if not variant and len(variants) > 1:  # one layer; the variants compile stacks
+                    case = case._replace(build_traced=lambda name=entry.name: build_model(name, n_layer=1))
             else:
                 build = lambda name=entry.name, options=options: _video(name, **options)  # noqa: E731
                 case = Case(name, build, _clips, takes_no_steps=False, traced_steps=2, **_OF_CLIPS)
