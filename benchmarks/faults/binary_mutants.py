@@ -9,28 +9,18 @@ import json
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
+
+from benchmarks.faults.mutants import Mutator, drop_bytes, flip_bit, flip_bits, truncate
 
 Members = dict[str, bytes]
 """The members of a zip archive, in order."""
 
 
 # --- damage, in any file ---
-
-
-def flip_bits(content: bytes, random: Random, n_bits: int = 1) -> bytes:
-    """Flip bits at random places."""
-    damaged = bytearray(content)
-    for _ in range(n_bits):
-        damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
-    return bytes(damaged)
-
-
-def truncate(content: bytes, random: Random) -> bytes:
-    """Cut the file off at a random place."""
-    return content[: random.randrange(len(content))]
 
 
 def blank(content: bytes, random: Random) -> bytes:
@@ -40,23 +30,17 @@ def blank(content: bytes, random: Random) -> bytes:
     return content[:start] + bytes(stop - start) + content[stop:]
 
 
-def drop_bytes(content: bytes, random: Random) -> bytes:
-    """Leave out a random stretch."""
-    start = random.randrange(len(content))
-    return content[:start] + content[start + 1 + random.randrange(64) :]
-
-
 def append_bytes(content: bytes, random: Random) -> bytes:
     """Add random bytes at the end."""
     return content + random.randbytes(1 + random.randrange(64))
 
 
-DAMAGES: dict[str, Callable[[bytes, Random], bytes]] = {
-    "flipped bit": flip_bits,
-    "flipped bits": lambda content, random: flip_bits(content, random, 8),
+DAMAGES: dict[str, Mutator] = {
+    "flipped bit": flip_bit,
+    "flipped bits": flip_bits,
     "truncated": truncate,
     "blanked": blank,
-    "bytes missing": drop_bytes,
+    "bytes missing": partial(drop_bytes, most=64),
     "bytes added": append_bytes,
 }
 """Damage that can happen to any file, by name."""
@@ -221,7 +205,7 @@ def drop_metadata(content: bytes) -> bytes:
     return write_safetensors(parse_safetensors(content)._replace(metadata={"format": "pt"}))
 
 
-ARCHIVE_MUTATORS: dict[str, Callable[[bytes, Random], bytes]] = {
+ARCHIVE_MUTATORS: dict[str, Mutator] = {
     **DAMAGES,
     "swapped members": lambda content, random: swap_members(content),
     "compressed members": lambda content, random: compress_members(content),
@@ -232,7 +216,7 @@ ARCHIVE_MUTATORS: dict[str, Callable[[bytes, Random], bytes]] = {
 }
 """What can happen to a file of torch.save, by name."""
 
-SAFETENSORS_MUTATORS: dict[str, Callable[[bytes, Random], bytes]] = {
+SAFETENSORS_MUTATORS: dict[str, Mutator] = {
     **DAMAGES,
     "swapped tensors": lambda content, random: swap_tensors(content),
     "renamed tensor": rename_tensor,

@@ -1,11 +1,10 @@
 """The kinds of files that Recurra reads: how each is written and read, and what it is damaged with."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import av
@@ -14,7 +13,6 @@ import torch
 from rich.console import Console
 
 from benchmarks.faults import binary_mutants, mutants
-from benchmarks.faults.mutants import Mutant
 from benchmarks.faults.outcomes import Kind
 from recurra import huggingface
 from recurra.convert import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
@@ -57,26 +55,18 @@ def all_kinds() -> dict[str, Kind]:
 
 # --- mutants ---
 
-
-def _text(kind: str) -> Callable[[bytes, int, int], Iterator[Mutant]]:
-    return lambda content, n, seed: mutants.mutants(content, kind, n, seed)
-
-
-def _binary(mutators: Mapping[str, Callable[[bytes, Random], bytes]]) -> Callable[[bytes, int, int], Iterator[Mutant]]:
-    def made(content: bytes, n: int, seed: int) -> Iterator[Mutant]:
-        names = list(mutators)
-        for number in range(n):
-            name = names[number % len(names)]
-            damaged = mutators[name](content, Random(f"{seed} {number} {name}"))
-            if damaged != content:
-                yield Mutant(name, damaged)
-
-    return made
-
-
-_ARCHIVE = _binary(binary_mutants.ARCHIVE_MUTATORS)
-_SAFETENSORS = _binary(binary_mutants.SAFETENSORS_MUTATORS)
-_DAMAGE = _binary(binary_mutants.DAMAGES)
+_TEXT, _CSV, _JSON, _YAML, _ARCHIVE, _SAFETENSORS, _DAMAGE = (
+    partial(mutants.mutants, mutators)
+    for mutators in (
+        mutants.TEXT,
+        mutants.CSV,
+        mutants.JSON,
+        mutants.YAML,
+        binary_mutants.ARCHIVE_MUTATORS,
+        binary_mutants.SAFETENSORS_MUTATORS,
+        binary_mutants.DAMAGES,
+    )
+)
 
 
 # --- text ---
@@ -111,26 +101,25 @@ def _text_kinds() -> dict[str, Kind]:
     words, pairs = Vocabulary.from_text([TEXT]), BytePairEncoding.train([TEXT], 270)
     page = ROOT / "docs/results/summaries/ptb-crt-gru-n35.json"
     horizon, ptb = ROOT / "recipes/memory-horizon/data-controlled.yaml", ROOT / "recipes/ptb/transformers.yaml"
-    json, yaml = _text("json"), _text("yaml")
     return {
-        "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, json),
+        "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, _JSON),
         "tokenizer.json, byte pairs": Kind(
-            "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, json
+            "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, _JSON
         ),
-        "eval-test.json": Kind("eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), json),
-        "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), json),
-        "metrics.csv": Kind("metrics.csv", _write_log, read_metrics, _text("csv"), grows=True),
-        "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), yaml, digest=False),
-        "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, yaml, digest=False),
+        "eval-test.json": Kind("eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON),
+        "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), _JSON),
+        "metrics.csv": Kind("metrics.csv", _write_log, read_metrics, _CSV, grows=True),
+        "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), _YAML, digest=False),
+        "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, _YAML, digest=False),
         "classes.txt": Kind(
             "classes.txt",
             lambda p: p.write_text("walk\nrun\njump high\n"),
             lambda p: read_classes(RunFolder(p.parent)),
-            _text("text"),
+            _TEXT,
             digest=False,
         ),
         "list of videos": Kind(
-            "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), _text("csv"), digest=False
+            "train.csv", _write_videos, lambda p: VIDEO_LAYOUTS["csv"](p.parent, None), _CSV, digest=False
         ),
     }
 
@@ -181,7 +170,7 @@ def _read_video(path: Path) -> Any:
 def _data_kinds() -> dict[str, Kind]:
     return {
         "encoded text": Kind("train.bin", _write_cached, _read_cached, _DAMAGE),
-        "header of encoded text": Kind("train.json", _write_cached, _read_cached, _text("json")),
+        "header of encoded text": Kind("train.json", _write_cached, _read_cached, _JSON),
         "video": Kind("video.mp4", _write_video, _read_video, _DAMAGE, digest=False),
     }
 
@@ -217,7 +206,7 @@ def _run_kinds() -> dict[str, Kind]:
             "summary/summary.json",
             partial(_trained, "summary.json"),
             lambda p: RunFolder(p.parent).read_summary(),
-            _text("json"),
+            _JSON,
         ),
         "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _ARCHIVE),
         "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _ARCHIVE),
@@ -280,6 +269,6 @@ def _weight_kinds() -> dict[str, Kind]:
             f"folder/{name}",
             lambda p: huggingface.save_folder(_portable(), p.parent),
             lambda p: _content(huggingface.load_folder(p.parent)),
-            _SAFETENSORS if name.endswith("safetensors") else _text("json"),
+            _SAFETENSORS if name.endswith("safetensors") else _JSON,
         )
     return kinds

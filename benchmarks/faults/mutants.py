@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Random = random.Random
@@ -36,19 +36,18 @@ class Mutant(NamedTuple):
     data: bytes
 
 
-def mutants(data: bytes, kind: str, n: int, seed: int = 0) -> Iterator[Mutant]:
-    """Damage a file in `n` ways, each by the next of the mutators of its kind: the same ways whenever it is called.
+def mutants(mutators: Mapping[str, Mutator], data: bytes, n: int, seed: int = 0) -> Iterator[Mutant]:
+    """Damage a file in `n` ways, each by the next of the mutators: the same ways whenever it is called.
 
     Args:
+        mutators: those of its kind, by name.
         data: the content of the sound file.
-        kind: one of `KINDS`; "bytes" does for any file.
         n: the number of mutants.
         seed: another seed damages other places.
 
     Yields:
         mutants that differ from `data`; fewer than `n` if it leaves nothing to damage.
     """
-    mutators = {**_BYTES, **KINDS[kind]}
     names = list(mutators)
     for number in range(n):
         name = names[number % len(names)]
@@ -66,6 +65,13 @@ def flip_bit(data: bytes, draw: Random) -> bytes:
     return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
 
 
+def flip_bits(data: bytes, draw: Random) -> bytes:
+    """Turn over eight bits."""
+    for _ in range(8):
+        data = flip_bit(data, draw)
+    return data
+
+
 def truncate(data: bytes, draw: Random) -> bytes:
     """Cut the end off."""
     return data[: draw.randrange(len(data))]
@@ -78,10 +84,10 @@ def zero_block(data: bytes, draw: Random) -> bytes:
     return data[:place] + bytes(size) + data[place + size :]
 
 
-def drop_bytes(data: bytes, draw: Random) -> bytes:
-    """Leave out up to 16 bytes."""
+def drop_bytes(data: bytes, draw: Random, *, most: int = 16) -> bytes:
+    """Leave out up to `most` bytes."""
     place = draw.randrange(len(data))
-    return data[:place] + data[place + draw.randint(1, 16) :]
+    return data[:place] + data[place + draw.randint(1, most) :]
 
 
 def insert_bytes(data: bytes, draw: Random) -> bytes:
@@ -255,15 +261,10 @@ _LINES: dict[str, Mutator] = {
     mutator.__name__: mutator for mutator in (drop_line, repeat_line, swap_lines, wild_number, flip_bit)
 }
 
-KINDS: dict[str, dict[str, Mutator]] = {
-    "bytes": {},
-    "text": _LINES,
-    "csv": _LINES | {"wild_cell": wild_cell},
-    "json": _LINES
-    | {
-        mutator.__name__: mutator
-        for mutator in (drop_key, wild_value, rename_key, swap_values, repeat_key, deep_json, deep_value)
-    },
-    "yaml": _LINES | {mutator.__name__: mutator for mutator in (wild_yaml, indent_line, laughs, deep_yaml)},
+TEXT = _BYTES | _LINES
+CSV = TEXT | {"wild_cell": wild_cell}
+JSON = TEXT | {
+    mutator.__name__: mutator
+    for mutator in (drop_key, wild_value, rename_key, swap_values, repeat_key, deep_json, deep_value)
 }
-"""The mutators of each kind of file, beside those that damage any file's bytes."""
+YAML = TEXT | {mutator.__name__: mutator for mutator in (wild_yaml, indent_line, laughs, deep_yaml)}
