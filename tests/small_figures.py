@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from matplotlib.figure import Figure
 
 from recurra.analysis.plots.figure import STYLE
 
@@ -22,3 +23,9 @@ def small_figures(dots_per_inch: int | None) -> Iterator[None]:
         if dots_per_inch is not None:
             patch.setitem(STYLE, "savefig.dpi", dots_per_inch)
         yield
+
+
+@pytest.fixture
+def unrendered_figures(monkeypatch) -> None:
+    """Figures are made and their files are written, without the picture: for tests of which there are."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write(b"figure"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
+from tests.small_figures import dots_per_inch, small_figures, unrendered_figures  # noqa: F401
 
 from recurra.cli import main
 

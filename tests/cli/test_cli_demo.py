@@ -1,10 +1,12 @@
 """`recurra demo`: two small models, compared."""
 
+import pytest
 from tests.cli.conftest import RECIPE, measured
 
 from recurra.cli import demo, main
 
 
+@pytest.mark.usefixtures("unrendered_figures")  # `recurra plot` renders the same ones
 def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, monkeypatch, tmp_path):
     recipes, out = tmp_path / "recipes", tmp_path / "out"
     (recipes / "demo").mkdir(parents=True)

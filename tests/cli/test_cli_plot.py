@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from recurra.cli import main
 
 TEXT_RECIPE = """
@@ -25,6 +27,7 @@ def test_plot_draws_every_figure_as_png_and_svg(capsys, trained):
     assert all(path.stat().st_size > 1000 and path.parent == Path(trained) / "figures" for path in files)
 
 
+@pytest.mark.usefixtures("unrendered_figures")
 def test_a_text_run_is_trained_scored_and_drawn(capsys, tmp_path):
     corpus, run = tmp_path / "corpus", tmp_path / "run"
     corpus.mkdir()

@@ -71,6 +71,7 @@ def test_eval_prints_and_writes_the_scores_and_draws_the_confusion(scored):
         assert Path(f"runs/motions-crvit/figures/confusion-test.{suffix}").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("unrendered_figures")  # `recurra eval` renders the confusion
 def test_plot_draws_curves_and_confusion(capsys, scored):
     assert main(["plot", "runs/motions-timesformer", "runs/motions-crvit", "--out", "both"]) == 0
     names = [Path(line).name for line in capsys.readouterr().out.splitlines()]

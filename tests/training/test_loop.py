@@ -54,7 +54,7 @@ class StopAfter:
 
 
 def test_the_model_learns(make_trainer):
-    trainer = make_trainer(epochs=30, log_every=8)
+    trainer = make_trainer(epochs=10, log_every=8, optimizer={"learning_rate": 0.1})
     trainer.fit(quiet())
     losses = [float(row["train_loss"]) for row in read_metrics(trainer.folder.metrics)]
     assert losses[-1] < 0.8 * losses[0]
@@ -81,11 +81,11 @@ def uninterrupted(request, tmp_path_factory) -> tuple[Trainer, dict]:
 
 @pytest.mark.parametrize(
     ("uninterrupted", "stop_at"),
-    [*(("plain", step) for step in range(1, 9)), *(("averaged", step) for step in (2, 4, 5, 8))],
+    [*(("plain", step) for step in (1, 2, 3, 4, 6)), *(("averaged", step) for step in (2, 4, 5, 8))],
     indirect=["uninterrupted"],
 )
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, uninterrupted):
-    """Stopped between any two of 9 steps: inside an epoch and at its end, and between two records of the log.
+    """Stopped inside an epoch and at its end, at a record of the log and between two, at a checkpoint and at none.
 
     With an average, where it matters: before, at and after its first step, which is the fourth, and at the end.
     """
