@@ -1,5 +1,6 @@
 """Gradients between segments against torch's own Jacobians of the whole model."""
 
+from functools import reduce
 from itertools import pairwise
 
 import pytest
@@ -42,25 +43,18 @@ def outputs(model: CompactRecurrentTransformer, tokens: torch.Tensor) -> torch.T
         return model.eval().hidden(tokens)[0][0]
 
 
-def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: int, k: int) -> torch.Tensor:
-    """dy_k/dy_i: y_i replaces the output of the last block, and the whole model runs."""
-
-    def output(y_i: torch.Tensor) -> torch.Tensor:
-        segments = iter(range(SEGMENTS))
-
-        def replace(module, arguments, result):
-            if next(segments) != i // N:
-                return result
-            y = result[0].clone()
-            y[0, y.shape[1] - N + i % N] = y_i
-            return y, result[1]
-
-        hook = model.blocks[-1].register_forward_hook(replace)
-        y, _ = model.hidden(tokens)
-        hook.remove()
-        return y[0, k]
-
-    return jacobian(output, outputs(model, tokens)[i])
+def by_all_paths(model: CompactRecurrentTransformer, tokens: torch.Tensor, flow: GradientFlow) -> list:
+    """dy_k/dy_i for every k and i: what autograd says of the last block's outputs, row by row."""
+    segments = []
+    hook = model.blocks[-1].register_forward_hook(lambda module, given, result: segments.append(result[0]))
+    y = model.eval().hidden(tokens)[0][0]
+    hook.remove()
+    matrices = []
+    for k in flow.targets.tolist():
+        rows = [torch.autograd.grad(y_kc, segments[:-1], retain_graph=True) for y_kc in y[k]]
+        rows = torch.stack([torch.cat([of_segment[0, -N:] for of_segment in row]) for row in rows])
+        matrices.append([rows[:, i] for i in flow.sources.tolist()])
+    return matrices
 
 
 def last_output(model: CompactRecurrentTransformer, tokens: torch.Tensor, m: torch.Tensor, k: int) -> torch.Tensor:
@@ -78,14 +72,22 @@ def memory_states(model: CompactRecurrentTransformer, y: torch.Tensor) -> list[t
     return states
 
 
-def along_the_rnn(model: CompactRecurrentTransformer, tokens: torch.Tensor, i: int, k: int) -> torch.Tensor:
-    """The product of CRT eq. (12), factor by factor."""
+def along_the_rnn(model: CompactRecurrentTransformer, tokens: torch.Tensor, flow: GradientFlow) -> list:
+    """The products of CRT eq. (12), factor by factor."""
     cell, y = model.memory.rnn.cell, outputs(model, tokens)
     h = memory_states(model, y[:T])
-    product = jacobian(lambda y_i: cell(y_i[None], h[i])[0], y[i])
-    for t in range(i + 1, T):
-        product = jacobian(lambda before, t=t: cell(y[t : t + 1], before[None])[0], h[t][0]) @ product
-    return jacobian(lambda m: last_output(model, tokens, m, k), h[T][0]) @ product
+    reading = [jacobian(lambda y_i, i=i: cell(y_i[None], h[i])[0], y[i]) for i in range(T)]
+    passing_on = [jacobian(lambda before, t=t: cell(y[t : t + 1], before[None])[0], h[t][0]) for t in range(T)]
+    matrices = []
+    for k in flow.targets.tolist():
+        last = jacobian(lambda m, k=k: last_output(model, tokens, m, k), h[T][0])
+        matrices.append([last @ product_of(passing_on[i + 1 :]) @ reading[i] for i in flow.sources.tolist()])
+    return matrices
+
+
+def product_of(factors: list[torch.Tensor]) -> torch.Tensor:
+    """The later factors stand to the left."""
+    return reduce(lambda product, factor: factor @ product, factors, torch.eye(WIDTH).double())
 
 
 def norm(matrix: torch.Tensor) -> torch.Tensor:
@@ -93,8 +95,7 @@ def norm(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def norms(of, model, tokens, flow: GradientFlow) -> torch.Tensor:
-    pairs = [[of(model, tokens, i, k) for i in flow.sources.tolist()] for k in flow.targets.tolist()]
-    return torch.stack([torch.stack([norm(matrix) for matrix in row]) for row in pairs])
+    return torch.stack([torch.stack([norm(matrix) for matrix in row]) for row in of(model, tokens, flow)])
 
 
 @pytest.mark.parametrize(("memory", "position"), CASES)

@@ -17,7 +17,7 @@ SIDES = ("left", "right", "anywhere")
 
 def few(case):
     """Beside the examples named: all lengths 0, which is drawn first, and more for a mixer by itself."""
-    return settings(max_examples=max(1, case.n_drawn // 4), derandomize=True)
+    return settings(max_examples=max(1, case.n_drawn // 3), derandomize=True)
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ def test_streams_that_come_fork_reset_and_go(model):
     """Feeds in random order and of random lengths; whatever was read is written down and read again alone."""
     chance = random.Random(0)
     streams, read = Streams(model), {}
-    for name in range(12):
+    for name in range(8):
         streams.open(name)
         read[name] = []
-    for turn in range(12):
+    for turn in range(8):
         names = chance.sample(sorted(streams), chance.randint(1, len(streams)))
         inputs = {name: [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 9))] for name in names}
         for name, logits in streams.feed(inputs).items():

@@ -107,7 +107,7 @@ def results(attention, x, pieces, state):
 @given(pieces=st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 7, 11]), min_size=1, max_size=6), before=st.integers(0, 11))
 @example(pieces=[3, 0, 11, 5, 1, 7, 2, 11, 4, 11], before=5)  # beyond the longest segment
 @example(pieces=[1] * 12, before=0)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)  # more cuts are drawn in tests/contracts
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_any_cut_gives_the_whole(window, pieces, before):
     torch.manual_seed(0)

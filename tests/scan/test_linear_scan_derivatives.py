@@ -70,9 +70,9 @@ def test_real_gradients_equal_those_of_the_reference_bit_for_bit(dtype, reverse)
             assert torch.equal(mine, right), f"d{which} of {shape}"
 
 
-def _require_derivatives(a_shape, a_type, b_type, gates, backend="numba", reverse=False):
-    a, b = gates(*a_shape, dtype=a_type, requires_grad=True), torch.randn(2, 3, 2, dtype=b_type, requires_grad=True)
-    h0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+def _require_derivatives(a_shape, a_type, b_shape, b_type, gates, backend="numba", reverse=False):
+    a, b = gates(*a_shape, dtype=a_type, requires_grad=True), torch.randn(b_shape, dtype=b_type, requires_grad=True)
+    h0 = torch.randn(b_shape[0], b_shape[2], dtype=torch.float64, requires_grad=True)
     assert gradcheck(
         lambda a, b, h0: linear_scan(a, b, h0, reverse=reverse, backend=backend),
         (a, b, h0),
@@ -87,14 +87,20 @@ def _require_derivatives(a_shape, a_type, b_type, gates, backend="numba", revers
 @pytest.mark.parametrize("a_type", WIDE, ids=str)
 def test_first_derivatives_by_differences(a_type, b_type, backend, reverse, gates):
     """Any mix of real and complex; the gradient of a real input must come out real."""
-    _require_derivatives((2, 3, 2), a_type, b_type, gates, backend, reverse)
+    _require_derivatives((1, 3, 2), a_type, (1, 3, 2), b_type, gates, backend, reverse)
 
 
-@pytest.mark.parametrize(("a_type", "b_type"), [WIDE, WIDE[::-1]], ids=str)
-@pytest.mark.parametrize("a_shape", [(), (2,), (3, 2), (2, 1, 2), (2, 3, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("a_shape", "a_type", "b_type"),
+    [
+        (shape, *(WIDE if n % 2 else WIDE[::-1]))  # which numbers are complex has nothing to do with the shape
+        for n, shape in enumerate([(), (2,), (3, 2), (2, 1, 2), (2, 3, 1), (1, 1, 1)])
+    ],
+    ids=str,
+)
 def test_first_derivatives_of_any_shape_of_a_by_differences(a_shape, a_type, b_type, gates):
     """`a` is expanded before it comes to a backend, whichever that is and in whichever direction it runs."""
-    _require_derivatives(a_shape, a_type, b_type, gates)
+    _require_derivatives(a_shape, a_type, (2, 3, 2), b_type, gates)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_first_derivatives_of_any_shape_of_a_by_differences(a_shape, a_type, b_t
 def test_second_derivatives_by_differences(shape, dtype, backend, gates):
     a, b = gates(*shape, dtype=dtype, requires_grad=True), torch.randn(shape, dtype=dtype, requires_grad=True)
     h0 = torch.randn(shape[:1] + shape[2:], dtype=dtype, requires_grad=True)
-    for reverse in (False, True):
+    for reverse in (False, True) if shape[1] == 3 else (False,):  # the direction is the order of the steps
         scan = lambda a, b, h0, reverse=reverse: linear_scan(a, b, h0, reverse=reverse, backend=backend)  # noqa: E731
         assert gradcheck(scan, (a, b, h0))
         assert gradgradcheck(scan, (a, b, h0), check_fwd_over_rev=True)

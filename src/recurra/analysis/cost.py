@@ -103,15 +103,13 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
         def read_segment(state: Any) -> Any:
             return functional_call(model, weights, (tokens, state), tie_weights=False)[1]
 
-        state: Any = None
+        state: Any = read_segment(None)  # not counted: it hands over the formulas of this library's operators
         size = -1
         while size != n_bytes(state):
             size = n_bytes(state)
-            state = read_segment(state)
-        # Made after a first call, which hands over the formulas of this library's operators.
-        with FlopCounterMode(display=False) as counter:
-            state = read_segment(state)
-    return counter.get_flop_counts(), n_bytes(state)
+            with FlopCounterMode(display=False) as counter:
+                state = read_segment(state)
+    return counter.get_flop_counts(), size
 
 
 def _without_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
