@@ -14,6 +14,11 @@ def counted(n_correct, counts, edges=None):
     return SpanAccuracy(*(torch.tensor(list(numbers)) for numbers in (edges, n_correct, counts)))
 
 
+def outline(area) -> list[tuple[float, float]]:
+    """The corners of the steps from left to right, each once."""
+    return list(dict.fromkeys((float(x), float(y)) for x, y in area.get_paths()[0].vertices if y > 0))
+
+
 def test_each_run_is_a_line_through_the_middles_of_its_bins():
     runs = {
         "fine": counted([20, 20, 0], [20, 40, 80]),
@@ -23,9 +28,9 @@ def test_each_run_is_a_line_through_the_middles_of_its_bins():
     assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])
     np.testing.assert_array_equal(upper.lines[1].get_xydata(), [[1.5, 0.75], [6.5, 0.25]])
-    steps = [patch.get_data() for patch in lower.patches]
-    assert [list(step.values) for step in steps] == [[20, 40, 80], [40, 40]]
-    assert list(steps[1].edges) == [-0.5, 3.5, 9.5]
+    steps = [outline(area) for area in lower.collections]
+    assert steps[0] == [(-0.5, 20), (0.5, 20), (0.5, 40), (1.5, 40), (1.5, 80), (2.5, 80)]
+    assert steps[1] == [(-0.5, 40), (3.5, 40), (9.5, 40)]
 
 
 def test_chance_is_a_line_across():
@@ -45,7 +50,7 @@ def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():
     run = counted([9, 30, 5, 1, 1, 1], [10, 60, 10, 10, 9, 1])
     upper, lower = accuracy_over_span({"run": run}).axes
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 0.9], [1, 0.5]])
-    assert len(lower.patches[0].get_data().values) == 6  # all positions are shown
+    assert outline(lower.collections[0])[-2:] == [(4.5, 1), (5.5, 1)]  # all positions are shown
     upper, _ = accuracy_over_span({"run": run}, smoothing=3).axes
     assert upper.lines[0].get_xdata().tolist() == [0, 1, 2, 3, 4]
     upper, _ = accuracy_over_span({"run": counted([1], [2])}).axes

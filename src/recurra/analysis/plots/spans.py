@@ -39,7 +39,9 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
         end = int((counts >= FEW_POSITIONS).nonzero().max()) + 1 if (counts >= FEW_POSITIONS).any() else 0
         label = f"{name} (overall {run.overall:.2f})"
         upper.plot(middles[:end], (n_correct / counts)[:end], label=label)
-        lower.stairs(run.counts.numpy(), run.edges.numpy() - 0.5, color=GREY, fill=True, alpha=0.5)
+        # As `stairs`, which needs most of the figure's time to find the limits of a thousand steps.
+        heights = [*run.counts.tolist(), *run.counts[-1:].tolist()]
+        lower.fill_between(run.edges.numpy() - 0.5, heights, step="post", color=GREY, alpha=0.5, linewidth=0)
     if chance is not None:
         upper.axhline(chance, color=GREY, linewidth=0.9, linestyle=":", label=f"chance ({chance:.2f})")
     upper.set(ylabel="accuracy" if smoothing == 1 else f"accuracy ({smoothing} bins pooled)", ylim=(-0.02, 1.02))
