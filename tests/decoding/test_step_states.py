@@ -7,14 +7,13 @@ process of their own, which prints what became of each: "step" if the step gave 
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from tests.processes import SOURCE, Program
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -139,12 +138,13 @@ def print_outcomes() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[tuple[str, str, str], str]:
-    chosen = {"RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1"}
+def outcomes(tmp_path_factory) -> dict[tuple[str, str, str], str]:
+    path = os.pathsep.join(map(str, (SOURCE, SOURCE.parent)))  # recurra, and what this file imports from tests
     code = f"import runpy; runpy.run_path({str(Path(__file__))!r})['print_outcomes']()"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | chosen, capture_output=True, text=True)
+    chosen = {"RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = Program(code, tmp_path_factory.mktemp("outcomes"), **chosen).wait()
     found = {tuple(names): what for *names, what in map(json.loads, done.stdout.splitlines())}
-    assert done.returncode == 0, f"after {list(found)[-1:]}: {done.returncode}\n{done.stderr}"
+    assert done.status == 0, f"after {list(found)[-1:]}: {done.said}"
     return found
 
 

@@ -102,8 +102,6 @@ def differentiate(function, inputs):
     [("fused", "inductor"), ("scan", "inductor"), ("recurrent", "aot_eager"), ("attention", "aot_eager")],
 )
 def test_compile_equals_eager(mode, compiler):
-    torch.compiler.reset()
-
     def function(q, k, v, a_re, a_im, state):
         return gate_loop(q, k, v, torch.complex(a_re, a_im), state=state, mode=mode)
 
@@ -116,8 +114,6 @@ def test_compile_equals_eager(mode, compiler):
 
 @pytest.mark.compile
 def test_compile_of_the_real_part_in_bfloat16():
-    torch.compiler.reset()
-
     def function(q, k, v, a_re, a_im, state):
         return gate_loop_real_part(q * 2, k, v, Planes(a_re.sigmoid(), a_im), state=state)
 
@@ -132,7 +128,6 @@ def test_compile_of_the_real_part_in_bfloat16():
 
 @pytest.mark.compile
 def test_compiled_forward_derivatives_raise():
-    torch.compiler.reset()
     x = torch.randn(2, 5, 3, 1, dtype=torch.float64)
     function = lambda: jvp(lambda a: gate_loop(x, x, x, a, mode="fused")[0], (x,), (x,))  # noqa: E731
     with pytest.raises(torch._dynamo.exc.Unsupported, match="no derivative"):

@@ -74,7 +74,6 @@ def test_only_what_asks_for_a_gradient_gets_one():
 
 @pytest.mark.compile
 def test_compile_equals_eager():
-    torch.compiler.reset()
     inputs = (
         torch.rand(5, dtype=torch.float64, requires_grad=True),
         torch.randn(5, dtype=torch.float64, requires_grad=True),

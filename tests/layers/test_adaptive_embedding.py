@@ -66,7 +66,6 @@ def test_no_tokens_give_no_vectors():
 
 @pytest.mark.compile
 def test_compile_equals_eager():
-    torch.compiler.reset()
     embedding = AdaptiveEmbedding(VOCABULARY, D_MODEL, cutoffs=(3, 7, 11), div_val=2)
     tokens = torch.randint(VOCABULARY, (2, 9))
     torch.testing.assert_close(torch.compile(embedding, backend="aot_eager", fullgraph=True)(tokens), embedding(tokens))

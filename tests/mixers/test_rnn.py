@@ -176,7 +176,6 @@ def test_wrong_shapes_are_named(rnn):
 @pytest.mark.parametrize("name", CELLS)
 def test_compiled_training_equals_eager(name):
     """Over some updates, so that what the Neumann series keeps is also kept in the compiled module."""
-    torch.compiler.reset()
     eager = RNN(CELLS[name]()).double()
     rnn = copy.deepcopy(eager)
     compiled = torch.compile(rnn, fullgraph=True, backend="aot_eager")  # traces both ways, needs no compiler

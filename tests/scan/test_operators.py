@@ -237,7 +237,6 @@ def run(function, inputs):
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
 def test_compile_equals_eager(dtype):
-    torch.compiler.reset()
     for reverse in (False, True):
         function = lambda a, b, h0, reverse=reverse: linear_scan(a * 0.5, b + 1, h0, reverse=reverse) * 2  # noqa: E731
         inputs = draw(2, 9, 17, dtype=dtype), draw(2, 9, 17, dtype=dtype), draw(2, 17, dtype=dtype)
@@ -248,7 +247,6 @@ def test_compile_equals_eager(dtype):
 
 @pytest.mark.compile
 def test_compile_with_broadcast_gates_bfloat16_and_changing_sizes():
-    torch.compiler.reset()
     function = lambda a, b: linear_scan(a.sigmoid(), b)  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, dynamic=True)
     for batch, length, channels in ((2, 9, 17), (3, 5, 8), (4, 12, 33)):
@@ -259,7 +257,6 @@ def test_compile_with_broadcast_gates_bfloat16_and_changing_sizes():
 
 @pytest.mark.compile
 def test_compiled_graphs_hold_one_operator_each_way():
-    torch.compiler.reset()
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -280,7 +277,6 @@ def test_compiled_graphs_hold_one_operator_each_way():
 def test_compiled_forward_derivatives_raise_or_are_right():
     """The compiler looks past the rule for forward derivatives: it must not silently return zeros."""
     x, dx = (tuple(draw(*s) for s in ((2, 4, 3), (2, 4, 3), (2, 3))) for _ in range(2))
-    torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="no derivative"):
         torch.compile(lambda: jvp(scan_of("numba"), x, dx), fullgraph=True, backend="eager")()
     torch.compiler.reset()
