@@ -1,5 +1,5 @@
 import pytest
-from benchmarks.faults.mutants import mutants
+from benchmarks.faults.mutants import JSON, mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -95,7 +95,7 @@ def test_damaged_tokenizers_are_refused_in_one_sentence_or_read(tmp_path, name):
     encoder = Vocabulary.from_text([text]) if name == "words" else BytePairEncoding.train([text], 270)
     fast_tokenizer(encoder).save_pretrained(tmp_path)
     path = tmp_path / "tokenizer.json"
-    for mutant in mutants(path.read_bytes(), "json", 36):
+    for mutant in mutants(JSON, path.read_bytes(), 36):
         path.write_bytes(mutant.data)
         try:
             read_tokenizer(tmp_path)
