@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,15 +35,23 @@ def workplace(tmp_path_factory) -> Path:
     return folder
 
 
+class Scored(NamedTuple):
+    """What `recurra eval` printed, and the sizes of the figures that it drew."""
+
+    printed: str
+    figures: dict[str, int]
+
+
 @pytest.fixture(scope="module")
-def scored(workplace) -> str:
-    """Both runs are scored; gives what was printed for CR-ViT."""
+def scored(workplace) -> Scored:
+    """Both runs are scored; gives what was printed and drawn for CR-ViT."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.chdir(workplace)
         assert main(["eval", "runs/motions-crvit"]) == 0
         printed = out.getvalue()
+        figures = {path.name: path.stat().st_size for path in Path("runs/motions-crvit/figures").iterdir()}
         assert main(["eval", "runs/motions-timesformer"]) == 0
-    return printed
+    return Scored(printed, figures)
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +64,9 @@ def video(number: int) -> str:
 
 
 def test_eval_prints_and_writes_the_scores_and_draws_the_confusion(scored):
-    assert "mean class accuracy" in scored
-    assert "top 1" in scored
-    assert "top 5" not in scored  # of 4 classes
+    assert "mean class accuracy" in scored.printed
+    assert "top 1" in scored.printed
+    assert "top 5" not in scored.printed  # of 4 classes
     scores = json.loads(Path("runs/motions-crvit/eval-test.json").read_text())
     confusion = torch.tensor(scores["confusion"])
     assert (confusion.shape, int(confusion.sum())) == ((4, 4), 2)
@@ -68,7 +77,7 @@ def test_eval_prints_and_writes_the_scores_and_draws_the_confusion(scored):
     assert scores["mean_class_accuracy"] == sum(accuracies) / len(accuracies)
     assert sorted([*seen, *scores["classes_without_videos"]]) == sorted(scores["class_accuracies"])
     for suffix in ("png", "svg"):
-        assert Path(f"runs/motions-crvit/figures/confusion-test.{suffix}").stat().st_size > 1000
+        assert scored.figures[f"confusion-test.{suffix}"] > 1000
 
 
 @pytest.mark.usefixtures("unrendered_figures")  # `recurra eval` renders the confusion
