@@ -71,22 +71,15 @@ def evaluate(
     total = torch.zeros((), dtype=torch.float64, device=device)
     n_correct = torch.zeros((), dtype=torch.int64, device=device)
     n_targets = n_tokens = 0
-    state: Any = None
     start = perf_counter()
-    with evaluation_mode(model), torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        for step in range(len(source)):
-            batch = source.batch(0, step)
-            targets = batch.targets.to(device)
-            inputs, carried = batch.inputs.to(device), state if batch.continues else None
+    with _scoring(model):
+        for batch, targets, output in _outputs(model, source, logits=by_logits):
             if by_logits:
-                logits, state = model(inputs, carried)
-                losses = negative_log_likelihood(logits / temperature, targets)
-                predictions = logits.argmax(dim=-1)
+                predictions = output.argmax(dim=-1)
                 n_correct += (predictions == targets).sum()
                 if observe is not None:
                     observe(batch, predictions.cpu())
-            else:
-                losses, state = cast(Any, model).loss(inputs, targets, carried)
+            losses = negative_log_likelihood(output / temperature, targets) if by_logits else output
             total += losses.sum(dtype=torch.float64)
             n_targets += int((batch.targets != IGNORED_TARGET).sum())
             n_tokens += batch.n_steps
@@ -116,13 +109,10 @@ def best_temperature(model: nn.Module, source: BatchSource) -> float:
     """
     device = next(model.parameters()).device
     totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64, device=device)
-    state: Any = None
-    with evaluation_mode(model), torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        for step in range(len(source)):
-            batch = source.batch(0, step)
-            logits, state = model(batch.inputs.to(device), state if batch.continues else None)
-            counted = (batch.targets != IGNORED_TARGET).to(device)
-            logits, targets = logits[counted][None], batch.targets.to(device)[counted][None]
+    with _scoring(model):
+        for _, targets, logits in _outputs(model, source):
+            counted = targets != IGNORED_TARGET
+            logits, targets = logits[counted][None], targets[counted][None]
             for number, temperature in enumerate(TEMPERATURES):
                 totals[number] += negative_log_likelihood(logits / temperature, targets).sum(dtype=torch.float64)
     return TEMPERATURES[int(totals.argmin())]
@@ -152,6 +142,29 @@ def evaluate_by_span(
 
     result = evaluate(model, source, observe=keep)
     return result, accuracy_by_span(torch.cat(correct), torch.cat(reach))
+
+
+def _outputs(model: nn.Module, source: BatchSource, *, logits: bool = True) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses."""
+    device = next(model.parameters()).device
+    state: Any = None
+    for step in range(len(source)):
+        batch = source.batch(0, step)
+        inputs, targets = batch.inputs.to(device), batch.targets.to(device)
+        carried = state if batch.continues else None
+        if logits:
+            output, state = model(inputs, carried)
+        else:
+            output, state = cast(Any, model).loss(inputs, targets, carried)
+        yield batch, targets, output
+
+
+@contextmanager
+def _scoring(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode in float32, without gradients."""
+    kind = next(model.parameters()).device.type
+    with evaluation_mode(model), torch.inference_mode(), torch.autocast(kind, enabled=False):
+        yield
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
         require(temperature is None, "temperature", temperature, "None for a run over videos")
         measured = _video_scores(run, data, split)
     else:
-        measured = evaluate(model, data.source(split), temperature=temperature or 1.0)._asdict()
+        divisor = 1.0 if temperature is None else temperature
+        measured = evaluate(model, data.source(split), temperature=divisor)._asdict()
     return {
         "split": split,
         "checkpoint": run.checkpoint,

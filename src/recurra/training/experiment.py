@@ -83,42 +83,6 @@ class MemoryHorizonExperiment(Experiment):
 
 
 @dataclass(kw_only=True)
-class StateTrackingExperiment(Experiment):
-    """Parity, modular arithmetic and word problems."""
-
-    experiment: Literal["state-tracking"] = "state-tracking"
-    """The kind of experiment."""
-    data: StateTrackingConfig = field(default_factory=StateTrackingConfig)
-    """The task."""
-    model: LanguageModelShape = field(default_factory=LanguageModelShape)
-    """The model."""
-
-
-@dataclass(kw_only=True)
-class RecallExperiment(Experiment):
-    """Multi-query associative recall."""
-
-    experiment: Literal["recall"] = "recall"
-    """The kind of experiment."""
-    data: RecallConfig = field(default_factory=RecallConfig)
-    """The task."""
-    model: LanguageModelShape = field(default_factory=LanguageModelShape)
-    """The model."""
-
-
-@dataclass(kw_only=True)
-class InductionExperiment(Experiment):
-    """Induction heads."""
-
-    experiment: Literal["induction"] = "induction"
-    """The kind of experiment."""
-    data: InductionConfig = field(default_factory=InductionConfig)
-    """The task."""
-    model: LanguageModelShape = field(default_factory=LanguageModelShape)
-    """The model."""
-
-
-@dataclass(kw_only=True)
 class TextExperiment(Experiment):
     """Language modelling over a text corpus with a recurrent language model."""
 
@@ -153,6 +117,23 @@ def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
         kw_only=True,
     )
     kind.__doc__ = f"Language modelling over a text corpus with `{entry.model.__name__}`."
+    kind.__module__ = __name__
+    return kind
+
+
+def _task_experiment(name: str, data: type[DataConfig], about: str) -> type[Experiment]:
+    """Make the experiment of a generated task: its data, and a recurrent language model."""
+    kind = make_dataclass(
+        "".join(map(str.capitalize, name.split("-"))) + "Experiment",
+        [
+            ("experiment", Literal[name], field(default=name)),
+            ("data", data, field(default_factory=data)),
+            ("model", LanguageModelShape, field(default_factory=LanguageModelShape)),
+        ],
+        bases=(Experiment,),
+        kw_only=True,
+    )
+    kind.__doc__ = about
     kind.__module__ = __name__
     return kind
 
@@ -237,9 +218,11 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "video-crvit": CompactRecurrentViTExperiment,
     "motions-timesformer": MotionsTimeSformerExperiment,
     "motions-crvit": MotionsCompactRecurrentViTExperiment,
-    "state-tracking": StateTrackingExperiment,
-    "recall": RecallExperiment,
-    "induction": InductionExperiment,
+    "state-tracking": _task_experiment(
+        "state-tracking", StateTrackingConfig, "Parity, modular arithmetic and word problems."
+    ),
+    "recall": _task_experiment("recall", RecallConfig, "Multi-query associative recall."),
+    "induction": _task_experiment("induction", InductionConfig, "Induction heads."),
 }
 
 RESUMABLE = frozenset(
