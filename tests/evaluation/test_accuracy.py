@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.evaluation.accuracy import accuracy_by_span
+from recurra.evaluation.accuracy import accuracy_by_span, scaled_accuracy
 
 
 def test_counts_and_accuracies_by_hand():
@@ -93,3 +93,10 @@ RIGHT, SPANS = torch.tensor([True, False]), torch.tensor([1, 2])
 def test_bad_input_is_named(correct, spans, edges, error, words):
     with pytest.raises(error, match=words):
         accuracy_by_span(correct, spans, edges=edges)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "n_classes", "scaled"), [(0.2, 5, 0.0), (1.0, 5, 1.0), (0.75, 2, 0.5), (0.0, 2, -1.0)]
+)
+def test_scaled_accuracy_is_0_at_chance(accuracy, n_classes, scaled):
+    assert scaled_accuracy(accuracy, n_classes) == pytest.approx(scaled, abs=1e-12)

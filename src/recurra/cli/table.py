@@ -27,6 +27,8 @@ class Score(NamedTuple):
 
 SCORES = {
     "test_perplexity": Score("Test perplexity", "perplexity"),
+    "test_accuracy": Score("Test accuracy, per cent", "accuracy", 100.0),
+    "test_scaled_accuracy": Score("Test accuracy above chance, per cent", "scaled_accuracy", 100.0),
     "test_mean_class_accuracy": Score("Test mean class accuracy, per cent", "mean_class_accuracy", 100.0),
 }
 """By their keys in the published figures of a family, which has one of them."""

@@ -1,6 +1,6 @@
 """Evaluation: losses, perplexity, and accuracy overall, by memory span and by class."""
 
-from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
+from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span, scaled_accuracy
 from recurra.evaluation.classification import (
     ClassScores,
     VideoProbabilities,
@@ -26,4 +26,5 @@ __all__ = [
     "evaluate",
     "evaluate_by_span",
     "perplexity",
+    "scaled_accuracy",
 ]

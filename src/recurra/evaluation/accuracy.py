@@ -37,6 +37,17 @@ class SpanAccuracy(NamedTuple):
         return int(self.n_correct.sum()) / total if total else float("nan")
 
 
+def scaled_accuracy(accuracy: float, n_classes: int) -> float:
+    """Return the accuracy with chance as 0 and no mistake as 1, as papers on state tracking report it.
+
+    Args:
+        accuracy: the share of correct predictions.
+        n_classes: the values that a target may take, all equally likely; at least 2.
+    """
+    chance = 1.0 / n_classes
+    return (accuracy - chance) / (1.0 - chance)
+
+
 def accuracy_by_span(
     correct: Shaped[Tensor, "..."], spans: Shaped[Tensor, "..."], *, edges: Sequence[int] | None = None
 ) -> SpanAccuracy:

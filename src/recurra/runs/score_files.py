@@ -23,6 +23,7 @@ _TYPES = {
     "perplexity": float,
     "bits_per_token": float,
     "accuracy": float | None,
+    "scaled_accuracy": float,
     "n_targets": int,
     "seconds": float,
     "tokens_per_second": float,

@@ -5,6 +5,7 @@ from typing import Any
 
 from recurra.checks import require
 from recurra.data import MemoryHorizon, Split, memory_spans
+from recurra.data.tasks import TaskData
 from recurra.data.video import VideoData
 from recurra.evaluation import (
     EvaluationResult,
@@ -14,6 +15,7 @@ from recurra.evaluation import (
     classify_videos,
     evaluate,
     evaluate_by_span,
+    scaled_accuracy,
 )
 from recurra.runs.run import Run
 from recurra.training import Experiment, MemoryHorizonExperiment, TextExperiment
@@ -45,6 +47,8 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
     else:
         divisor = 1.0 if temperature is None else temperature
         measured = evaluate(model, data.source(split), temperature=divisor)._asdict()
+        if isinstance(data, TaskData) and measured["accuracy"] is not None:
+            measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], data.output_size)
     return {
         "split": split,
         "checkpoint": run.checkpoint,

@@ -147,6 +147,24 @@ def test_drawn_batches_follow_from_their_place():
     assert len(contents) == len(firsts)
 
 
+@pytest.mark.parametrize("piece", [1, 7, 10, 30, 31])
+def test_pieces_are_the_sequences(piece):
+    sizes = {"eval_min_length": 30, "eval_max_length": 30, "eval_steps": 3, "eval_batch_size": 4}
+    whole, pieces = (InductionConfig(**sizes, eval_piece=size).build().source("test") for size in (None, piece))
+    per_sequence = -(-30 // piece)
+    assert len(pieces) == 3 * per_sequence
+    for number in range(3):
+        parts = [pieces.batch(0, number * per_sequence + place) for place in range(per_sequence)]
+        assert [part.continues for part in parts] == [False] + [True] * (per_sequence - 1)
+        assert all(part.inputs.shape[1] <= piece for part in parts)
+        assert torch.equal(torch.cat([part.inputs for part in parts], 1), whole.batch(0, number).inputs)
+        assert torch.equal(torch.cat([part.targets for part in parts], 1), whole.batch(0, number).targets)
+
+
+def test_training_reads_whole_sequences():
+    assert InductionConfig(eval_piece=10).build().source("train").batch(0, 0).inputs.shape[1] == 256
+
+
 def test_ranks_share_a_batch():
     config = StateTrackingConfig(batch_size=6)
     whole = config.build().source("train").batch(0, 3)
@@ -171,7 +189,7 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
         asked.append(length)
         return np.zeros((batch_size, length), dtype=np.int64), np.zeros(batch_size, dtype=np.int64)
 
-    source = DrawnSource(draw, Lengths(3, 5, 9, 2), split="train", n_steps=200, batch_size=1, seed=0)
+    source = DrawnSource(draw, Lengths(3, 5, 9, 2), split="train", n_batches=200, batch_size=1, seed=0)
     longest = []
     for epoch in range(4):
         asked.clear()
@@ -192,6 +210,12 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
         (StateTrackingConfig, {"final_length": 80}, r"data\.growth_epochs is 0; expected at least 1 with"),
         (StateTrackingConfig, {"growth_epochs": 2}, r"data\.growth_epochs is 2; expected 0 without"),
         (StateTrackingConfig, {"eval_max_length": 39}, r"data\.eval_max_length is 39; expected at least 40"),
+        (
+            StateTrackingConfig,
+            {"eval_piece": 8},
+            r"data\.eval_piece is 8; expected null, or data\.eval_min_length = 256",
+        ),
+        (InductionConfig, {"eval_piece": 0}, r"data\.eval_piece is 0; expected at least 1"),
         (StateTrackingConfig, {"eval_steps": 0}, r"data\.eval_steps is 0; expected at least 1"),
         (RecallConfig, {"n_pairs": 17}, r"data\.n_pairs is 17; expected at most 16"),
         (RecallConfig, {"vocabulary": 8}, r"data\.n_pairs is 4; expected fewer than half"),

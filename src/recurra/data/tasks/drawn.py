@@ -36,8 +36,11 @@ class DrawnSource:
 
     What a step reads depends on (seed, split, epoch, step) alone. Sequences are dealt to the ranks in order.
 
-    draw: makes them. lengths: theirs. n_steps: steps of an epoch. batch_size: sequences in a step over all ranks
-    together; the attribute of the same name counts those on this rank.
+    In pieces, sequences of one length are read over several steps, which continue one another.
+
+    draw: makes them. lengths: theirs. n_batches: batches of whole sequences in an epoch. batch_size: sequences in a
+    step over all ranks together; the attribute of the same name counts those on this rank. piece: tokens that a step
+    reads of each sequence; None for all. Then `lengths` must allow one length only.
     """
 
     def __init__(
@@ -46,25 +49,37 @@ class DrawnSource:
         lengths: Lengths,
         *,
         split: Split,
-        n_steps: int,
+        n_batches: int,
         batch_size: int,
         seed: int,
+        piece: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.batch_size = -(-batch_size // world_size)
-        self._draw, self._lengths, self._n_steps = draw, lengths, n_steps
+        self._draw, self._lengths, self._n_batches = draw, lengths, n_batches
+        self._n_pieces = 1 if piece is None else -(-lengths.longest // piece)
+        self._piece = piece
         self._place = (TASKS, SPLITS.index(split))
         self._all_ranks, self._seed, self._rank = batch_size, seed, rank
 
     def __len__(self) -> int:
-        return self._n_steps
+        return self._n_batches * self._n_pieces
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Draw the sequences of a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        random = random_generator(self._seed, *self._place, epoch, step)
-        shortest, longest = self._lengths.range(epoch + step / self._n_steps)
+        number, place = divmod(step, self._n_pieces)
+        inputs, targets = self._sequences(epoch, number)
+        if self._piece is not None:
+            read = slice(place * self._piece, (place + 1) * self._piece)
+            inputs, targets = inputs[:, read], targets[:, read]
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=place > 0)
+
+    def _sequences(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a batch of whole sequences, and return those of this rank."""
+        random = random_generator(self._seed, *self._place, epoch, number)
+        shortest, longest = self._lengths.range(epoch + number / self._n_batches)
         tokens, drawn = self._draw(random, self._all_ranks, int(random.integers(shortest, longest + 1)))
         targets = np.full_like(tokens, IGNORED_TARGET)
         if drawn.ndim == 1:
@@ -72,4 +87,4 @@ class DrawnSource:
         else:
             np.copyto(targets, drawn, where=drawn >= 0)
         mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
-        return Batch(torch.from_numpy(tokens[mine]), torch.from_numpy(targets[mine]), continues=False)
+        return tokens[mine], targets[mine]

@@ -55,11 +55,14 @@ class TaskConfig(ABC):
     steps_per_epoch: int = 500
     """Batches that make an epoch."""
     eval_steps: int = 16
-    """Batches in an evaluation, on validation and on test, each always the same."""
+    """Batches of whole sequences in an evaluation, on validation and on test, each always the same."""
     batch_size: int = 128
     """Sequences in a training step, over all ranks together; all have one length."""
     eval_batch_size: int = 128
     """Sequences in an evaluation step, over all ranks together."""
+    eval_piece: int | None = None
+    """Tokens of each sequence that an evaluation step reads, carrying the state to the next step: the memory that a
+    long sequence takes is that of one piece. Null: whole sequences. With it, all have data.eval_max_length."""
     seed: int = 0
     """Seed of the sequences."""
 
@@ -68,12 +71,16 @@ class TaskConfig(ABC):
         sizes = ("steps_per_epoch", "eval_steps", "batch_size", "eval_batch_size")
         require_whole_number(1, **fields_of(self, "data", *sizes))
         require_whole_number(0, **fields_of(self, "data", "growth_epochs", "seed"))
+        require_whole_number(1, **fields_of(self, "data", "eval_piece"))
         require_whole_number(self.min_length, **fields_of(self, "data", "max_length"))
         require_whole_number(self.max_length, **fields_of(self, "data", "final_length"))
         require_whole_number(self.eval_min_length, **fields_of(self, "data", "eval_max_length"))
         grows = self.final_length is not None
         expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
+        one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
+        expected = f"null, or data.eval_min_length = {self.eval_max_length}"
+        require(one_length, "data.eval_piece", self.eval_piece, expected)
 
     @abstractmethod
     def make_task(self) -> Task:
@@ -184,9 +191,10 @@ class TaskData:
             self._draw,
             growing if training else fixed,
             split=split,
-            n_steps=config.steps_per_epoch if training else config.eval_steps,
+            n_batches=config.steps_per_epoch if training else config.eval_steps,
             batch_size=config.batch_size if training else config.eval_batch_size,
             seed=config.seed,
+            piece=None if training else config.eval_piece,
             rank=self.rank,
             world_size=self.world_size,
         )
