@@ -8,6 +8,7 @@ import yaml
 from torch import nn
 
 from recurra.data import BatchSource, Split
+from recurra.data.tasks import TaskConfig
 from recurra.models import TransformerXL
 from recurra.models.outline import outlined
 from recurra.training import (
@@ -63,6 +64,8 @@ def build(recipe: str) -> nn.Module:
     if isinstance(experiment, VideoExperiment):
         with outlined():
             return experiment.model.build(experiment.sizes_of(31))
+    if isinstance(experiment.data, TaskConfig):  # nothing is drawn yet
+        return experiment.build_model(experiment.build_data())
     if not isinstance(experiment, TextExperiment):  # small models
         return experiment.build_model(Sizes(experiment.data.largest_number + 2, experiment.data.modulus))
     n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recurra.mixers import GateLoop, RelativeAttention
-from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShape
+from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShape, MixerBlock
 
 
 def small(**options) -> LanguageModelConfig:
@@ -66,6 +66,21 @@ def test_a_stack_of_several_mixers_has_options_for_each():
     assert config.mixers[2] == ("gateloop", {"transition": "fixed"})
 
 
+def test_blocks_of_time_mixing_alone():
+    torch.manual_seed(0)
+    model = LanguageModel(small(d_channel_mixing=0)).double()
+    assert [type(block) for block in model.blocks] == [MixerBlock, MixerBlock]
+    assert not any("feed_forward" in name for name in model.state_dict())
+    tokens = torch.randint(7, (2, 5))
+    x = model.embedding(tokens)
+    for block in model.blocks:
+        x = x + block.mixer(block.norm_mixing(x))[0]
+    logits, _ = model(tokens)
+    torch.testing.assert_close(logits, model.head(model.norm(x)), rtol=1e-12, atol=1e-12)
+    first, state = model(tokens[:, :2])
+    torch.testing.assert_close(torch.cat([first, model(tokens[:, 2:], state)[0]], 1), logits, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("options", [{"n_heads": 4}, {"rnn": {}}])
 def test_options_of_a_stack_that_belong_to_no_mixer_are_refused(options):
     with pytest.raises(
@@ -89,7 +104,7 @@ def test_initial_scale():
         ({"vocab_size": 0}, "vocab_size is 0; expected at least 1"),
         ({"n_layer": 0}, "n_layer is 0; expected at least 1"),
         ({"d_model": -8}, "d_model is -8"),
-        ({"d_channel_mixing": 0}, "d_channel_mixing is 0"),
+        ({"d_channel_mixing": -1}, "d_channel_mixing is -1; expected at least 0"),
         ({"output_size": 0}, "output_size is 0"),
         ({"dropout": 1.0}, "dropout is 1.0; expected a probability"),
         ({"mixer": ["gateloop"]}, r"mixer is \['gateloop'\]; expected one name for each of n_layer = 2"),

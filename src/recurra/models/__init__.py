@@ -1,6 +1,6 @@
 """Models: stacks of layers under the one contract `y, state = module(x, state)`."""
 
-from recurra.models.block import Block
+from recurra.models.block import Block, MixerBlock
 from recurra.models.compact_recurrent_transformer import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -51,6 +51,7 @@ __all__ = [
     "LanguageModelShape",
     "LanguageModelShell",
     "LanguageModelState",
+    "MixerBlock",
     "ModelEntry",
     "RecurrentMemoryTransformer",
     "RecurrentMemoryTransformerConfig",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recurra.checks import require, require_at_least, require_probability, sentence
 from recurra.lengths.padded import blank
 from recurra.mixers import create_mixer
-from recurra.models.block import Block
+from recurra.models.block import Block, MixerBlock
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.registry import BuildsModel, register_model
 from recurra.models.shell import LanguageModelShell, require_layers
@@ -34,7 +34,7 @@ class LanguageModelShape(BuildsModel):
     d_model: int = 64
     """Channels of the residual stream."""
     d_channel_mixing: int = 128
-    """Hidden channels of the feed-forward networks."""
+    """Hidden channels of the feed-forward networks; 0 for blocks of time mixing alone."""
     mixer: str | list[str] = "gateloop"
     """The time mixing layer by its registered name, one for all blocks or one per block; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,8 @@ class LanguageModelShape(BuildsModel):
     """Probability of dropping a channel of the embedding and of what each half of a block adds."""
 
     def __post_init__(self) -> None:
-        require_at_least(1, n_layer=self.n_layer, d_model=self.d_model, d_channel_mixing=self.d_channel_mixing)
+        require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
+        require_at_least(0, d_channel_mixing=self.d_channel_mixing)
         require_probability(dropout=self.dropout)
         if isinstance(self.mixer, str):
             return
@@ -103,13 +104,7 @@ class LanguageModel(LanguageModelShell):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(
-                create_mixer(name, config.d_model, **options),
-                config.d_model,
-                config.d_channel_mixing,
-                config.dropout,
-            )
-            for name, options in config.mixers
+            _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
         )
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=not config.tie_embeddings)
@@ -159,6 +154,12 @@ class LanguageModel(LanguageModelShell):
             if reason := block.mixer.why_not_exportable():  # type: ignore[operator, union-attr]
                 return f"the mixer of block {number}: {reason}"
         return ""
+
+
+def _block(mixer: nn.Module, config: LanguageModelConfig) -> MixerBlock:
+    if config.d_channel_mixing == 0:
+        return MixerBlock(mixer, config.d_model, config.dropout)
+    return Block(mixer, config.d_model, config.d_channel_mixing, config.dropout)
 
 
 def _initialise(module: nn.Module) -> None:
