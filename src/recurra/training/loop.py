@@ -27,9 +27,9 @@ from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
+from recurra.training.losses import few_targets, loss_by_parts
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.optimizer import build_optimizer
-from recurra.training.penalties import penalised_loss
 from recurra.training.process import set_up_process
 from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
@@ -95,14 +95,12 @@ class Trainer:
             came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
             raise ValueError(sentence("training.monitor", came, "loss for this model"))
         self.wrapped, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
-        if self.config.has_penalties and not isinstance(self.model, LanguageModelShell):
-            came = (
-                f"{self.config.activation_penalty} and {self.config.change_penalty}, for a {type(self.model).__name__}"
-            )
-            raise ValueError(
-                sentence("training.activation_penalty and .change_penalty", came, "0 but for a language model")
-            )
-        for name in ("hidden", "losses") if self.config.has_penalties else ("loss",):
+        self._has_parts = isinstance(self.model, LanguageModelShell)
+        if self.config.has_penalties and not self._has_parts:
+            given, kind = (self.config.activation_penalty, self.config.change_penalty), type(self.model).__name__
+            names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
+            raise ValueError(sentence(names, came, "0 but for a language model"))
+        for name in ("loss", "hidden", "losses") if self._has_parts else ("loss",):
             self.wrapped.mark_forward_method(name)
         self.average = WeightAverage(self.model, experiment.averaging)
         self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
@@ -251,7 +249,7 @@ class Trainer:
         batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         for batch, n_targets in zip(batches, counts):
-            loss, penalty = self._loss(batch)
+            loss, penalty = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
             self.fabric.backward((loss + n_targets * penalty) / max(1, sum(counts)))
         norm = self._clip_gradients()
@@ -263,15 +261,16 @@ class Trainer:
         at.tokens += sum(batch.n_steps for batch in batches)
         return norm
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor | float]:
+    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor | float]:
         """Return a batch's summed loss and the penalty on its mean, and keep its last state, with its gradients cut."""
+        by_parts = self._has_parts and (self.config.has_penalties or few_targets(n_targets, batch.targets))
         inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
         carried = self.state if self.config.carry_state and batch.continues else None
         penalty: Tensor | float = 0.0
         # Fabric applies the precision only to calls of forward.
         with self.fabric.autocast():
-            if self.config.has_penalties:
-                losses, penalty, state = penalised_loss(self.wrapped, inputs, targets, carried, self.config)
+            if by_parts:
+                losses, penalty, state = loss_by_parts(self.wrapped, inputs, targets, carried, self.config)
             else:
                 losses, state = self.wrapped.loss(inputs, targets, carried)
         self.state = detach(state)

@@ -1,12 +1,13 @@
-"""Penalties on activations: their values, their part in an update, and which models have them."""
+"""The loss by its parts: the values of penalties, their part in an update, and targets that are few."""
 
 import pytest
 import torch
 
+from recurra.data import IGNORED_TARGET, Batch
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import detach
 from recurra.training import TrainingConfig
-from recurra.training.penalties import penalised_loss
+from recurra.training.losses import loss_by_parts
 
 
 @pytest.fixture
@@ -24,9 +25,9 @@ def test_the_penalty_is_its_formula_and_the_loss_is_the_models(model, n_steps, a
     inputs, targets = numbers(n_steps)
     _, before = model(inputs)
     config = TrainingConfig(activation_penalty=activation, change_penalty=change)
-    losses, penalty, state = penalised_loss(model, inputs, targets, before, config)
+    losses, penalty, state = loss_by_parts(model, inputs, targets, before, config)
     expected, expected_state = model.loss(inputs, targets, before)
-    assert torch.equal(losses, expected)
+    torch.testing.assert_close(losses[0], expected.flatten(), rtol=1e-6, atol=0)
     for found, own in zip(state, expected_state):
         torch.testing.assert_close(found, own, rtol=0, atol=0)
     hidden = model.hidden(inputs, before)[0].detach()
@@ -34,7 +35,7 @@ def test_the_penalty_is_its_formula_and_the_loss_is_the_models(model, n_steps, a
     if n_steps > 1:
         steps = [(hidden[:, t + 1] - hidden[:, t]).flatten() for t in range(n_steps - 1)]
         total += change * sum(float(d) ** 2 for step in steps for d in step) / (len(steps) * len(steps[0]))
-    assert penalty.item() == pytest.approx(total, rel=1e-5)
+    assert torch.as_tensor(penalty).item() == pytest.approx(total, rel=1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -51,13 +52,38 @@ def test_an_update_adds_it_to_the_mean_loss_and_the_log_does_not(make_trainer, a
     model.zero_grad()
     state, total, raw = None, 0.0, 0.0
     for batch in batches:
-        loss, penalty, state = penalised_loss(model, batch.inputs, batch.targets, state, trainer.config)
+        loss, penalty, state = loss_by_parts(model, batch.inputs, batch.targets, state, trainer.config)
         state = detach(state)
         total, raw = total + loss.mean() + penalty, raw + loss.sum().item()
     (total / accumulate).backward()
     for name, gradient in grads(model).items():
         torch.testing.assert_close(gradients[name], gradient)
     assert float(trainer.sums.loss) == pytest.approx(raw, rel=1e-6)
+
+
+@pytest.mark.parametrize(("n_counted", "by_parts"), [(0, True), (1, True), (5, True), (6, False), (20, False)])
+def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model, monkeypatch, n_counted, by_parts):
+    """The share at which the way changes is a fourth: 5 of 20 positions."""
+    monkeypatch.setattr("tests.training.conftest.ToyModel", lambda: model)
+    trainer = make_trainer()
+    inputs, targets = torch.randint(5, (4, 5)), torch.full((20,), IGNORED_TARGET)
+    places = torch.randperm(20)[:n_counted]
+    targets[places] = torch.randint(5, (n_counted,))
+    targets = targets.view(4, 5)
+    formed = []
+    model.head.register_forward_hook(lambda head, inputs, logits: formed.append(logits.shape[:-1].numel()))
+    loss, penalty = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
+    assert formed == [n_counted if by_parts else 20]
+    assert penalty == 0.0
+    loss.backward()
+    found = grads(model)
+    model.zero_grad()
+    losses, state = model.loss(inputs, targets)
+    losses.sum().backward()
+    torch.testing.assert_close(loss, losses.sum())
+    torch.testing.assert_close(trainer.state, detach(state))
+    for name, gradient in grads(model).items():
+        torch.testing.assert_close(found[name], gradient)
 
 
 def grads(model: LanguageModel) -> dict[str, torch.Tensor]:
