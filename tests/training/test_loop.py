@@ -322,6 +322,17 @@ def test_max_steps_ends_the_run_and_the_schedule(make_trainer):
     assert rates[-1] == pytest.approx(0.03 * 0.0954915, rel=1e-5)  # half a cosine, four fifths through
 
 
+def test_the_rate_follows_the_length_of_a_step(make_trainer):
+    def rates(trainer) -> list[float]:
+        trainer.fit(quiet())
+        return [float(row["learning_rate"]) for row in read_metrics(trainer.folder.metrics)]
+
+    usual = rates(make_trainer("usual", max_steps=4, log_every=1))
+    trainer = make_trainer("drawn", max_steps=4, log_every=1)
+    trainer.source.relative_length = lambda epoch, step: (step + 1) / 4
+    assert rates(trainer) == pytest.approx([rate * (step + 1) / 4 for step, rate in enumerate(usual)], rel=1e-5)
+
+
 def test_a_run_inside_its_warm_up_says_so(make_trainer):
     console = quiet()
     make_trainer(max_steps=3, schedule={"warmup_steps": 100}).fit(console)

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from recurra.data import Batch
 from recurra.training import OptimizerConfig, ScheduleConfig, build_optimizer, learning_rate_factor
-from recurra.training.schedule import scale_learning_rates
+from recurra.training.schedule import mean_relative_length, scale_learning_rates
 
 
 def test_the_warm_up_is_a_line_from_its_first_step_to_the_peak():
@@ -34,6 +35,28 @@ def test_it_rises_then_falls_and_stays_between_floor_and_peak(warmup, total, fin
     assert falling == sorted(falling, reverse=True)
     assert all(0 < factor <= 1 for factor in rising)
     assert all(final - 1e-12 <= factor <= 1 for factor in falling)
+
+
+class ShortAndLong:
+    """A source whose steps are in turn half as long and twice as long as usual."""
+
+    batch_size = 1
+
+    def __len__(self) -> int:
+        return 6
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        raise NotImplementedError
+
+    def relative_length(self, epoch: int, step: int) -> float:
+        return 2.0 if (epoch + step) % 2 else 0.5
+
+
+def test_the_length_of_an_update_is_the_mean_of_its_batches():
+    source = ShortAndLong()
+    assert mean_relative_length(source, 0, [0]) == 0.5
+    assert mean_relative_length(source, 1, [0]) == 2.0
+    assert mean_relative_length(source, 0, range(1, 4)) == 1.5
 
 
 def test_each_group_is_scaled_from_its_own_peak(toy_model: nn.Module):

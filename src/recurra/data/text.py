@@ -7,11 +7,20 @@ from typing import Literal, SupportsIndex
 
 import numpy as np
 
-from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
+from recurra.checks import (
+    fields_of,
+    require,
+    require_at_least,
+    require_choice,
+    require_probability,
+    require_whole_number,
+    sentence,
+)
 from recurra.data.batches import BatchSource, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.order import require_rank
+from recurra.data.step_lengths import DrawnLengths
 from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 from recurra.data.vocabulary import Vocabulary
 
@@ -47,6 +56,12 @@ class TextConfig:
     bptt_segments: int = 1
     """Segments of each sequence in a training step. Gradients flow through all of them, but not through the state that
     a step hands to the next one."""
+    length_deviation: float = 0.0
+    """For streams: the standard deviation of the tokens in a training step. With 0, all steps have
+    data.segment_length times data.bptt_segments tokens; otherwise lengths are drawn around that, anew in every epoch,
+    and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
+    half_length_share: float = 0.0
+    """The share of the training steps that are drawn around half that length; for data.length_deviation."""
     sampling: Literal["streams", "windows"] = "streams"
     """Training reads parallel streams in order and carries their state (streams), or reads excerpts from random places
     (windows). Evaluation always reads streams."""
@@ -62,6 +77,12 @@ class TextConfig:
         require_whole_number(1, **sizes)
         require_whole_number(1, **fields_of(self, "data", "eval_stride"))
         require_whole_number(0, **fields_of(self, "data", "seed", "eval_context"))
+        require_at_least(0, **fields_of(self, "data", "length_deviation"))
+        require_probability(**fields_of(self, "data", "half_length_share"))
+        drawn = self.length_deviation > 0
+        require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, _WITHOUT)
+        streams = self.sampling == "streams" or not drawn
+        require(streams, "data.length_deviation", self.length_deviation, "0 unless data.sampling is streams")
         both = (self.eval_stride is None) == (self.eval_context is None)
         expected = "null" if self.eval_stride is None else "a number of tokens"
         require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
@@ -159,6 +180,16 @@ class TextData:
             batch_size=config.batch_size if training else config.eval_batch_size,
             segment_length=n_steps,
             training=training,
+            drawn=self._drawn(n_steps),
             rank=self.rank,
             world_size=self.world_size,
         )
+
+    def _drawn(self, usual: int) -> DrawnLengths | None:
+        config = self.config
+        if not config.length_deviation:
+            return None
+        return DrawnLengths(usual, config.length_deviation, config.half_length_share, config.seed)
+
+
+_WITHOUT = "0 without data.length_deviation"

@@ -6,13 +6,15 @@ import torch
 from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.data.order import TEXT_EXCERPTS, random_generator, require_step
+from recurra.data.step_lengths import DrawnLengths
 
 
 class StreamSource:
     """Parallel streams, read one segment per step; the target is the next token.
 
     The text is cut into `batch_size` streams of neighbouring tokens, dealt to the ranks in order. Each step continues
-    every stream where the step before ended, so every step but the first carries the state. All epochs are alike.
+    every stream where the step before ended, so every step but the first carries the state. All epochs are alike,
+    unless the lengths of the steps are drawn.
 
     In training, all streams have the same whole number of segments, and the rest of the text is dropped.
 
@@ -22,7 +24,7 @@ class StreamSource:
     `world_size` does not divide `batch_size`.
 
     tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank.
+    this rank. drawn: the lengths of training steps; None for steps of one segment.
 
     Raises ValueError for a text that is too short.
     """
@@ -34,6 +36,7 @@ class StreamSource:
         batch_size: int,
         segment_length: int,
         training: bool,
+        drawn: DrawnLengths | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -53,15 +56,28 @@ class StreamSource:
         self._tokens = tokens
         self._segment_length = segment_length
         self._longest = int(lengths.max())
+        self._drawn = drawn if training else None
 
     def __len__(self) -> int:
+        if self._drawn is not None:
+            return self._drawn.n_steps(self._longest)
         return -(-self._longest // self._segment_length)
+
+    def relative_length(self, epoch: int, step: int) -> float:
+        """Return the length of a step over the usual one, by which its learning rate is scaled; 1 if none is drawn."""
+        if self._drawn is None:
+            return 1.0
+        first, last = self._drawn.borders(self._longest, epoch)[step : step + 2].tolist()
+        return float(last - first) / self._drawn.usual
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Return the segment of each stream at a step. Raises what `BatchSource.batch` raises."""
         require_step(len(self), epoch, step)
-        first = step * self._segment_length
-        width = min(self._segment_length, self._longest - first)
+        if self._drawn is None:
+            first, last = step * self._segment_length, min((step + 1) * self._segment_length, self._longest)
+        else:
+            first, last = self._drawn.borders(self._longest, epoch)[step : step + 2].tolist()
+        width = last - first
         inputs = np.zeros((self.batch_size, width), dtype=np.int64)
         targets = np.full((self.batch_size, width), IGNORED_TARGET, dtype=np.int64)
         for number, (start, length) in enumerate(self._streams):

@@ -35,7 +35,7 @@ from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
 from recurra.training.resuming import resumed_state
 from recurra.training.run_folder import RunFolder
-from recurra.training.schedule import learning_rate_factor, scale_learning_rates
+from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates
 from recurra.training.signals import StopSignal
 
 
@@ -244,8 +244,9 @@ class Trainer:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
         at, config = self.position, self.experiment
         factor = learning_rate_factor(at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch)
-        scale_learning_rates(self.optimizer, factor)
         last = min(at.batch + self.config.accumulate, len(self.source))
+        factor *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
+        scale_learning_rates(self.optimizer, factor)
         batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         for batch, n_targets in zip(batches, counts):

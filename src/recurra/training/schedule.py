@@ -1,10 +1,22 @@
 """The learning rate as a pure function of the step: nothing to save, and nothing that can drift when a run resumes."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
+from recurra.data import BatchSource
 from recurra.training.config import ScheduleConfig
+
+
+@runtime_checkable
+class HasRelativeLengths(Protocol):
+    """Data whose training steps have drawn lengths."""
+
+    def relative_length(self, epoch: int, step: int) -> float:
+        """Return the length of a step over the usual one."""
+        ...
 
 
 def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
@@ -30,6 +42,16 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
     done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
     return floor + (1.0 - floor) * cosine
+
+
+def mean_relative_length(source: BatchSource, epoch: int, steps: Sequence[int]) -> float:
+    """Return how long the batches of an update are beside the usual ones; 1 for data whose lengths are not drawn.
+
+    Learning rates are scaled by it (Merity et al., 2017): a short step would otherwise count as much as a long one.
+    """
+    if not isinstance(source, HasRelativeLengths):
+        return 1.0
+    return sum(source.relative_length(epoch, step) for step in steps) / len(steps)
 
 
 def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
