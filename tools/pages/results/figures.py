@@ -6,6 +6,7 @@ import torch
 
 from recurra.analysis.plots import (
     CostPoint,
+    accuracy_over_length,
     accuracy_over_span,
     mean_gate_magnitudes,
     measured_panels,
@@ -18,6 +19,7 @@ from recurra.runs.summary import Summary
 from tools.pages.figures import Figures
 from tools.pages.results.tables import require_runs
 
+TEST_LENGTH = "data.eval_max_length"
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled into one point of the accuracy over the memory span."""
 
@@ -49,6 +51,21 @@ class RunFigures(Figures):
         moduli = {run.value("data.modulus") for run in runs}
         chance = 1 / moduli.pop() if len(moduli) == 1 else None
         return self.show(accuracy_over_span(counted, smoothing=SMOOTHING, chance=chance), name, title)
+
+    def lengths(self, runs: Sequence[Summary], name: str, title: str) -> str:
+        """Draw accuracy over the length of test sequences, for runs on a generated task scored at several lengths."""
+        labels = short_names(runs)
+        curves = {}
+        for run in runs:
+            points = {
+                scores["changes"].get(TEST_LENGTH, run.value(TEST_LENGTH)): scores["accuracy"]
+                for scores in run.scores.values()
+            }
+            if not points or None in points:
+                raise ValueError(sentence("run", f"{run.name}, without scores by length", "a scored run on a task"))
+            curves[labels[run.name]] = sorted(points.items())
+        trained = max(run.value("data.final_length") or run.value("data.max_length") for run in runs)
+        return self.show(accuracy_over_length(curves, trained=trained), name, title)
 
     def gates(self, run: Summary, name: str, title: str) -> str:
         """Draw the mean |a| of each layer over a test sequence, resets marked (the means of Figure 5 of GateLoop)."""

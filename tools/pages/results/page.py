@@ -39,6 +39,7 @@ class ResultsPage(Page):
             "missing": self.missing,
             "horizon_table": tables.horizon_table,
             "family_table": self.family_table,
+            "task_table": self.task_table,
             "family_missing": self.family_missing,
             "published": self.published,
             "epochs": tables.epochs,
@@ -46,6 +47,7 @@ class ResultsPage(Page):
             "mixer": tables.mixer,
             "curves_figure": figures.curves,
             "span_figure": figures.spans,
+            "lengths_figure": figures.lengths,
             "gates_figure": figures.gates,
             "flops_figure": figures.perplexity_over_flops,
         }
@@ -92,6 +94,10 @@ class ResultsPage(Page):
     def family_table(self, family: str, runs: Sequence[Summary], variants: str = "*") -> str:
         """Tabulate variants of a family with published and measured perplexities; `family`: its file in the recipes."""
         return tables.family_table(self._family(family), runs, variants)
+
+    def task_table(self, family: str, runs: Sequence[Summary], columns: Sequence[str], score: str = "accuracy") -> str:
+        """Tabulate the scores of a family's runs on generated tasks, a column for each end of a variant's name."""
+        return tables.task_table(self._family(family), runs, columns, score)
 
     def family_missing(self, family: str, runs: Sequence[Summary], variants: str = "*") -> str:
         """List the commands for published variants of a family without a run; nothing if all have one."""

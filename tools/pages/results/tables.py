@@ -99,6 +99,34 @@ def family_table(family: RecipeFamily, runs: Sequence[Summary], variants: str = 
     return table(heads, rows)
 
 
+def task_table(family: RecipeFamily, runs: Sequence[Summary], columns: Sequence[str], score: str = "accuracy") -> str:
+    """Tabulate the test scores of runs on generated tasks, in per cent.
+
+    Args:
+        family: the recipes.
+        runs: what was trained; seeds of one variant share a cell.
+        columns: the ends of variants' names, such as parity; what comes before is the row.
+        score: the key of the score: accuracy or scaled_accuracy.
+
+    Raises:
+        ValueError: no variant has these ends, or a run is of no variant.
+    """
+    by_variant = _runs_by_variant(family, runs, "*")
+    rows: dict[str, list[str]] = {}
+    for place, column in enumerate(columns):
+        for variant, its_runs in by_variant.items():
+            row = variant.removesuffix(f"-{column}")
+            if row == variant:
+                continue
+            scores = [run.score(score) for run in sorted(its_runs, key=lambda run: run.seed)]
+            cell = ", ".join(show(None if value is None else 100 * value, 1) for value in scores)
+            rows.setdefault(row, [NOTHING] * len(columns))[place] = cell or NOTHING
+    if not rows:
+        raise ValueError(sentence("columns", list(columns), f"ends of the names in {', '.join(by_variant)}"))
+    scored = {row: cells for row, cells in rows.items() if any(cell != NOTHING for cell in cells)}
+    return table(["mixer", *columns], [[row, *cells] for row, cells in scored.items()])
+
+
 def variants_without_runs(family: RecipeFamily, runs: Sequence[Summary], variants: str = "*") -> list[str]:
     """List the published variants that have no run; arguments as `family_table`."""
     by_variant = _runs_by_variant(family, runs, variants)
@@ -142,7 +170,7 @@ def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat(recipe)
-        if key in ("experiment", "data.segment_length") or key.startswith("model.")
+        if key in ("experiment", "data.segment_length", "data.task", "data.n_pairs") or key.startswith("model.")
     }
 
 

@@ -2,7 +2,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from tests.summaries import COST, HORIZON, TEXT
-from tools.pages.results.figures import RunFigures, short_names
+from tools.pages.results.figures import TEST_LENGTH, RunFigures, short_names
 
 from tools.pages.results import figures
 
@@ -53,6 +53,28 @@ def test_spans_are_what_was_counted_and_chance_is_the_tasks(tmp_path, make_summa
     assert list(curve.get_ydata()) == [1.0, 0.75, 0.0]
     assert curve.get_label() == "a-run (overall 0.70)"
     assert list(chance.get_ydata()) == [1 / 51] * 2
+
+
+def task_run(make_summary, name, accuracies):
+    config = {**HORIZON, "experiment": "induction", "data": {"max_length": 256, "eval_max_length": 256}}
+    scores = {
+        f"eval-test-{length}": {"accuracy": accuracy, "changes": {} if length == 256 else {TEST_LENGTH: length}}
+        for length, accuracy in accuracies.items()
+    }
+    return make_summary(name, config, scores=scores)
+
+
+def test_lengths_are_those_that_the_scores_were_measured_at(tmp_path, make_summary, drawn):
+    runs = [
+        task_run(make_summary, "induction-gru", {1024: 0.5, 256: 1.0}),
+        task_run(make_summary, "induction-lru", {256: 0.9}),
+    ]
+    assert RunFigures(tmp_path).lengths(runs, "x", "X") == "![X](figures/x.png)"
+    lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in drawn["x"].axes[0].lines}
+    assert lines["gru"] == [[256, 1.0], [1024, 0.5]]
+    assert lines["lru"] == [[256, 0.9]]
+    with pytest.raises(ValueError, match="run is bare, without scores by length; expected a scored run on a task"):
+        RunFigures(tmp_path).lengths([make_summary("bare", scores={})], "x", "X")
 
 
 def test_gates_are_drawn_with_their_resets(tmp_path, make_summary, drawn):

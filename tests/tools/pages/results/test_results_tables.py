@@ -117,6 +117,44 @@ def test_the_table_of_a_family(family, make_summary):
     assert tables.variants_without_runs(family, [], "xl-*") == ["xl-9-layers-n5"]
 
 
+TASKS = """
+common: {experiment: state-tracking, model: {n_layer: 2, d_model: 8}}
+axes:
+  mixer: {gru: {model: {mixer: gru}}, min-gru: {model: {mixer: min-gru}}, lru: {model: {mixer: lru}}}
+  task: {parity: {data: {task: parity}}, words: {data: {task: words-s3}}}
+"""
+
+
+def test_the_table_of_tasks(tmp_path, make_summary):
+    (tmp_path / "tasks.yaml").write_text(TASKS)
+    tasks = read_family(tmp_path / "tasks.yaml")
+
+    def run(name, task, mixer, seed, scaled):
+        config = {
+            "experiment": "state-tracking",
+            "data": {"task": task},
+            "model": {"n_layer": 2, "d_model": 8, "mixer": mixer},
+            "training": {**TRAINING, "seed": seed},
+        }
+        scores = {} if scaled is None else {"eval-test": {"scaled_accuracy": scaled, "changes": {}}}
+        return make_summary(name, config, scores=scores)
+
+    runs = [
+        run("b", "parity", "gru", 1, 0.98765),
+        run("a", "parity", "gru", 0, 1.0),
+        run("c", "words-s3", "min-gru", 0, 0.25),
+        run("d", "parity", "lru", 0, None),
+    ]
+    assert tables.task_table(tasks, runs, ["parity", "words"], "scaled_accuracy").splitlines() == [
+        "| mixer | parity | words |",
+        "|---|---|---|",
+        "| gru | 100.0, 98.8 | - |",
+        "| min-gru | - | 25.0 |",
+    ]
+    with pytest.raises(ValueError, match=r"columns is \['s5'\]; expected ends of the names in gru-parity, gru-words"):
+        tables.task_table(tasks, runs, ["s5"])
+
+
 def test_runs_and_patterns_that_fit_no_variant_are_refused(family, make_summary):
     with pytest.raises(ValueError, match=r"run is odd; expected one of a variant of .*family\.yaml"):
         tables.family_table(family, [make_summary("odd", text_config(memory="none"))])
