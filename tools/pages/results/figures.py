@@ -17,9 +17,8 @@ from recurra.checks import sentence
 from recurra.evaluation import SpanAccuracy
 from recurra.runs.summary import Summary
 from tools.pages.figures import Figures
-from tools.pages.results.tables import require_runs
+from tools.pages.results.tables import require_runs, scores_by_length
 
-TEST_LENGTH = "data.eval_max_length"
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled into one point of the accuracy over the memory span."""
 
@@ -55,15 +54,7 @@ class RunFigures(Figures):
     def lengths(self, runs: Sequence[Summary], name: str, title: str) -> str:
         """Draw accuracy over the length of test sequences, for runs on a generated task scored at several lengths."""
         labels = short_names(runs)
-        curves = {}
-        for run in runs:
-            points = {
-                scores["changes"].get(TEST_LENGTH, run.value(TEST_LENGTH)): scores["accuracy"]
-                for scores in run.scores.values()
-            }
-            if not points or None in points:
-                raise ValueError(sentence("run", f"{run.name}, without scores by length", "a scored run on a task"))
-            curves[labels[run.name]] = sorted(points.items())
+        curves = {labels[run.name]: list(scores_by_length(run).items()) for run in runs}
         trained = max(run.value("data.final_length") or run.value("data.max_length") for run in runs)
         return self.show(accuracy_over_length(curves, trained=trained), name, title)
 

@@ -40,6 +40,7 @@ class ResultsPage(Page):
             "horizon_table": tables.horizon_table,
             "family_table": self.family_table,
             "task_table": self.task_table,
+            "lengths_table": tables.lengths_table,
             "family_missing": self.family_missing,
             "published": self.published,
             "epochs": tables.epochs,

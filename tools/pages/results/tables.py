@@ -10,6 +10,7 @@ from recurra.training import RecipeFamily
 from recurra.training.experiment import flat
 from tools.pages.markdown import NOTHING, show, table
 
+TEST_LENGTH = "data.eval_max_length"
 IDENTITY = ("model.n_layer", "model.d_model")
 """What a run shares with its variant of a family, beside the keys in which the variants differ."""
 
@@ -125,6 +126,36 @@ def task_table(family: RecipeFamily, runs: Sequence[Summary], columns: Sequence[
         raise ValueError(sentence("columns", list(columns), f"ends of the names in {', '.join(by_variant)}"))
     scored = {row: cells for row, cells in rows.items() if any(cell != NOTHING for cell in cells)}
     return table(["mixer", *columns], [[row, *cells] for row, cells in scored.items()])
+
+
+def lengths_table(runs: Sequence[Summary]) -> str:
+    """Tabulate the test accuracies of runs on a generated task by the length of the sequences, in per cent.
+
+    Raises:
+        ValueError: there are no runs, or one has no such scores.
+    """
+    require_runs(runs)
+    found = {run.name: scores_by_length(run) for run in runs}
+    lengths = sorted({length for scores in found.values() for length in scores})
+    rows = [
+        [name, *(show(100 * scores[length] if length in scores else None, 1) for length in lengths)]
+        for name, scores in found.items()
+    ]
+    return table(["run", *(f"{length:,}" for length in lengths)], rows)
+
+
+def scores_by_length(run: Summary) -> dict[int, float]:
+    """Return the test accuracies of a run on a generated task, by the length of the sequences, in order.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = {
+        scores["changes"].get(TEST_LENGTH, run.value(TEST_LENGTH)): scores["accuracy"] for scores in run.scores.values()
+    }
+    if not found or None in found:
+        raise ValueError(sentence("run", f"{run.name}, without scores by length", "a scored run on a generated task"))
+    return dict(sorted(found.items()))
 
 
 def variants_without_runs(family: RecipeFamily, runs: Sequence[Summary], variants: str = "*") -> list[str]:

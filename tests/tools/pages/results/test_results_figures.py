@@ -2,7 +2,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 from tests.summaries import COST, HORIZON, TEXT
-from tools.pages.results.figures import TEST_LENGTH, RunFigures, short_names
+from tools.pages.results.figures import RunFigures, short_names
+from tools.pages.results.tables import TEST_LENGTH, lengths_table
 
 from tools.pages.results import figures
 
@@ -73,7 +74,15 @@ def test_lengths_are_those_that_the_scores_were_measured_at(tmp_path, make_summa
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in drawn["x"].axes[0].lines}
     assert lines["gru"] == [[256, 1.0], [1024, 0.5]]
     assert lines["lru"] == [[256, 0.9]]
-    with pytest.raises(ValueError, match="run is bare, without scores by length; expected a scored run on a task"):
+    assert lengths_table(runs).splitlines() == [
+        "| run | 256 | 1,024 |",
+        "|---|---|---|",
+        "| induction-gru | 100.0 | 50.0 |",
+        "| induction-lru | 90.0 | - |",
+    ]
+    with pytest.raises(
+        ValueError, match="run is bare, without scores by length; expected a scored run on"
+    ):
         RunFigures(tmp_path).lengths([make_summary("bare", scores={})], "x", "X")
 
 
