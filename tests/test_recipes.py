@@ -27,9 +27,23 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
 read_file = functools.cache(recipe_family._read)  # each of a family's hundred variants would read the whole file again
 FAMILIES = [path for path in FILES if recipe_family.is_family(read_file(path))]
+INDEPENDENT = {"state-tracking", "recall", "induction"}
+"""Folders of families whose axes set different things: every choice is read once, not every combination of them."""
+
+
+def variants(path: Path) -> list[str]:
+    family = read_file(path)
+    if path.parent.name not in INDEPENDENT:
+        return list(recipe_family._family(path, family).variants)
+    axes = [list(choices) for choices in family["axes"].values()]
+    first = [choices[0] for choices in axes]
+    chosen = ([*first[:n], choice, *first[n + 1 :]] for n, choices in enumerate(axes) for choice in choices)
+    return list(dict.fromkeys(map("-".join, chosen)))
+
+
 RECIPES = [
     *(str(path) for path in FILES if path not in FAMILIES),
-    *(f"{path}#{name}" for path in FAMILIES for name in recipe_family._family(path, read_file(path)).variants),
+    *(f"{path}#{name}" for path in FAMILIES for name in variants(path)),
 ]
 VOCABULARIES = {"wikitext-103": 267_735, "ptb": 10_000}
 
