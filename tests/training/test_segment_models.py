@@ -101,7 +101,7 @@ def test_a_window_of_several_segments_trains_the_first_by_the_lasts_loss(make):
     trainer = make("run", MODELS["crt-gru"], data={"bptt_segments": 3}, carry_state=True)
     batch = trainer.source.batch(0, 0)
     assert batch.inputs.shape == (2, 12)
-    trainer._loss(batch)
+    trainer._loss(batch, batch.targets.numel())
     assert not any(tensor.requires_grad for tensor in (trainer.state.memory, trainer.state.reading))
     touched = torch.zeros(2, 12, 8, requires_grad=True)
     trainer.model.dropout.register_forward_hook(lambda module, args, out: out + touched if out.shape[1] == 12 else out)
