@@ -1,0 +1,91 @@
+"""A short causal convolution along time, one filter a channel: what many recurrent layers put before their recurrence.
+
+    y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}
+
+The last of the K weights meets the step itself, as in `torch.nn.Conv1d` over inputs padded on the left.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from recurra.checks import require_at_least
+from recurra.layers.precision import at_least_float32
+from recurra.lengths.padded import blank
+
+
+class ShortConvolution(nn.Module):
+    """Convolve every channel with its own filter of `kernel_size` steps; an activation is the caller's.
+
+    The weights have the names, shapes (D, 1, K) and start of `torch.nn.Conv1d(D, D, K, groups=D)`, so that published
+    ones load. The state is the last K - 1 counted inputs (B, K - 1, D), the oldest first: in x's own layout, a step
+    appends its input and reads K rows. It is float32 or better, and so is the sum, whatever the precision of x.
+
+    Padding may stand anywhere. With a mask the counted steps are brought together, convolved, and put back, so a mixer
+    around this layer can set `skips_padding`.
+
+    It adds K shifted products, which is faster on a CPU than `torch.nn.functional.conv1d` (docs/decisions.md).
+
+    Args:
+        channels: D.
+        kernel_size: K, the step itself included.
+        bias: add a learned number a channel.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 4, *, bias: bool = True) -> None:
+        super().__init__()
+        require_at_least(1, channels=channels, kernel_size=kernel_size)
+        self.kernel_size = kernel_size
+        bound = kernel_size**-0.5
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        state: Float[Tensor, "B K_1 D"] | None = None,
+        mask: Bool[Tensor, "B L"] | None = None,
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B K_1 D"]]:
+        """Convolve at least one step.
+
+        Args:
+            x: the inputs; at padding they are not read, not even NaN.
+            state: the last K - 1 counted inputs before these; zeros if None.
+            mask: True where a step counts.
+
+        Returns:
+            y in x's type, anything at padding, and the next state, in memory of its own.
+        """
+        if state is None:
+            real = torch.promote_types(x.dtype, torch.float32)
+            state = x.new_zeros((x.shape[0], self.kernel_size - 1, x.shape[2]), dtype=real)
+        if mask is None:
+            known = torch.cat([state, at_least_float32(x)], 1)
+            return self._convolve(known, x.shape[1]).to(x.dtype), known[:, x.shape[1] :].clone()
+        counted_first = torch.argsort((~mask).byte(), dim=1, stable=True)
+        known = torch.cat([state, _rows(at_least_float32(blank(x, mask)), counted_first)], 1)
+        y = self._convolve(known, x.shape[1]).to(x.dtype)
+        last = mask.sum(1, keepdim=True) + torch.arange(self.kernel_size - 1, device=x.device)
+        return _rows(y, (mask.cumsum(1) - 1).clamp(min=0)), _rows(known, last)
+
+    def _convolve(self, known: Tensor, n_steps: int) -> Tensor:
+        """The outputs of `n_steps` steps from them and the K - 1 before."""
+        weight = at_least_float32(self.weight)[:, 0].t()  # (K, D)
+        if not isinstance(n_steps, torch.SymInt) and n_steps == 1:
+            y = (known * weight).sum(1, keepdim=True)
+            return y if self.bias is None else y + at_least_float32(self.bias)
+        weight = weight.contiguous()  # the products below read rows of D numbers
+        first, *shifted = (known[:, k : k + n_steps] for k in range(self.kernel_size))
+        y = first * weight[0] if self.bias is None else torch.addcmul(at_least_float32(self.bias), first, weight[0])
+        for k, inputs in enumerate(shifted, 1):
+            y = torch.addcmul(y, inputs, weight[k])
+        return y
+
+
+def _rows(x: Float[Tensor, "B L D"], steps: Tensor) -> Float[Tensor, "B n D"]:
+    """The chosen steps of each sequence, (B, n): whole rows, which is faster than torch.gather by number."""
+    offsets = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (steps + offsets).flatten()).unflatten(0, steps.shape)
