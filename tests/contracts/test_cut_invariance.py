@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from recurra import state as states
+from recurra.training import checkpointed
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -72,6 +74,25 @@ def test_one_step_at_a_time_gives_the_whole(case, module):
     steps = results(module, x, [1] * length, None)
     assert_all_close(steps[0], whole[0])
     assert_all_close(steps[1], whole[1])
+
+
+class _Checkpointed(nn.Module):
+    """A module whose pieces of 4 steps are computed again in the backward pass."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, state=None):
+        return checkpointed(self.module, x, state, piece=4)
+
+
+def test_pieces_that_are_computed_again_give_the_whole(case, module):
+    x, state = case.draw(2, 9), entering_state(case, module)
+    whole = results(module, x, [9], state)
+    again = results(_Checkpointed(module), x, [9], state)
+    assert_all_close(again[0], whole[0])
+    assert_all_close(again[1], whole[1])
 
 
 def test_a_piece_of_no_steps_changes_nothing(case, module):

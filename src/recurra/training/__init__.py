@@ -1,6 +1,7 @@
 """From a recipe to a trained model."""
 
 from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights, scored_weights
+from recurra.training.checkpointed import checkpointed
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.training.csv_log import read_metrics
 from recurra.training.experiment import (
@@ -44,6 +45,7 @@ __all__ = [
     "TrainingDiverged",
     "VideoExperiment",
     "build_optimizer",
+    "checkpointed",
     "learning_rate_factor",
     "load_checkpoint",
     "load_recipe",
