@@ -34,7 +34,7 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {"gateloop-attention", "gru", "relative-attention", "rotary-attention"}
+REFUSED = {"gateloop-attention", "gru", "performer", "relative-attention", "rotary-attention"}
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest logit
 

@@ -8,6 +8,7 @@ from recurra.mixers.linear_attention import LinearAttention, LinearAttentionStat
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.min_gru import MinGRU, MinGRUState
+from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.mixers.retnet import Retention, RetentionState
@@ -36,6 +37,8 @@ __all__ = [
     "MinGRU",
     "MinGRUState",
     "Mixer",
+    "Performer",
+    "PerformerState",
     "RNNState",
     "RelativeAttention",
     "RelativeAttentionState",

@@ -1,0 +1,116 @@
+"""Performer: softmax attention by positive orthogonal random features (Choromanski et al., arXiv 2009.14794)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_at_least, require_heads
+from recurra.gateloop import gate_loop
+from recurra.layers.precision import at_least_float32
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+_LOWEST = -1e30  # the running maximum before the first step; finite, so that no difference is NaN
+
+
+class PerformerState(NamedTuple):
+    """h_n,r = sum_{m<=n} exp(e_m,r - peak_n,r) [v_m, 1], in float32 (float64 in a float64 layer).
+
+    e_m,r is the exponent of feature r of the key k_m, and peak_n,r = max_{m<=n} e_m,r, or 0 before the first step. The
+    last column of h is the normaliser.
+    """
+
+    h: Float[Tensor, "B H m columns"]
+    peak: Float[Tensor, "B H m"]
+
+
+@register_mixer("performer")
+class Performer(Mixer):
+    """FAVOR+: y_n = W_o (phi(q_n) sum_m phi(k_m)^T v_m / phi(q_n) sum_m phi(k_m)), m <= n, per head, with
+
+        phi(x)_r = exp(w_r x' - |x'|^2 / 2) / sqrt(n_features),  x' = x / d_head^(1/4)  (Lemma 1)
+
+    and q, k, v = linear projections of x. phi(q) . phi(k) is an unbiased estimate of exp(q . k / sqrt(d_head)), the
+    weight of softmax attention. The w_r have the lengths of Gaussian vectors, and within blocks of d_head they are
+    orthogonal (section 2.4), which lowers the variance. They are drawn once, for all heads, and saved with the weights.
+    The published training draws them anew from time to time; we do not, because the state would lose its meaning.
+
+    Features are exponentials and can overflow. The published code divides by the largest key feature of the whole
+    sequence, so that a step would know its future. Here every feature has a running maximum of its exponents, which is
+    part of the state: when it rises, the sums are scaled down. What enters the sums is never above 1, the normaliser
+    is never below 1, and no epsilon is needed. The factor cancels, so the result and its gradient are exactly those
+    of the formula, and the maximum counts as a constant: no gradient flows through it.
+
+    Args:
+        d_model: channels of x and y.
+        n_heads: heads; they divide d_model.
+        n_features: features per head; d_head ln d_head, as published, if None.
+
+    Raises:
+        ValueError: a size is out of range, or the heads do not divide the channels.
+    """
+
+    skips_padding = True
+    features: Tensor
+
+    def __init__(self, d_model: int, *, n_heads: int = 4, n_features: int | None = None) -> None:
+        require_heads(n_heads, d_model=d_model)
+        d_head = d_model // n_heads
+        n_features = max(1, round(d_head * math.log(d_head))) if n_features is None else n_features
+        require_at_least(1, n_features=n_features)
+        carried = Carried((n_heads, n_features, d_head + 1))
+        super().__init__(d_model, PerformerState, h=carried, peak=Carried((n_heads, n_features)))
+        self.n_heads, self.d_head = n_heads, d_head
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.register_buffer("features", orthogonal_features(n_features, d_head))
+        self.output_projection = nn.Linear(d_model, d_model)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: PerformerState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], PerformerState]:
+        """Sum along time, relative to the running maxima."""
+        q, k, v = (at_least_float32(p).unflatten(-1, (self.n_heads, -1)) for p in self.qkv(x).chunk(3, -1))
+        with torch.autocast(x.device.type, enabled=False):  # exponents in bfloat16 would be off by whole factors
+            exponents = self._exponents(k)
+            if mask is not None:
+                exponents = exponents.masked_fill(~mask[..., None, None], _LOWEST)
+            start = torch.where(state.h[..., -1] > 0, state.peak, _LOWEST)[:, None]
+            peaks = torch.cat([start, exponents], 1).detach().cummax(1).values
+            decay, peaks = torch.exp(peaks[:, :-1] - peaks[:, 1:]), peaks[:, 1:]
+            keys = blank(torch.exp(exponents - peaks), mask)
+            scores = self._exponents(q) + peaks
+            queries = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
+            y, h = gate_loop(queries, keys, functional.pad(v, (0, 1), value=1.0), decay, state=state.h)
+        y = y[..., :-1] / y[..., -1:].clamp(min=0.5)  # below 1 only at padding before the first step
+        peak = peaks[:, -1].clone()
+        if mask is not None:
+            peak = torch.where(mask.any(1)[:, None, None], peak, state.peak)
+        return self.output_projection(y.flatten(-2).to(x.dtype)), PerformerState(h, peak)
+
+    def why_not_exportable(self) -> str:
+        """It carries a running maximum."""
+        return "performer carries a running maximum, which has no operator in ONNX"
+
+    def _exponents(self, x: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H m"]:
+        """w_r x' - |x'|^2 / 2."""
+        x = x * self.d_head**-0.25
+        return x @ at_least_float32(self.features).T - x.square().sum(-1, keepdim=True) / 2
+
+
+def orthogonal_features(n_features: int, d_head: int) -> Float[Tensor, "n_features d_head"]:
+    """Draw Gaussian vectors that are orthogonal within each block of d_head (section 2.4).
+
+    Directions are the rows of uniformly distributed orthogonal matrices; lengths are those of independent Gaussian
+    vectors, so that every row by itself is distributed as N(0, I).
+    """
+    n_blocks = -(-n_features // d_head)
+    directions, upper = torch.linalg.qr(torch.randn(n_blocks, d_head, d_head, dtype=torch.float64))
+    directions = directions * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without it, not uniform
+    lengths = torch.randn(n_features, d_head, dtype=torch.float64).norm(dim=1)
+    rows = directions.transpose(-1, -2).flatten(0, 1)[:n_features] * lengths[:, None]
+    return rows.to(torch.get_default_dtype())

@@ -1,0 +1,169 @@
+"""Performer against its sums of features, written out, and against the softmax that they estimate."""
+
+import math
+
+import pytest
+import torch
+
+from recurra.mixers import Performer, PerformerState
+from recurra.mixers.performer import orthogonal_features
+
+D_MODEL = 6
+
+
+def split(layer: Performer, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k and v as (B, H, L, d_head)."""
+    return tuple(part.unflatten(-1, (layer.n_heads, -1)).transpose(1, 2) for part in layer.qkv(x).chunk(3, -1))
+
+
+def features(layer: Performer, x: torch.Tensor) -> torch.Tensor:
+    """phi(x), feature by feature (Lemma 1), without any stabiliser."""
+    w = layer.features
+    x = x / x.shape[-1] ** 0.25
+    columns = [torch.exp((x * row).sum(-1) - (x * x).sum(-1) / 2) for row in w]
+    return torch.stack(columns, -1) / len(w) ** 0.5
+
+
+def by_the_sums(layer: Performer, x: torch.Tensor, sums: torch.Tensor | None = None):
+    """Outputs and the sums of phi(k)^T [v, 1], continuing from `sums`."""
+    q, k, v = split(layer, x)
+    outputs = []
+    for n in range(x.shape[1]):
+        value = torch.cat([v[:, :, n], torch.ones_like(v[:, :, n, :1])], -1)
+        added = features(layer, k[:, :, n])[..., None] * value[..., None, :]
+        sums = added if sums is None else sums + added
+        y = (features(layer, q[:, :, n])[..., None] * sums).sum(-2)
+        outputs.append(y[..., :-1] / y[..., -1:])
+    return layer.output_projection(torch.stack(outputs, 1).flatten(-2)), sums
+
+
+def true_sums(layer: Performer, state: PerformerState) -> torch.Tensor:
+    """What the state stands for."""
+    return state.h * state.peak.exp()[..., None] / len(layer.features) ** 0.5
+
+
+@pytest.mark.parametrize("options", [{"n_heads": 2, "n_features": 5}, {"n_heads": 3}, {"n_heads": 1}], ids=str)
+def test_outputs_state_and_gradients_are_the_sums(options):
+    layer = Performer(D_MODEL, **options).double()
+    x = torch.randn(2, 17, D_MODEL, dtype=torch.float64, requires_grad=True)
+    before = torch.randn(2, 3, D_MODEL, dtype=torch.float64, requires_grad=True)
+    y, state = layer(x, layer(before)[1])
+    expected, sums = by_the_sums(layer, x, by_the_sums(layer, before)[1])
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(true_sums(layer, state), sums, rtol=1e-11, atol=1e-12)
+    weights, leaves = torch.randn_like(y), [x, before, *layer.parameters()]
+    found = torch.autograd.grad((weights * y).sum() + true_sums(layer, state).sin().sum(), leaves)
+    wanted = torch.autograd.grad((weights * expected).sum() + sums.sin().sum(), leaves)
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+
+
+def test_sums_that_enter_get_their_gradient():
+    layer, x = Performer(D_MODEL, n_heads=2).double(), torch.randn(1, 4, D_MODEL, dtype=torch.float64)
+    entering = layer(torch.randn_like(x))[1]
+    h = entering.h.detach().requires_grad_()
+    expected = by_the_sums(layer, x, true_sums(layer, entering._replace(h=h)))[0]
+    (found,) = torch.autograd.grad(layer(x, entering._replace(h=h))[0].sin().sum(), h)
+    (wanted,) = torch.autograd.grad(expected.sin().sum(), h)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_peaks_are_running_maxima_and_the_normaliser_is_at_least_1():
+    layer = Performer(D_MODEL, n_heads=2).double()
+    x, state = torch.randn(2, 12, D_MODEL, dtype=torch.float64), None
+    _, k, _ = split(layer, x)
+    for n, step in enumerate(x.split(1, 1), 1):
+        _, state = layer(step, state)
+        expected = features(layer, k[:, :, :n]).log().amax(2) + 0.5 * math.log(len(layer.features))
+        torch.testing.assert_close(state.peak, expected, rtol=1e-10, atol=1e-10)
+        assert (state.h[..., -1] >= 1).all()
+
+
+@pytest.mark.parametrize("scale", [30.0, 3000.0])
+def test_features_that_overflow_or_vanish_give_what_float64_gives(scale):
+    """Exponents far beyond those of float32, of both signs."""
+    layer, x = Performer(D_MODEL, n_heads=2), scale * torch.randn(2, 9, D_MODEL)
+    y, state = layer(x)
+    assert y.isfinite().all()
+    assert state.h.isfinite().all()
+    y.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    if scale == 30.0:
+        torch.testing.assert_close(y, layer.double()(x.double())[0].float(), rtol=1e-3, atol=1e-2)
+
+
+def test_outputs_are_means_of_the_values():
+    layer = Performer(D_MODEL, n_heads=2).double()
+    x = torch.randn(1, 40, D_MODEL, dtype=torch.float64)
+    layer.output_projection = torch.nn.Identity()
+    y, v = layer(x)[0], layer.qkv(x)[..., 2 * D_MODEL :]
+    assert (y <= v.cummax(1).values + 1e-12).all()
+    assert (y >= v.cummin(1).values - 1e-12).all()
+
+
+def test_many_features_are_softmax_attention():
+    layer = Performer(D_MODEL, n_heads=2, n_features=60_000).double()
+    x = torch.randn(1, 3, D_MODEL, dtype=torch.float64)
+    q, k, v = split(layer, x)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    expected = layer.output_projection(expected.transpose(1, 2).flatten(-2))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x)[0], expected, rtol=0, atol=0.01)
+
+
+def test_features_are_orthogonal_within_blocks_and_gaussian_in_length():
+    w = orthogonal_features(10, 4).double()
+    for block in w.split(4):
+        gram = block @ block.T
+        torch.testing.assert_close(gram, gram.diagonal().diag(), rtol=0, atol=1e-5)
+    many = orthogonal_features(8000, 4)
+    torch.testing.assert_close(many.T @ many / 8000, torch.eye(4), rtol=0, atol=0.07)
+    assert many.mean(0).abs().max() < 0.05
+    assert 0.5 < many.square().sum(1).var() / 8 < 1.5  # of a chi-squared variable with 4 degrees of freedom
+
+
+def test_features_are_saved_with_the_weights():
+    one, other = Performer(D_MODEL, n_heads=2), Performer(D_MODEL, n_heads=2)
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(1, 5, D_MODEL)
+    assert torch.equal(one(x)[0], other(x)[0])
+    assert "features" not in dict(one.named_parameters())
+
+
+def test_padding_neither_writes_nor_forgets():
+    layer = Performer(D_MODEL, n_heads=2).double()
+    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0], [0] * 7]).bool()
+    x = torch.randn(2, 7, D_MODEL, dtype=torch.float64)
+    alone, last = layer(x[mask][None])
+    hidden = x.masked_fill(~mask[..., None], torch.nan).requires_grad_()
+    y, state = layer(hidden, mask=mask)
+    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
+    for one, other in zip(state, last):
+        torch.testing.assert_close(one[:1], other, rtol=1e-12, atol=1e-13)
+        assert one[1].eq(0).all()  # a stream that has not begun
+    (y.sum() + state.h.sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert hidden.grad[~mask].eq(0).all()
+
+
+def test_sums_are_float32_in_bfloat16_and_under_autocast():
+    layer, x = Performer(D_MODEL, n_heads=2), torch.randn(2, 30, D_MODEL)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x)
+        y, state = layer(x, state)
+    assert {tensor.dtype for tensor in state} == {torch.float32}
+    torch.testing.assert_close(y.float(), layer(x, layer(x)[1])[0], rtol=0.05, atol=0.05)
+    y, state = layer.bfloat16()(x.bfloat16())
+    assert (y.dtype, state.h.dtype, state.peak.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 4}, "n_heads is 4; expected a divisor of d_model = 6"),
+        ({"n_heads": 2, "n_features": 0}, "n_features is 0; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Performer(D_MODEL, **options)
