@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from recurra import scan, state
+from recurra.deltarule import delta_rule
 from recurra.gateloop import gate_loop
 from recurra.mixers import create_mixer, list_mixers
 from recurra.scan import linear_scan
@@ -10,7 +11,7 @@ from recurra.scan import linear_scan
 if TYPE_CHECKING:
     from recurra.runs import open_run
 
-__all__ = ["create_mixer", "gate_loop", "linear_scan", "list_mixers", "open_run", "scan", "state"]
+__all__ = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run", "scan", "state"]
 __version__ = "0.1.0"
 
 

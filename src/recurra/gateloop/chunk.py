@@ -42,12 +42,23 @@ def chunk(
 
 def scalar_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute each chunk's scores (..., C, C) for one transition per head, and the products up to and after steps."""
+    decay, up_to, after = decays(a)
+    return (q @ k.transpose(-1, -2)) * decay, up_to, after
+
+
+def decays(a: Shaped[Tensor, "*batch C 1"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiply the transitions of a chunk between all its steps, one transition per head.
+
+    Returns:
+        prod_{l=j+1..i} a_l as (..., C, C) with row i and column j, zeros above the diagonal; the products from the
+        chunk's start up to each step and those after it to the chunk's end, both (..., C, 1).
+    """
     up_to, after, decay = a, torch.ones_like(a), torch.ones_like(a)[..., None]
     while up_to.shape[-2] > decay.shape[-2]:
         halves = _Halves(up_to, after, decay.shape[-2])
         decay = halves.assemble(decay, halves.right_up @ halves.left_after.transpose(-1, -2))
         up_to, after = halves.joined()
-    return (q @ k.transpose(-1, -2)) * decay[..., 0, :, :], up_to, after
+    return decay[..., 0, :, :], up_to, after
 
 
 def vector_scores(q: Tensor, k: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
