@@ -35,6 +35,8 @@ VARIANTS: dict[str, dict[str, dict]] = {
 # where the default options need longer streams or more channels than the suite's to show what they do
 OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
+    "gla": {"n_heads": 2},
+    "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
     "relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2},
     "retnet": {"n_heads": 2},
     "rotary-attention": {"window": 5, "n_heads": 2},

@@ -17,10 +17,13 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 SIZES = {"vocab_size": 11, "d_model": 6, "d_channel_mixing": 7}
 MIXERS = {  # one block each, so that one trace does for all
     "gateloop": {},
+    "gla": {"n_heads": 3},
+    "hgrn2": {"n_heads": 2},
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
     "min-gru": {},
+    "min-lstm": {},
     "retnet": {"n_heads": 3},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},

@@ -22,6 +22,7 @@ SEGMENT = 5
 
 OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
+    "gla": {"n_heads": 2},
     "rotary-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
     "retnet": {"n_heads": 2},

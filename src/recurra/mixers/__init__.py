@@ -3,11 +3,14 @@
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
+from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
 from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.min_gru import MinGRU, MinGRUState
+from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
@@ -19,6 +22,7 @@ from recurra.mixers.s5 import S5, S5State
 
 __all__ = [
     "GRU",
+    "HGRN2",
     "LRU",
     "RNN",
     "S4D",
@@ -29,6 +33,9 @@ __all__ = [
     "GateLoopAttention",
     "GateLoopAttentionState",
     "GateLoopState",
+    "GatedLinearAttention",
+    "GatedLinearAttentionState",
+    "HGRN2State",
     "LRUState",
     "LinearAttention",
     "LinearAttentionState",
@@ -36,6 +43,8 @@ __all__ = [
     "LinearRNNState",
     "MinGRU",
     "MinGRUState",
+    "MinLSTM",
+    "MinLSTMState",
     "Mixer",
     "Performer",
     "PerformerState",

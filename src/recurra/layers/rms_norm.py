@@ -1,0 +1,28 @@
+"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.layers.precision import at_least_float32
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32 or better.
+
+    Unlike torch.nn.RMSNorm it takes float32 inputs in a bfloat16 layer, as recurrences return them, and keeps them.
+
+    Args:
+        n_channels: size of the last dimension; a mixer with heads normalises those of one head, with shared weights.
+        epsilon: added to the mean.
+    """
+
+    def __init__(self, n_channels: int, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.ones(n_channels))
+
+    def forward(self, x: Float[Tensor, "*shape channels"]) -> Float[Tensor, "*shape channels"]:
+        """Normalise x; float16 and bfloat16 become float32."""
+        x = at_least_float32(x)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.weight

@@ -1,0 +1,95 @@
+"""Gated linear attention (Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training",
+arXiv 2312.06635)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_heads, require_positive, require_whole_number
+from recurra.gateloop import gate_loop
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.lengths.padded import blank, keep
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+
+class GatedLinearAttentionState(NamedTuple):
+    """S_t = diag(a_t) S_{t-1} + k_t^T v_t, in float32 (float64 in a float64 layer)."""
+
+    h: Float[Tensor, "B H d_k d_v"]
+
+
+@register_mixer("gla")
+class GatedLinearAttention(Mixer):
+    """y_t = (SiLU(W_g x_t) * norm(q_t S_t)) W_o, S_t = diag(a_t) S_{t-1} + k_t^T v_t (section 4.4).
+
+    q, k, v = projections of x, q divided by sqrt(d_k). The transition is one number for each key channel, from a
+    projection of low rank and with a temperature that keeps it near 1: a_t = sigmoid(W_2 W_1 x_t + b)^(1 / 16). It is
+    GateLoop with real transitions on the key side.
+
+    Decided: the norm is the published code's, a root mean square norm of each head with one scale for all heads (the
+    paper writes layer norm); only W_2 has a bias, as there.
+
+    Args:
+        d_model: channels of x and y.
+        d_qk: channels of queries, keys and transitions over all heads; half of `d_model`, as published, if None.
+        d_v: channels of the values over all heads; `d_model` if None.
+        n_heads: heads.
+        gate_rank: rank of the transition's projection.
+        gate_temperature: the root that is taken of the sigmoid (the paper's tau).
+
+    Raises:
+        TypeError: a size is not a whole number.
+        ValueError: the heads do not divide the channels, or an option is out of range.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        n_heads: int = 4,
+        gate_rank: int = 16,
+        gate_temperature: float = 16.0,
+    ) -> None:
+        d_qk, d_v = d_model // 2 if d_qk is None else d_qk, d_model if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        require_whole_number(1, gate_rank=gate_rank)
+        require_positive(gate_temperature=gate_temperature)
+        super().__init__(d_model, GatedLinearAttentionState, h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)))
+        self.d_qk, self.d_v, self.n_heads, self.gate_temperature = d_qk, d_v, n_heads, gate_temperature
+        self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
+        self.gate_projection = nn.Sequential(nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, d_qk))
+        self.norm = RMSNorm(d_v // n_heads)
+        self.output_projection = nn.Linear(d_v, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The parameters that make a, for a learning rate and weight decay of their own."""
+        return set(self.gate_projection.parameters())
+
+    def transition(
+        self, x: Float[Tensor, "B L d_model"]
+    ) -> tuple[Float[Tensor, "B L d_qk"], Float[Tensor, "B L d_qk"]]:
+        """Return a and its phase, which is 0, for every key channel."""
+        log_sigmoid = functional.logsigmoid(at_least_float32(self.gate_projection(x)))
+        a = torch.exp(log_sigmoid / self.gate_temperature)
+        return a, torch.zeros_like(a)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: GatedLinearAttentionState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], GatedLinearAttentionState]:
+        """Run the recurrence, in the mode that suits the size of the heads."""
+        *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
+        a, _ = self.transition(x)
+        q, k, v, a = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in (*qkv, a))
+        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+            y, h = gate_loop(q * q.shape[-1] ** -0.5, blank(k, mask), v, keep(a, mask), state=state.h)
+        y = (self.norm(y).flatten(-2) * functional.silu(gate)).to(x.dtype)
+        return self.output_projection(y), GatedLinearAttentionState(h)

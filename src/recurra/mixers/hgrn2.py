@@ -1,0 +1,84 @@
+"""HGRN2: gated linear recurrence with state expansion (Qin et al. 2024, arXiv 2404.07904)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_heads, require_probability
+from recurra.gateloop import gate_loop
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.lengths.padded import blank, keep
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+_EXPANSION = 128  # channels a head in the published language models
+
+
+class HGRN2State(NamedTuple):
+    """h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t, in float32 (float64 in a float64 layer)."""
+
+    h: Float[Tensor, "B H d_head d_head"]
+
+
+@register_mixer("hgrn2")
+class HGRN2(Mixer):
+    """y_t = W_y norm(o_t h_t), h_t = diag(f_t) h_{t-1} + (1 - f_t)^T i_t: numbers of the state are weighted means of i.
+
+    f_t = b + (1 - b) sigmoid(W_f x_t) is the forget gate with its lower bound b. Its complement 1 - f_t is the key, so
+    the layer needs no projection for it. The output gate o_t = SiLU(W_o x_t) is the query, and the input i_t = W_i x_t
+    the value (section 3). In a head of d channels the outer product makes a state of d x d: it is d times as large as
+    the input, without another parameter. It is GateLoop with real transitions on the key side.
+
+    Decided: the published models learn the lower bounds of all layers together, as a cumulative softmax over depth. A
+    mixer does not see the other layers, so its bound is a constant; give deeper layers a larger one. The norm is the
+    published code's: a root mean square norm over all channels.
+
+    Args:
+        d_model: channels of x and y.
+        n_heads: heads; one for every 128 channels, the published expansion, if None, and at least one.
+        lower_bound: least value of the forget gate, in [0, 1).
+
+    Raises:
+        ValueError: the heads do not divide the channels, or the bound is out of range.
+    """
+
+    skips_padding = True
+
+    def __init__(self, d_model: int, *, n_heads: int | None = None, lower_bound: float = 0.0) -> None:
+        n_heads = max(1, d_model // _EXPANSION) if n_heads is None else n_heads
+        require_heads(n_heads, d_model=d_model)
+        require_probability(lower_bound=lower_bound)
+        super().__init__(d_model, HGRN2State, h=Carried((n_heads, d_model // n_heads, d_model // n_heads)))
+        self.n_heads, self.lower_bound = n_heads, lower_bound
+        self.output_input = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.forget = nn.Linear(d_model, d_model, bias=False)
+        self.norm = RMSNorm(d_model)
+        self.output_projection = nn.Linear(d_model, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The weights that make f, for a learning rate and weight decay of their own."""
+        return set(self.forget.parameters())
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
+        """Return the forget gate and its phase, which is 0, for every channel."""
+        f = 1 - self._key(x)
+        return f, torch.zeros_like(f)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: HGRN2State, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], HGRN2State]:
+        """Run the recurrence, in the mode that suits the size of the heads."""
+        o, i = at_least_float32(self.output_input(x)).chunk(2, -1)
+        k = self._key(x)
+        q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
+        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+            y, h = gate_loop(q, blank(k, mask), v, keep(f, mask), state=state.h)
+        return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)
+
+    def _key(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L D"]:
+        """1 - f, formed as such: a difference of two numbers near 1 would lose its digits."""
+        return (1 - self.lower_bound) * torch.sigmoid(-at_least_float32(self.forget(x)))

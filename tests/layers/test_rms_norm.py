@@ -1,0 +1,32 @@
+"""Root mean square normalisation against torch's, and its precision."""
+
+import torch
+from torch import nn
+
+from recurra.layers.rms_norm import RMSNorm
+
+
+def test_it_is_torch_s_with_gradients():
+    mine, theirs = RMSNorm(6, epsilon=0.1).double(), nn.RMSNorm(6, eps=0.1).double()
+    nn.init.normal_(mine.weight)
+    theirs.load_state_dict(mine.state_dict())
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn_like(x)
+    results = [
+        (module(x), torch.autograd.grad((weights * module(x)).sum(), [x, module.weight])) for module in (mine, theirs)
+    ]
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-13)
+
+
+def test_a_bfloat16_norm_keeps_float32_inputs_and_makes_float32_of_its_own():
+    norm = RMSNorm(6).bfloat16()
+    for dtype in (torch.float32, torch.bfloat16):
+        assert norm(torch.randn(2, 6, dtype=dtype)).dtype == torch.float32
+
+
+def test_zeros_stay_zeros_with_finite_gradients():
+    x = torch.zeros(1, 4, requires_grad=True)
+    y = RMSNorm(4)(x)
+    y.sum().backward()
+    assert y.eq(0).all()
+    assert x.grad.isfinite().all()

@@ -1,0 +1,128 @@
+"""Gated linear attention against its equations, step by step."""
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+
+from recurra.mixers import GatedLinearAttention, GatedLinearAttentionState
+
+D_MODEL = 8
+OPTIONS = [
+    {"n_heads": 2},
+    {"n_heads": 3, "d_qk": 6, "d_v": 9, "gate_rank": 2, "gate_temperature": 4.0},
+    {"n_heads": 1, "d_qk": 1, "d_v": 1},
+]
+
+
+def norm(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale
+
+
+def by_a_loop(layer: GatedLinearAttention, x: torch.Tensor, state: GatedLinearAttentionState):
+    """Section 4.4, head by head and step by step."""
+    heads, d_qk, d_v = layer.n_heads, layer.d_qk, layer.d_v
+    w_q, w_k, w_v, w_g = layer.qkvg.weight.split([d_qk, d_qk, d_v, d_v])
+    low, high = layer.gate_projection
+    d_k = d_qk // heads
+    outputs, s = [], list(state.h.unbind(1))
+    for step in x.unbind(1):
+        a = torch.sigmoid(step @ low.weight.T @ high.weight.T + high.bias) ** (1 / layer.gate_temperature)
+        q, k, a = (part.chunk(heads, -1) for part in (step @ w_q.T * d_k**-0.5, step @ w_k.T, a))
+        v, o = (step @ w_v.T).chunk(heads, -1), []
+        for h in range(heads):
+            s[h] = a[h][:, :, None] * s[h] + k[h][:, :, None] * v[h][:, None, :]
+            o.append(norm((q[h][:, None] @ s[h])[:, 0], layer.norm.weight))
+        gate = step @ w_g.T
+        outputs.append((gate * torch.sigmoid(gate) * torch.cat(o, -1)) @ layer.output_projection.weight.T)
+    return torch.stack(outputs, 1), GatedLinearAttentionState(torch.stack(s, 1))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_outputs_state_and_gradients_are_the_papers(options):
+    layer = GatedLinearAttention(D_MODEL, **options).double()
+    x, start = torch.randn(2, 11, D_MODEL, dtype=torch.float64), layer.initial_state(2)
+    require_same(layer, by_a_loop, x, GatedLinearAttentionState(torch.randn_like(start.h)))
+
+
+def test_it_starts_from_zeros():
+    layer, x = GatedLinearAttention(D_MODEL, n_heads=2).double(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    expected, _ = by_a_loop(layer, x, layer.initial_state(2))
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_sizes_are_the_published():
+    layer = GatedLinearAttention(64)
+    assert layer.initial_state(1).h.shape == (1, 4, 8, 16)
+    assert {n: tuple(p.shape) for n, p in layer.named_parameters()} == {
+        "qkvg.weight": (2 * 32 + 2 * 64, 64),
+        "gate_projection.0.weight": (16, 64),
+        "gate_projection.1.weight": (32, 16),
+        "gate_projection.1.bias": (32,),
+        "norm.weight": (16,),
+        "output_projection.weight": (64, 64),
+    }
+
+
+def test_transitions_are_near_1_and_are_the_gates_of_the_recurrence():
+    """At first |a| is about (1/2)^(1/16) = 0.958; a state without input is multiplied by it."""
+    layer, x = GatedLinearAttention(D_MODEL, n_heads=2).double(), torch.randn(1, 1, D_MODEL, dtype=torch.float64)
+    a, phase = layer.transition(x)
+    assert phase.eq(0).all()
+    torch.testing.assert_close(a, torch.full_like(a, 0.958), rtol=0, atol=0.04)
+    with torch.no_grad():
+        layer.qkvg.weight[4:8] = 0  # keys
+    h = torch.randn(1, 2, 2, 4, dtype=torch.float64)
+    _, last = layer(x, GatedLinearAttentionState(h))
+    torch.testing.assert_close(last.h, a.view(1, 2, 2, 1) * h, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("bias", [500.0, -1e5])
+def test_open_and_closed_gates(bias):
+    """Open, the layer is linear attention; closed, it sees the last step alone. Gradients stay finite."""
+    layer, x = GatedLinearAttention(D_MODEL, n_heads=2).double(), torch.randn(1, 5, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.gate_projection[1].bias.fill_(bias)
+    _, k, v, _ = layer.qkvg(x).split([4, 4, 8, 8], -1)
+    outer = k.unflatten(-1, (2, -1))[..., None] * v.unflatten(-1, (2, -1))[..., None, :]
+    y, state = layer(x)
+    torch.testing.assert_close(state.h, outer.sum(1) if bias > 0 else outer[:, -1], rtol=1e-9, atol=1e-9)
+    gradients = torch.autograd.grad(y.sum() + state.h.sum(), list(layer.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_padding_neither_writes_nor_forgets():
+    require_padding_skipped(GatedLinearAttention(D_MODEL, n_heads=2).double(), D_MODEL)
+
+
+def test_the_recurrence_is_in_float32():
+    require_float32_states(lambda: GatedLinearAttention(D_MODEL, n_heads=2), D_MODEL)
+
+
+@pytest.mark.parametrize("size", [8, 32])  # small heads are scanned, large ones computed in chunks
+def test_sums_are_float32_under_autocast(size):
+    """With q = k = v = x in bfloat16, autocast has nothing to round but sums."""
+    layer = GatedLinearAttention(size, d_qk=size, n_heads=2)
+    x = torch.randn(1, 1100, size).bfloat16().float()
+    with torch.no_grad():
+        layer.qkvg.weight.copy_(torch.eye(size).repeat(4, 1))
+        layer.gate_projection[1].weight.zero_()
+        layer.gate_projection[1].bias.zero_()
+        with torch.autocast("cpu", torch.bfloat16):
+            _, state = layer(x)
+        _, exact = layer(x)
+    torch.testing.assert_close(state.h, exact.h, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_qk = 4"),
+        ({"n_heads": 4, "d_v": 6}, "n_heads is 4; expected a divisor of d_v = 6"),
+        ({"d_qk": 0}, "d_qk is 0; expected at least 1"),
+        ({"gate_rank": 0}, "gate_rank is 0; expected at least 1"),
+        ({"gate_temperature": 0.0}, "gate_temperature is 0.0; expected a finite number above 0"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GatedLinearAttention(D_MODEL, **options)

@@ -1,0 +1,106 @@
+"""HGRN2 against its equations, step by step."""
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+
+from recurra.mixers import HGRN2, HGRN2State
+
+D_MODEL = 6
+OPTIONS = [{}, {"n_heads": 3}, {"n_heads": 2, "lower_bound": 0.75}, {"n_heads": 6, "lower_bound": 0.2}]
+
+
+def by_a_loop(layer: HGRN2, x: torch.Tensor, state: HGRN2State):
+    """Section 3 with the outer product in every head."""
+    w_o, w_i = layer.output_input.weight.chunk(2)
+    outputs, s = [], list(state.h.unbind(1))
+    for step in x.unbind(1):
+        o, i = step @ w_o.T, step @ w_i.T
+        o = o * torch.sigmoid(o)
+        f = layer.lower_bound + (1 - layer.lower_bound) * torch.sigmoid(step @ layer.forget.weight.T)
+        o, i, f = (part.chunk(layer.n_heads, -1) for part in (o, i, f))
+        for h in range(layer.n_heads):
+            s[h] = f[h][:, :, None] * s[h] + (1 - f[h])[:, :, None] * i[h][:, None, :]
+        y = torch.cat([(o[h][:, None] @ s[h])[:, 0] for h in range(layer.n_heads)], -1)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
+        outputs.append(y @ layer.output_projection.weight.T)
+    return torch.stack(outputs, 1), HGRN2State(torch.stack(s, 1))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_outputs_state_and_gradients_are_the_papers(options):
+    layer = HGRN2(D_MODEL, **options).double()
+    x, start = torch.randn(2, 11, D_MODEL, dtype=torch.float64), layer.initial_state(2)
+    require_same(layer, by_a_loop, x, HGRN2State(torch.randn_like(start.h)))
+
+
+def test_it_starts_from_zeros():
+    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    expected, _ = by_a_loop(layer, x, layer.initial_state(2))
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_head_has_128_channels_unless_said_otherwise():
+    assert HGRN2(D_MODEL).n_heads == 1
+    assert HGRN2(256).initial_state(1).h.shape == (1, 2, 128, 128)
+    assert HGRN2(D_MODEL, n_heads=3).initial_state(1).h.shape == (1, 3, 2, 2)
+
+
+def test_the_bound_bounds_the_forget_gate():
+    x = 50 * torch.randn(2, 40, D_MODEL)
+    f, phase = HGRN2(D_MODEL, lower_bound=0.75).transition(x)
+    assert f.min() >= 0.75
+    assert f.max() <= 1
+    assert f.min() < 0.76 < 0.99 < f.max()
+    assert phase.eq(0).all()
+
+
+def test_the_state_is_a_weighted_mean_of_the_inputs():
+    """Gates of f and 1 - f: no number of the state leaves the range of 0 and the inputs before it."""
+    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.randn(1, 200, D_MODEL, dtype=torch.float64)
+    i = layer.output_input(x)[0, :, D_MODEL:].unflatten(-1, (2, 1, 3))
+    _, state = layer(x)
+    assert (state.h[0] <= i.amax(0).clamp(min=0)).all()
+    assert (state.h[0] >= i.amin(0).clamp(max=0)).all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_open_gate_keeps_the_state_and_a_closed_one_writes_the_input(sign):
+    layer, x = HGRN2(D_MODEL, n_heads=2).double(), torch.ones(1, 3, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.forget.weight.fill_(sign * 50)
+    h = torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    i = layer.output_input(x)[:, -1, D_MODEL:].unflatten(-1, (2, 1, 3)).expand(1, 2, 3, 3)
+    torch.testing.assert_close(layer(x, HGRN2State(h))[1].h, h if sign > 0 else i, rtol=1e-12, atol=1e-13)
+
+
+def test_a_small_key_keeps_its_digits():
+    """1 - f at f = 1 - 1e-13: 0 if it were formed as a difference in float32."""
+    layer, x = HGRN2(D_MODEL), torch.ones(1, 1, D_MODEL)
+    with torch.no_grad():
+        layer.forget.weight.fill_(5.0)  # 30 before the sigmoid
+    _, state = layer(x)
+    i = layer.output_input(x)[0, 0, D_MODEL:]
+    expected = torch.sigmoid(torch.tensor(-30.0)) * i.expand(D_MODEL, D_MODEL)
+    torch.testing.assert_close(state.h[0, 0], expected, rtol=1e-5, atol=0)
+
+
+def test_padding_neither_writes_nor_forgets():
+    require_padding_skipped(HGRN2(D_MODEL, n_heads=2).double(), D_MODEL)
+
+
+def test_the_recurrence_is_in_float32():
+    require_float32_states(lambda: HGRN2(D_MODEL, n_heads=2), D_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 4}, "n_heads is 4; expected a divisor of d_model = 6"),
+        ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        ({"lower_bound": 1.0}, r"lower_bound is 1.0; expected a probability in \[0, 1\)"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        HGRN2(D_MODEL, **options)
