@@ -18,6 +18,7 @@ VOCABULARY = 11
 
 # beside every mixer with its default options
 VARIANTS: dict[str, dict[str, dict]] = {
+    "delta-net": {"negative": {"negative_eigenvalues": True, "n_heads": 2}},
     "gateloop": {
         "fixed": {"transition": "fixed"},
         "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
@@ -34,6 +35,7 @@ VARIANTS: dict[str, dict[str, dict]] = {
 
 # where the default options need longer streams or more channels than the suite's to show what they do
 OPTIONS: dict[str, dict] = {
+    "gated-delta-net": {"n_heads": 2},
     "gateloop-attention": {"window": 5},
     "gla": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},

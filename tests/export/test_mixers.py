@@ -37,7 +37,9 @@ CASES = {
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),
 }
-REFUSED = {"gateloop-attention", "gru", "performer", "relative-attention", "rotary-attention"}
+REFUSED = {
+    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "performer", "relative-attention", "rotary-attention",
+}  # fmt: skip
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest logit
 

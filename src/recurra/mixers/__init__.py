@@ -1,6 +1,8 @@
 """Mixers: modules over time, `y, state = mixer(x, state)`, one file each."""
 
 from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+from recurra.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetState
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
 from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
@@ -28,11 +30,15 @@ __all__ = [
     "S4D",
     "S5",
     "Carried",
+    "DeltaNet",
+    "DeltaNetState",
     "GRUState",
     "GateLoop",
     "GateLoopAttention",
     "GateLoopAttentionState",
     "GateLoopState",
+    "GatedDeltaNet",
+    "GatedDeltaNetState",
     "GatedLinearAttention",
     "GatedLinearAttentionState",
     "HGRN2State",

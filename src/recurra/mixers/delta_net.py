@@ -1,0 +1,96 @@
+"""DeltaNet: linear attention that replaces what it remembers of a key (Yang et al. 2024, arXiv 2406.06484)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_heads
+from recurra.deltarule import delta_rule
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.layers.short_convolution import ShortConvolution
+from recurra.layers.unit_length import unit_length
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+
+class DeltaNetState(NamedTuple):
+    """h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t and the last inputs of the convolution.
+
+    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
+    """
+
+    h: Float[Tensor, "B H d_k d_v"]
+    inputs: Float[Tensor, "B K_1 channels"]
+
+
+@register_mixer("delta-net")
+class DeltaNet(Mixer):
+    """y_t = norm(q_t h_t / sqrt(d_k)) W_o, h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (sections 2.2 and 3.4).
+
+    q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head.
+    b_t = sigmoid(W_b x_t) is one number a head. With b = 1 a key's old value is replaced by v, with b = 0 nothing
+    changes; the layer has no other way to forget. The norm is a root mean square norm of each head, with one scale for
+    all heads; no projection and no convolution has a bias. All of this is as in the published code.
+
+    Args:
+        d_model: channels of x and y.
+        d_qk: channels of queries and keys over all heads; `d_model`, as published, if None.
+        d_v: channels of the values over all heads; `d_model`, as published, if None.
+        n_heads: heads; published models have d_model / 128.
+        kernel_size: K, the steps that the convolution sees, the newest included.
+        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue 1 - b_t along k_t reaches
+            from 1 to -1 and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
+
+    Raises:
+        ValueError: a size is out of range, or the heads do not divide the channels.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        n_heads: int = 4,
+        kernel_size: int = 4,
+        negative_eigenvalues: bool = False,
+    ) -> None:
+        d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
+        super().__init__(
+            d_model,
+            DeltaNetState,
+            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
+            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
+        )
+        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
+        self.largest_rate = 2.0 if negative_eigenvalues else 1.0
+        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
+        self.convolution = convolution
+        self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
+        self.norm = RMSNorm(d_v // n_heads)
+        self.output_projection = nn.Linear(d_v, d_model, bias=False)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: DeltaNetState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], DeltaNetState]:
+        """Convolve, then run the delta rule."""
+        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
+        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
+        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
+        b = self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x)))
+        never = b.new_ones(()).expand(b.shape)
+        y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, never, blank(b, mask), state.h)
+        return self.output_projection(self.norm(y).flatten(-2).to(x.dtype)), DeltaNetState(h, inputs)
+
+    def why_not_exportable(self) -> str:
+        """It computes in chunks."""
+        return "delta-net computes in chunks, and its graph has as many as the prompt that it was traced with"

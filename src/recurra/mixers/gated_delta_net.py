@@ -1,0 +1,122 @@
+"""Gated DeltaNet: the delta rule with a decay (Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_heads
+from recurra.deltarule import delta_rule
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.layers.short_convolution import ShortConvolution
+from recurra.layers.unit_length import unit_length
+from recurra.lengths.padded import blank, keep
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+_SMALLEST_STEP, _LARGEST_STEP, _LARGEST_RATE = 0.001, 0.1, 16.0
+
+
+class GatedDeltaNetState(NamedTuple):
+    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t and the last inputs of the convolution.
+
+    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
+    """
+
+    h: Float[Tensor, "B H d_k d_v"]
+    inputs: Float[Tensor, "B K_1 channels"]
+
+
+@register_mixer("gated-delta-net")
+class GatedDeltaNet(Mixer):
+    """y_t = (SiLU(W_g x_t) * norm(q_t h_t / sqrt(d_k))) W_o, h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t.
+
+    q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head
+    (section 3.4). One number a head are the learning rate b_t = sigmoid(W_b x_t) and the decay, in Mamba 2's form,
+
+        a_t = exp(-exp(A_log) softplus(W_a x_t + dt_bias)).
+
+    The norm is a root mean square norm of each head, with one scale for all heads; no projection and no convolution has
+    a bias. At the start exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the
+    published code. Two decisions are ours: there are as many value heads as key heads, and where six heads do not
+    divide the published width, a head has the next smaller whole number of channels.
+
+    Args:
+        d_model: channels of x and y.
+        d_qk: channels of queries and keys over all heads; about 3/4 of `d_model`, as published, if None.
+        d_v: channels of the values over all heads; twice `d_qk`, as published, if None.
+        n_heads: heads; 6 as published.
+        kernel_size: K, the steps that the convolution sees, the newest included.
+        negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue a_t (1 - b_t) along k_t
+            can be negative and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
+
+    Raises:
+        ValueError: a size is out of range, or the heads do not divide the channels.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        n_heads: int = 6,
+        kernel_size: int = 4,
+        negative_eigenvalues: bool = False,
+    ) -> None:
+        require_heads(n_heads)
+        d_qk = n_heads * max(1, 3 * d_model // (4 * n_heads)) if d_qk is None else d_qk
+        d_v = 2 * d_qk if d_v is None else d_v
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
+        super().__init__(
+            d_model,
+            GatedDeltaNetState,
+            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
+            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
+        )
+        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
+        self.largest_rate = 2.0 if negative_eigenvalues else 1.0
+        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
+        self.convolution = convolution
+        self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
+        self.decay_projection = nn.Linear(d_model, n_heads, bias=False)
+        self.A_log = nn.Parameter(torch.log(_LARGEST_RATE * (1 - torch.rand(n_heads))))  # never log(0)
+        step = torch.empty(n_heads).uniform_(math.log(_SMALLEST_STEP), math.log(_LARGEST_STEP)).exp()
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+        self.gate_projection = nn.Linear(d_model, d_v, bias=False)
+        self.norm = RMSNorm(d_v // n_heads)
+        self.output_projection = nn.Linear(d_v, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The parameters that make a_t, for a learning rate and weight decay of their own."""
+        return {self.A_log, self.dt_bias, *self.decay_projection.parameters()}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+        """Return the decay a_t, the transition across the key, and its phase, which is 0, for every head."""
+        step = functional.softplus(at_least_float32(self.decay_projection(x)) + at_least_float32(self.dt_bias))
+        a = torch.exp(-torch.exp(at_least_float32(self.A_log)) * step)
+        return a, torch.zeros_like(a)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: GatedDeltaNetState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], GatedDeltaNetState]:
+        """Convolve, then run the gated delta rule."""
+        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
+        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
+        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
+        b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
+        a = keep(self.transition(x)[0], mask)
+        y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
+        y = (self.norm(y).flatten(-2) * functional.silu(self.gate_projection(x))).to(x.dtype)
+        return self.output_projection(y), GatedDeltaNetState(h, inputs)
+
+    def why_not_exportable(self) -> str:
+        """It computes in chunks."""
+        return "gated-delta-net computes in chunks, and its graph has as many as the prompt that it was traced with"
