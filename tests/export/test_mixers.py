@@ -22,6 +22,7 @@ MIXERS = {  # one block each, so that one trace does for all
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
+    "mamba": {"d_state": 3},
     "min-gru": {},
     "min-lstm": {},
     "retnet": {"n_heads": 3},

@@ -11,6 +11,7 @@ from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
+from recurra.mixers.mamba import Mamba, MambaState
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 from recurra.mixers.performer import Performer, PerformerState
@@ -47,6 +48,8 @@ __all__ = [
     "LinearAttentionState",
     "LinearRNN",
     "LinearRNNState",
+    "Mamba",
+    "MambaState",
     "MinGRU",
     "MinGRUState",
     "MinLSTM",

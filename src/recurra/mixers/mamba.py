@@ -1,0 +1,126 @@
+"""Mamba: a selective state space model (Gu & Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State
+Spaces", arXiv 2312.00752, Algorithm 2 and section 3.4)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_at_least
+from recurra.layers import ShortConvolution
+from recurra.layers.precision import at_least_float32
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.ssm.selective import inverse_softplus_of_steps, selective_scan
+
+
+class MambaState(NamedTuple):
+    """The modes of every channel and the last inputs of the convolution, the oldest first.
+
+    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
+    """
+
+    h: Float[Tensor, "B d_state d_inner"]
+    inputs: Float[Tensor, "B K_1 d_inner"]
+
+
+@register_mixer("mamba")
+class Mamba(Mixer):
+    """y = W_o ((SSM(u) + skip u) * SiLU(z)) with u = SiLU(convolution(W_x x)) and z = W_z x.
+
+        h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t u_t,  SSM(u)_t = C_t h_t
+
+    Every channel of u has `d_state` modes of its own, with A = -exp(log_decay). The input chooses the rest: B_t and C_t
+    are projections of u_t that all channels share, and Delta_t = softplus(W_2 W_1 u_t + step_bias) is a step size a
+    channel, through a bottleneck of `dt_rank` (Algorithm 2). A is discretised by zero-order hold and B by Euler's rule,
+    Delta B, as in the published code; section 2 of the paper prints zero-order hold for both.
+
+    The start is published: A = -1, -2, ..., -N in every channel (S4D-Real), skip = 1, step sizes at u = 0 log-uniform
+    from min_step to max_step, and W_2 uniform within dt_rank^-1/2. The published code also raises steps below 0.0001 to
+    that, which these ranges do not need.
+
+    Decided: the bias of Delta is a parameter of its own, added in float32, because bfloat16 would round the argument of
+    softplus, and with it small step sizes, by up to 2 %. Padding has a step size of 0, which is a transition of 1.
+
+    Args:
+        d_model: channels of x and y.
+        d_state: modes a channel (the paper's N).
+        d_conv: steps that the convolution sees, the step itself included.
+        expand: channels of u are `expand * d_model`.
+        dt_rank: the bottleneck before the step sizes; d_model / 16, rounded up, if None.
+        min_step, max_step: the range of step sizes at the start.
+
+    Raises:
+        ValueError: a size or a step size is out of range.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+    ) -> None:
+        rank = math.ceil(d_model / 16) if dt_rank is None else dt_rank
+        require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, dt_rank=rank)
+        require_at_least(2, d_conv=d_conv)
+        d_inner = expand * d_model
+        carried = {"h": Carried((d_state, d_inner)), "inputs": Carried((d_conv - 1, d_inner))}
+        super().__init__(d_model, MambaState, **carried)
+        self.d_state, self.dt_rank = d_state, rank
+        self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z
+        self.convolution = ShortConvolution(d_inner, d_conv)
+        self.selection = nn.Linear(d_inner, rank + 2 * d_state, bias=False)  # W_1, and those of B and C
+        self.step_projection = nn.Linear(rank, d_inner, bias=False)  # W_2
+        nn.init.uniform_(self.step_projection.weight, -(rank**-0.5), rank**-0.5)
+        self.step_bias = nn.Parameter(inverse_softplus_of_steps(d_inner, min_step, max_step))
+        self.log_decay = nn.Parameter(torch.log(torch.arange(1.0, d_state + 1)).repeat(d_inner, 1))
+        self.skip = nn.Parameter(torch.ones(d_inner))
+        self.output_projection = nn.Linear(d_inner, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""
+        return {self.log_decay, self.step_bias}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return exp(Delta_t A) of every channel and mode, and phases of 0, for a stream that starts with x."""
+        u, _ = self._convolved(self.input_projection(x).chunk(2, -1)[0], None, None)
+        step, _, _ = self._selected(u)
+        magnitude = torch.exp(step[..., None] * self._eigenvalues()).flatten(2)
+        return magnitude, torch.zeros_like(magnitude)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: MambaState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], MambaState]:
+        """Convolve, run every channel's modes, and gate."""
+        u, z = self.input_projection(x).chunk(2, -1)
+        u, inputs = self._convolved(u, state.inputs, mask)
+        step, b, c = self._selected(u)
+        u = at_least_float32(u)
+        y, h = selective_scan(u, blank(step, mask), self._eigenvalues(), b, c, state.h)
+        y = (y + at_least_float32(self.skip) * u) * functional.silu(at_least_float32(z))
+        return self.output_projection(y.to(x.dtype)), MambaState(h, inputs)
+
+    def _convolved(self, x: Tensor, inputs: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """u, and the convolution's next state."""
+        u, inputs = self.convolution(x, inputs, mask)
+        return functional.silu(u), inputs
+
+    def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Delta (B, L, d_inner), B and C (B, L, d_state) of every step."""
+        narrow, b, c = self.selection(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        step = at_least_float32(self.step_projection(narrow)) + at_least_float32(self.step_bias)
+        return functional.softplus(step), at_least_float32(b), at_least_float32(c)
+
+    def _eigenvalues(self) -> Float[Tensor, "d_inner d_state"]:
+        return -torch.exp(at_least_float32(self.log_decay))

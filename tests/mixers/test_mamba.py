@@ -1,0 +1,142 @@
+"""Mamba against its recurrence step by step, and against transformers' layer on the same weights."""
+
+import math
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from torch.nn import functional
+
+from recurra.mixers import Mamba, MambaState
+
+D_MODEL = 6
+
+
+def build(**options) -> Mamba:
+    """A layer whose weights all differ: the skip and the eigenvalues start alike in every channel."""
+    layer = Mamba(D_MODEL, **{"d_state": 5, "dt_rank": 2, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return layer
+
+
+def by_a_loop(layer: Mamba, x: torch.Tensor, state: MambaState) -> tuple[torch.Tensor, MambaState]:
+    """Algorithm 2, one step and one channel's modes (B, d_inner, N) at a time."""
+    w, d_inner = dict(layer.named_parameters()), layer.skip.numel()
+    h, seen, outputs = state.h.transpose(1, 2), list(state.inputs.unbind(1)), []
+    for step in x.unbind(1):
+        u, z = (functional.linear(step, part) for part in w["input_projection.weight"].split(d_inner))
+        seen.append(u)
+        taps = w["convolution.weight"][:, 0].unbind(1)
+        u = functional.silu(sum(tap * u for tap, u in zip(taps, seen[-len(taps) :])) + w["convolution.bias"])
+        narrow, b, c = (u @ w["selection.weight"].t()).split([layer.dt_rank, layer.d_state, layer.d_state], -1)
+        delta = torch.log1p(torch.exp(narrow @ w["step_projection.weight"].t() + w["step_bias"]))[..., None]
+        a = -torch.exp(w["log_decay"])
+        h = torch.exp(delta * a) * h + delta * b[:, None] * u[..., None]
+        y = (h * c[:, None]).sum(-1) + w["skip"] * u
+        outputs.append((y * functional.silu(z)) @ w["output_projection.weight"].t())
+    return torch.stack(outputs, 1), MambaState(h.transpose(1, 2), torch.stack(seen[len(seen) - len(taps) + 1 :], 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"expand": 1, "d_conv": 2}])
+@pytest.mark.parametrize("length", [2, 9])
+def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
+    layer = build(**options)
+    state = MambaState(*map(torch.randn_like, layer.initial_state(2)))
+    require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
+
+
+def test_it_starts_from_zeros():
+    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    zeros = MambaState(torch.zeros(2, 5, 12, dtype=torch.float64), torch.zeros(2, 3, 12, dtype=torch.float64))
+    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_it_is_transformers_layer(monkeypatch):
+    pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+    from transformers.models.mamba.configuration_mamba import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    layer = build()
+    other = MambaMixer(MambaConfig(hidden_size=D_MODEL, state_size=5, time_step_rank=2, num_hidden_layers=1), 0)
+    names = {
+        "in_proj.weight": "input_projection.weight",
+        "conv1d.weight": "convolution.weight",
+        "conv1d.bias": "convolution.bias",
+        "x_proj.weight": "selection.weight",
+        "dt_proj.weight": "step_projection.weight",
+        "dt_proj.bias": "step_bias",
+        "A_log": "log_decay",
+        "D": "skip",
+        "out_proj.weight": "output_projection.weight",
+    }
+    weights = layer.state_dict()
+    assert set(names.values()) == weights.keys()
+    other.double().load_state_dict({theirs: weights[ours] for theirs, ours in names.items()})
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # it rounds some products to float32
+    x = torch.randn(2, 9, D_MODEL, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], other(x), rtol=1e-10, atol=1e-12)
+
+
+def test_it_starts_as_published():
+    layer = Mamba(40, d_state=3)
+    assert layer.step_projection.weight.shape == (80, 3)  # d_model / 16, rounded up
+    assert layer.step_projection.weight.abs().max().item() == pytest.approx(3**-0.5, rel=0.05)
+    torch.testing.assert_close(layer.log_decay.exp(), torch.tensor([1.0, 2.0, 3.0]).expand(80, 3))
+    assert (layer.skip == 1).all()
+    steps = functional.softplus(layer.step_bias)
+    assert 0.00099 < steps.min() < 0.0015
+    assert 0.07 < steps.max() < 0.101
+
+
+@pytest.mark.parametrize(("bias", "is_open"), [(-800.0, False), (800.0, True)])
+def test_a_step_size_of_0_keeps_the_state_and_a_large_one_forgets_it(bias, is_open):
+    """Gu & Dao, section 3.5.2: the step size is a gate between the state and the input."""
+    layer, x = build(), torch.randn(2, 4, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.step_bias.fill_(bias)
+    state = MambaState(*map(torch.randn_like, layer.initial_state(2)))
+    zeros = MambaState(torch.zeros_like(state.h), state.inputs)
+    h = layer(x, state)[1].h
+    expected = layer(x, zeros)[1].h if is_open else state.h
+    torch.testing.assert_close(h, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_transition_is_that_of_the_recurrence():
+    layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
+    magnitude, phase = layer.transition(x)
+    state = layer.initial_state(2)._replace(h=torch.randn(2, 5, 12, dtype=torch.float64))
+    carried = layer(x, state)[1].h - layer(x)[1].h
+    torch.testing.assert_close(magnitude.view(2, 12, 5).transpose(1, 2) * state.h, carried, rtol=1e-10, atol=1e-12)
+    assert not phase.any()
+    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}
+
+
+def test_padding_neither_writes_nor_forgets():
+    require_padding_skipped(build(), D_MODEL)
+
+
+def test_it_recurs_in_float32():
+    require_float32_states(lambda: Mamba(D_MODEL), D_MODEL)
+
+
+def test_the_state_has_a_size_of_its_own():
+    _, state = Mamba(D_MODEL)(torch.randn(2, 500, D_MODEL))
+    assert (state.h.shape, state.inputs.shape) == ((2, 16, 12), (2, 3, 12))
+    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state is 0; expected at least 1"),
+        ({"expand": 0}, "expand is 0; expected at least 1"),
+        ({"dt_rank": 0}, "dt_rank is 0; expected at least 1"),
+        ({"d_conv": 1}, "d_conv is 1; expected at least 2"),
+        ({"min_step": 1.0}, "min_step is 1.0; expected at most max_step = 0.1"),
+    ],
+)
+def test_bad_sizes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mamba(D_MODEL, **options)
