@@ -274,3 +274,38 @@ def test_only_text_is_generated(capsys, tmp_path):
     assert not (tmp_path / "run" / "tokenizer.json").exists()
     assert "a run of memory-horizon; expected one over text" in failure(capsys, str(tmp_path / "run"))
     assert "expected the folder of a run" in failure(capsys, str(tmp_path / "nowhere"))
+
+
+def test_drafts_of_another_run(capsys, runs):
+    words = (runs["words"], "--prompt", "the dog", "--max-tokens", "12", "--temperature", "0")
+    expected, _ = output(capsys, *words)
+    for name in ("words", "crt"):
+        out, said = output(capsys, *words, "--draft", runs[name], "--draft-tokens", "3")
+        assert out == expected
+        assert "wrote 12 tokens" in said
+        assert "drafted tokens (" in said
+    assert (
+        "accepted 9 of 9 drafted tokens (100%), in 3 calls"
+        in output(capsys, *words, "--draft", runs["words"], "--draft-tokens", "3")[1]
+    )
+
+
+def test_drafts_continue_a_saved_state(capsys, runs, tmp_path):
+    """The draft has read only the last tokens of what the state has, and the text is that without drafts."""
+    state, later = str(tmp_path / "state"), str(tmp_path / "later")
+    output(capsys, runs["words"], "--prompt", "the dog saw", "--max-tokens", "3", "--save-state", state)
+    words = (runs["words"], "--load-state", state, "--max-tokens", "9", "--temperature", "0")
+    expected, _ = output(capsys, *words)
+    out, _ = output(capsys, *words, "--draft", runs["txl"], "--save-state", later)
+    assert out == expected
+    run = open_run(runs["words"])
+    stream = Stream(run.model, run.tokenizer)
+    stream.load(later)
+    assert stream.position == 3 + 3 + 9
+
+
+def test_drafts_that_are_refused(capsys, runs):
+    assert "--draft-tokens is 3; expected --draft RUN beside it" in failure(
+        capsys, runs["words"], "--draft-tokens", "3"
+    )
+    assert "expected a model of" in failure(capsys, runs["words"], "--draft", runs["bpe"])

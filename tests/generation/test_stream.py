@@ -262,3 +262,29 @@ def test_memory_stays_constant(gateloop):
         sizes.add(recurra.state.n_bytes(stream.state))
         assert len(stream.recent) == 64
     assert len(sizes) == 1
+
+
+# --- marks ---
+
+
+def test_a_stream_is_rewound_to_a_mark(any_model):
+    stream = Stream(any_model)
+    start = stream.mark()
+    stream.feed(draw_tokens(7))
+    mark, logits, state = stream.mark(), stream.logits, stream.state
+    expected = stream.feed([1, 2, 3])
+    stream.rewind(mark)
+    assert (stream.position, stream.state) == (7, state)
+    assert torch.equal(stream.logits, logits)
+    torch.testing.assert_close(stream.feed([1, 2, 3]), expected, rtol=0, atol=0)
+    stream.rewind(start)
+    assert (stream.position, stream.state) == (0, None)
+
+
+def test_a_mark_serves_streams_of_one_model(gateloop, crt):
+    stream, twin = Stream(gateloop), Stream(gateloop)
+    stream.feed([4, 2])
+    twin.rewind(stream.mark())
+    assert torch.equal(twin.step(1), stream.step(1))
+    with pytest.raises(ValueError, match="mark is a place in a stream of another LanguageModel; expected"):
+        Stream(crt).rewind(stream.mark())

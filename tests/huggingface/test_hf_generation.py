@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.huggingface.conftest import VOCABULARY, greedy
 
-from recurra.huggingface import RecurrentCache
+from recurra.huggingface import RecurrentCache, modeling
 
 NEW = 6  # past the end of the second segment
 
@@ -106,6 +106,66 @@ def test_a_text_begins_with_the_token_for_it(gateloop):
     assert generate(gateloop, None, max_new_tokens=3)[0].tolist() == [4, *greedy(gateloop, torch.tensor([4]), 3)]
 
 
-def test_an_assistant_is_refused(gateloop, prompt):
-    with pytest.raises(ValueError, match="stateful"):
-        generate(gateloop, prompt[:1], assistant_model=gateloop)
+@pytest.fixture
+def read_lengths(monkeypatch):
+    """The lengths of all calls of a model's body from here on."""
+
+    def watch(lm):
+        lengths, hidden = [], lm.model.hidden
+
+        def counted(tokens, *arguments, **options):
+            lengths.append(tokens.shape[1])
+            return hidden(tokens, *arguments, **options)
+
+        monkeypatch.setattr(lm.model, "hidden", counted)
+        return lengths
+
+    return watch
+
+
+def assistant_of(lm, noise=0.05):
+    """A model that agrees with another the less, the more noise its weights have; it drafts 4 tokens at a time."""
+    assistant = copy.deepcopy(lm)
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=noise)
+    assistant.generation_config.num_assistant_tokens = 4
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    return assistant
+
+
+def test_an_assistant_changes_nothing(lm, prompt):
+    expected = generate(lm, prompt[:1], max_new_tokens=12)
+    found = generate(lm, prompt[:1], max_new_tokens=12, assistant_model=assistant_of(lm))
+    assert torch.equal(found, expected)
+
+
+def test_an_assistant_that_is_right_saves_calls(gateloop, prompt, read_lengths):
+    assistant = assistant_of(gateloop, noise=0.0)
+    lengths = read_lengths(gateloop)
+    generate(gateloop, prompt[:1], max_new_tokens=15, assistant_model=assistant)
+    assert lengths == [11, 5, 5]
+
+
+def test_an_assistant_that_is_wrong_makes_no_call_long(gateloop, prompt, read_lengths, monkeypatch):
+    monkeypatch.setattr(modeling, "LONGEST_AGAIN", 3)
+    assistant = assistant_of(gateloop, noise=2.0)
+    expected = generate(gateloop, prompt[:1], max_new_tokens=15)
+    lengths = read_lengths(gateloop)
+    found = generate(gateloop, prompt[:1], max_new_tokens=15, assistant_model=assistant)
+    assert torch.equal(found, expected)
+    assert len(lengths) > 10
+    assert max(lengths[1:]) <= 7 + 4 + 1  # the prompt is read again in front of a draft, but nothing piles up
+
+
+def test_drafts_from_the_prompt(gateloop, prompt):
+    expected = generate(gateloop, prompt[:1], max_new_tokens=12)
+    assert torch.equal(generate(gateloop, prompt[:1], max_new_tokens=12, prompt_lookup_num_tokens=4), expected)
+
+
+def test_an_assisted_text_goes_on_from_its_cache(gateloop, prompt):
+    options = {"assistant_model": assistant_of(gateloop), "return_dict_in_generate": True}
+    first = generate(gateloop, prompt[:1], **options)
+    assert first.past_key_values.get_seq_length() == 12
+    second = generate(gateloop, first.sequences, past_key_values=first.past_key_values, **options)
+    assert torch.equal(second.sequences, generate(gateloop, prompt[:1], max_new_tokens=2 * NEW))

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.decoding import NUMBERS
-from recurra.generation import SamplingConfig, Stream
+from recurra.generation import SamplingConfig, Speculation, Stream
 from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
 
@@ -27,23 +27,33 @@ def run(words: Sequence[str]) -> int:
     sampling = _sampling(arguments)
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
+    if arguments.draft is None and arguments.draft_tokens is not None:
+        raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected --draft RUN beside it")
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
     stream = Stream(trained.model, tokenizer, weights=arguments.weights)
+    source = stream if arguments.draft is None else _with_drafts(stream, arguments)
     # Compute once what a model derives from its parameters at every call: the orthogonal matrices of an NCGRU.
     with parametrize.cached():
         if arguments.load_state:
             stream.load(arguments.load_state)
         start = perf_counter()
-        n_read = _feed(stream, arguments)
+        n_read = _feed(source, arguments)
         read_seconds = perf_counter() - start
         start = perf_counter()
-        n_written = _write(stream, arguments, sampling)
+        n_written = _write(source, arguments, sampling)
         write_seconds = perf_counter() - start
     if arguments.save_state:
         stream.save(arguments.save_state)
     print(f"read {_speed(n_read, read_seconds)}, wrote {_speed(n_written, write_seconds)}", file=sys.stderr)
+    if isinstance(source, Speculation) and source.drafts.n_drafted:
+        drafts = source.drafts
+        print(
+            f"accepted {drafts.n_accepted:,} of {drafts.n_drafted:,} drafted tokens ({drafts.acceptance_rate:.0%}), "
+            f"in {drafts.n_calls:,} calls of the model",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -78,6 +88,13 @@ def _parser() -> ArgumentParser:
         help="number of recent tokens to penalise (default: %(default)s, the maximum)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add(
+        "--draft",
+        metavar="RUN",
+        help="let a smaller model, of the same tokenizer, draft tokens that the model then reads in one call; the text "
+        "is distributed as without it, and at temperature 0 it is the same text",
+    )
+    add("--draft-tokens", type=int, metavar="N", help="tokens of a draft (default: 4)")
     add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
     add(
@@ -95,7 +112,15 @@ def _sampling(arguments: Namespace) -> SamplingConfig:
     return SamplingConfig(**{name: getattr(arguments, name) for name in names})
 
 
-def _feed(stream: Stream, arguments: Namespace) -> int:
+def _with_drafts(stream: Stream, arguments: Namespace) -> Speculation:
+    """Let the run that --draft names draft tokens for a stream."""
+    trained = open_run(arguments.draft)
+    draft = Stream(trained.model, trained.tokenizer, weights=arguments.weights)
+    options = {} if arguments.draft_tokens is None else {"n_drafted": arguments.draft_tokens}
+    return Speculation(stream, draft, **options)
+
+
+def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     """Feed the prompt, and return its number of tokens."""
     before = stream.position
     if arguments.prompt == "-":
@@ -131,7 +156,7 @@ def lines(readline: Callable[[int], str], length: int = LINE_LENGTH) -> Iterator
         yield held
 
 
-def _write(stream: Stream, arguments: Namespace, sampling: SamplingConfig) -> int:
+def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:
     """Print the text as it comes and a line feed at its end; return the number of tokens."""
     before, last = stream.position, ""
     pieces = stream.generate_text(arguments.max_tokens, stop=arguments.stop, sampling=sampling, seed=arguments.seed)

@@ -1,10 +1,11 @@
-"""Streams through a trained language model: feeding, sampling, saving, and many of them at once."""
+"""Streams through a trained language model: feeding, sampling, speculating, saving, and many of them at once."""
 
 from recurra.generation.generating import GenerationConfig
 from recurra.generation.model_identity import ModelIdentity, weights_fingerprint
 from recurra.generation.sampling import (
     SamplingConfig,
     apply_temperature,
+    distribution,
     draw,
     greedy,
     keep_min_p,
@@ -14,21 +15,27 @@ from recurra.generation.sampling import (
     sample,
 )
 from recurra.generation.snapshot import Snapshot
-from recurra.generation.stream import Stream
+from recurra.generation.speculation import Drafts, Speculation, accept
+from recurra.generation.stream import Mark, Stream
 from recurra.generation.stream_state import StreamState
 from recurra.generation.streams import Streams
 from recurra.generation.text import TextPieces
 
 __all__ = [
+    "Drafts",
     "GenerationConfig",
+    "Mark",
     "ModelIdentity",
     "SamplingConfig",
     "Snapshot",
+    "Speculation",
     "Stream",
     "StreamState",
     "Streams",
     "TextPieces",
+    "accept",
     "apply_temperature",
+    "distribution",
     "draw",
     "greedy",
     "keep_min_p",

@@ -1,7 +1,7 @@
 """Feed tokens to a model, for one stream or for many that stand at different places."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -52,14 +52,38 @@ def feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tup
     Raises:
         ValueError: there is no token.
     """
+    _require_tokens(tokens)
+    for piece in tokens.split(max(1, TOKENS_PER_CALL // len(tokens)), 1):
+        read, head = _parts(model, piece)
+        out, state = read(piece, state)
+    return head(out[:, -1]), state
+
+
+@torch.inference_mode()
+def feed_last(
+    model: nn.Module, tokens: Int[Tensor, "B L"], state: Any, n_last: int
+) -> tuple[Float[Tensor, "B n V"], Any]:
+    """Feed each row at least one token in one call; give the logits after its `n_last` last tokens, and the state.
+
+    Raises:
+        ValueError: there is no token.
+    """
+    _require_tokens(tokens)
+    read, head = _parts(model, tokens)
+    out, state = read(tokens, state)
+    return head(out[:, -n_last:]), state
+
+
+def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor, Any]], Callable[[Tensor], Tensor]]:
+    """What reads tokens, and what makes logits of the steps that are chosen from its outputs."""
+    if tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head"):
+        return model.hidden, model.head  # type: ignore[return-value]
+    return model, Tensor.clone  # a copy: a view of the last steps would keep those of all steps alive
+
+
+def _require_tokens(tokens: Tensor) -> None:
     if not tokens.numel():
         raise ValueError(sentence("tokens", kind_of(tokens), "at least one stream and one token"))
-    by_hidden = tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head")
-    step = model.hidden if by_hidden else model
-    for piece in tokens.split(max(1, TOKENS_PER_CALL // len(tokens)), 1):
-        out, state = step(piece, state)  # type: ignore[operator]
-    # A copy: a view of the last step would keep those of all steps alive.
-    return model.head(out[:, -1]) if by_hidden else out[:, -1].clone(), state  # type: ignore[operator]
 
 
 def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[FeedResult]:

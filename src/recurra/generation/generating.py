@@ -46,8 +46,13 @@ class Generation:
     def __init__(self, config: GenerationConfig) -> None:
         self.config, self.n_tokens, self.is_over = config, 0, False
         seed = config.seed
-        self._generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
         self._stop_tokens = frozenset(config.stop_tokens)
+
+    @property
+    def n_left(self) -> int | None:
+        """How many tokens are left to choose; None without end."""
+        return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
 
     def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
         """Choose the next token; `is_over` tells whether it is the last.
@@ -59,7 +64,11 @@ class Generation:
         Raises:
             ValueError: there is no token to choose (see `draw`).
         """
-        token = int(sample(logits.cpu(), self.config.sampling, self._generator, torch.tensor(recent)))
-        self.n_tokens += 1
-        self.is_over = token in self._stop_tokens or self.n_tokens == self.config.max_tokens
+        token = int(sample(logits.cpu(), self.config.sampling, self.generator, torch.tensor(recent)))
+        self.count(token)
         return token
+
+    def count(self, token: int) -> None:
+        """Count a token that was chosen; `is_over` tells whether it is the last."""
+        self.n_tokens += 1
+        self.is_over = token in self._stop_tokens or self.n_left == 0

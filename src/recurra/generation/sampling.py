@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_positive, require_share, sentence
 from recurra.layers.precision import at_least_float32
@@ -84,11 +84,35 @@ def sample(
     Raises:
         ValueError: there is no token to choose (see `draw`).
     """
+    logits = _adjusted(logits, config, recent)
+    return greedy(logits) if config.temperature == 0 else draw(logits, generator)
+
+
+def distribution(
+    logits: Float[Tensor, "*batch V"], config: SamplingConfig, recent: Int[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch V"]:
+    """Give the probabilities, in float64, from which `sample` draws; at temperature 0 all of it is on one token.
+
+    Args:
+        logits, config, recent: as for `sample`.
+
+    Raises:
+        ValueError: there is no token to choose (see `draw`).
+    """
+    logits = _adjusted(logits, config, recent)
+    if config.temperature == 0:
+        return nn.functional.one_hot(greedy(logits), logits.shape[-1]).double()
+    _require_a_distribution(logits)
+    return logits.softmax(-1, dtype=torch.float64)
+
+
+def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> Tensor:
+    """The logits that the settings leave; at temperature 0, those that the penalty leaves."""
     if recent is not None and config.repetition_penalty != 1:
         window = recent[..., max(0, recent.shape[-1] - config.repetition_window) :]
         logits = penalise_repetition(logits, window, config.repetition_penalty)
     if config.temperature == 0:
-        return greedy(logits)
+        return logits
     logits = apply_temperature(logits, config.temperature)
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
@@ -96,7 +120,7 @@ def sample(
         logits = keep_top_p(logits, config.top_p)
     if config.min_p is not None:
         logits = keep_min_p(logits, config.min_p)
-    return draw(logits, generator)
+    return logits
 
 
 # --- from logits to logits; all compute in float32 or better ---

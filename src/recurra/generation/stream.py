@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,10 +19,21 @@ from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import SamplingConfig
 from recurra.generation.snapshot import Snapshot, read_snapshot, require_same_model, write_snapshot
 from recurra.generation.stream_state import StreamState
-from recurra.generation.text import GeneratedText
+from recurra.generation.text import GeneratedText, pieces_of_text
 
 Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 """What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
+
+
+class Mark(NamedTuple):
+    """A place in a stream to go back to. It holds the state itself, so making one costs a reference.
+
+    stream: everything that the next step depends on.
+    model: the model that it runs through.
+    """
+
+    stream: StreamState
+    model: nn.Module
 
 
 class Stream:
@@ -89,6 +100,21 @@ class Stream:
         twin = Stream(self.model, self.tokenizer)
         twin.runner, twin._now, twin._identity = self.runner, self._now, self._identity
         return twin
+
+    def mark(self) -> Mark:
+        """Remember this place, to `rewind` to it at any later time. Unlike a snapshot, a mark cannot be saved."""
+        return Mark(self._now, self.model)
+
+    def rewind(self, mark: Mark) -> None:
+        """Go back, or ahead, to a mark, exactly: one of this stream, or of any stream of the same model object.
+
+        Raises:
+            ValueError: it is a mark in a stream of another model.
+        """
+        if mark.model is not self.model:
+            came = f"a place in a stream of another {type(mark.model).__name__}"
+            raise ValueError(sentence("mark", came, "one in a stream of this model, with the weights it has now"))
+        self._now = mark.stream
 
     # --- in ---
 
@@ -181,7 +207,7 @@ class Stream:
             ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
         """
         text = self.generated_text(stop)
-        return _text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
+        return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
 
     def generation(self, config: GenerationConfig) -> Generation:
         """Begin to continue this stream. Raises ValueError if it has read nothing, or its outputs are not tokens."""
@@ -237,13 +263,3 @@ class Stream:
         if self.tokenizer is None:
             raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer
-
-
-def _text(tokens: Iterator[int], text: GeneratedText) -> Iterator[str]:
-    for token in tokens:
-        if piece := text.add(token):
-            yield piece
-        if text.is_over:
-            return
-    if piece := text.flush():
-        yield piece

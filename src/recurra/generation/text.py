@@ -1,6 +1,6 @@
 """From generated tokens to text, piece by piece, without half letters and up to a text to stop at."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from recurra.checks import require
 from recurra.data import TextEncoder
@@ -111,3 +111,18 @@ class GeneratedText:
     def flush(self) -> str:
         """Give what is still held back after the last token; "" if a stop was found."""
         return "" if self.is_over else self._stop.add(self._pieces.flush()) + self._stop.flush()
+
+
+def pieces_of_text(tokens: Iterator[int], text: GeneratedText) -> Iterator[str]:
+    """Give the text of `tokens` piece by piece, up to a stop; `tokens` that can be closed are closed then."""
+    try:
+        for token in tokens:
+            if piece := text.add(token):
+                yield piece
+            if text.is_over:
+                return
+        if piece := text.flush():
+            yield piece
+    finally:
+        if isinstance(tokens, Generator):
+            tokens.close()

@@ -10,18 +10,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from recurra.convert.portable import tied_parameters
 from recurra.decoding import prepare_for_decoding
 from recurra.files.weights import require_finite
-from recurra.huggingface.cache import RecurrentCache
+from recurra.huggingface.cache import ASSISTED, RecurrentCache, fitting_cache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
 from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require_sound, write_origin
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
 from recurra.models.room import make_within_memory
+
+LONGEST_AGAIN = 24
+"""How many tokens are read again in front of the next ones, at most. More are read by themselves, once: without an end
+to them, a text whose drafts are wrong again and again would be read from its start in every call."""
 
 
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
@@ -40,7 +45,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = RecurraConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
-    _is_stateful = True  # tokens cannot be taken back, which assisted generation would need
     model: Any
     _prepared: Any = None
 
@@ -93,33 +97,50 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 "logits_to_keep is set; expected 0 beside labels, which need the logits of all steps: omit it"
             )
-        cache = _fitting_cache(past_key_values, input_ids)
+        cache = fitting_cache(past_key_values, input_ids)
         mask = _counted(attention_mask, input_ids, 0 if cache is None else cache.n_tokens)
         kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep or None, None)
-        logits, state = self._read(input_ids, None if cache is None else cache.state, mask, kept)
-        loss = None if labels is None else _loss(logits, labels, mask, num_items_in_batch)
         wants_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if cache is None and wants_cache:
             cache = RecurrentCache()
-        if cache is not None:
-            cache.put(state, input_ids.shape[1])
+        logits = self._read(input_ids, cache, mask, kept)
+        loss = None if labels is None else _loss(logits, labels, mask, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if wants_cache else None)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
     def _read(
-        self, tokens: Int[Tensor, "B L"], state: Any, mask: Bool[Tensor, "B L"] | None, kept: slice | Tensor
-    ) -> tuple[Float[Tensor, "B kept V"], Any]:
-        """Return the logits of the kept steps, and the state."""
-        prepared = None if self.training or torch.is_grad_enabled() else self._prepared
-        if prepared is not None and mask is None and tokens.shape[1] == 1:
-            logits, state = prepared(tokens, state)
-            return logits[:, kept], state
-        model = self.model if prepared is None else prepared
+        self,
+        tokens: Int[Tensor, "B L"],
+        cache: RecurrentCache | None,
+        mask: Bool[Tensor, "B L"] | None,
+        kept: slice | Tensor,
+    ) -> Float[Tensor, "B kept V"]:
+        """Return the logits of the kept steps; the cache takes the state after them."""
+        model = self._runner()
+        cache = RecurrentCache() if cache is None else cache
+        if cache.again is not None and cache.again.tokens.shape[1] > LONGEST_AGAIN:
+            again = cache.again
+            cache.put(model.hidden(again.tokens, cache.state, mask=again.mask)[1], again.tokens, again.mask)
+        if cache.again is None and model is not self.model and mask is None and tokens.shape[1] == 1:
+            logits, state = model(tokens, cache.state)
+            cache.put(state, tokens)
+            return logits[:, kept]
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)  # padding may have ids of its own, which no embedding knows
-        hidden, state = model.hidden(tokens, state, mask=mask)
-        return blank(model.head(hidden[:, kept]), None if mask is None else mask[:, kept]), state
+        n_again = 0
+        if cache.again is not None:
+            n_again = cache.again.tokens.shape[1]
+            tokens, mask = cache.again.followed_by(tokens, mask)
+        hidden, state = model.hidden(tokens, cache.state, mask=mask)
+        cache.put(state, tokens, mask)
+        counts = None if mask is None else mask[:, n_again:][:, kept]
+        return blank(model.head(hidden[:, n_again:][:, kept]), counts)
+
+    def _runner(self) -> Any:
+        """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
+        prepared = None if self.training or torch.is_grad_enabled() else self._prepared
+        return self.model if prepared is None else prepared
 
     def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
         """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
@@ -155,7 +176,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
         is_first_iteration: bool | None = False,
-        **others: Any,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Pass `forward` the tokens that the cache has not seen, with the mask over all.
 
@@ -175,8 +196,18 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             attention_mask=attention_mask,
             is_first_iteration=is_first_iteration,
-            **others,
+            **kwargs,
         )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
+    ) -> Any:
+        """Make a cache for assisted generation, which has to exist, and to keep states, before the first call."""
+        mode = options.get("generation_mode", arguments[0] if arguments else None)
+        assists = generation_config.is_assistant or mode == GenerationMode.ASSISTED_GENERATION
+        if assists and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = RecurrentCache(keeps=ASSISTED)
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments, **options)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -328,22 +359,6 @@ def _refuse_inner_states(config: RecurraConfig, hidden_states: bool | None, atte
                 f"{name} is set; expected False, as inner states are not offered: model.model.hidden(input_ids) "
                 "returns the last hidden states, which the head reads"
             )
-
-
-def _fitting_cache(cache: Cache | None, tokens: Int[Tensor, "B L"]) -> RecurrentCache | None:
-    if cache is None:
-        return None
-    if not isinstance(cache, RecurrentCache):
-        raise ValueError(
-            f"past_key_values is a {type(cache).__name__}; expected a recurra.huggingface.RecurrentCache, or None to "
-            "start a new one"
-        )
-    if cache.batch_size not in (-1, len(tokens)):
-        raise ValueError(
-            f"past_key_values is of {cache.batch_size} streams and input_ids of {len(tokens)} rows; for several beams "
-            "or continuations of each, use past_key_values.batch_repeat_interleave(n)"
-        )
-    return cache
 
 
 def _counted(attention_mask: Tensor | None, tokens: Int[Tensor, "B L"], n_seen: int) -> Bool[Tensor, "B L"] | None:
