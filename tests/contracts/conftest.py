@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict] = {
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
     "relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2},
     "retnet": {"n_heads": 2},
+    "rg-lru": {"n_heads": 2, "lru_width": 8},
     "rotary-attention": {"window": 5, "n_heads": 2},
 }
 

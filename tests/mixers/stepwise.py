@@ -12,18 +12,22 @@ Loop = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
 """`(layer, x, state) -> (y, last state)`."""
 
 
-def require_same(layer: nn.Module, by_a_loop: Loop, x: Tensor, state: Any, tolerance: float = 1e-11) -> None:
+def require_same(
+    layer: nn.Module, by_a_loop: Loop, x: Tensor, state: Any, tolerance: float = 1e-11, constant: Sequence[str] = ()
+) -> None:
     """Compare outputs, the last state and the gradients of x, the state and every weight; `layer` is in float64.
 
-    Gradients are of a loss of outputs and last state, and may differ ten times as much.
+    Gradients are of a loss of outputs and last state, and may differ ten times as much. Parts of the state that are
+    `constant` have none.
     """
     x = x.detach().requires_grad_()
-    state = type(state)(*(part.detach().requires_grad_() for part in state))
+    parts = zip(state._fields, state)
+    state = type(state)(*(part.detach().requires_grad_(name not in constant) for name, part in parts))
     results = [layer(x, state), by_a_loop(layer, x, state)]
     (y, last), (expected, expected_last) = results
     torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(tuple(last), tuple(expected_last), rtol=tolerance, atol=tolerance)
-    weights, leaves = torch.randn_like(y), [x, *state, *layer.parameters()]
+    weights, leaves = torch.randn_like(y), [x, *filter(_has_gradient, state), *layer.parameters()]
     losses = [(weights * out).sum() + sum(part.sin().sum() for part in tensors(end)) for out, end in results]
     found, wanted = (torch.autograd.grad(loss, leaves) for loss in losses)
     for one, other in zip(found, wanted):
@@ -54,6 +58,10 @@ def require_float32_states(make: Callable[[], nn.Module], d_model: int, toleranc
     assert _types(state) == _types(carried) == {torch.float32}
     for found in (y, half):
         torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def _has_gradient(part: Tensor) -> bool:
+    return part.requires_grad
 
 
 def _types(state: Sequence[Tensor]) -> set[torch.dtype]:

@@ -18,6 +18,7 @@ from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.mixers.retnet import Retention, RetentionState
+from recurra.mixers.rg_lru import RGLRU, RGLRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.mixers.s4d import S4D, S4DState
@@ -27,6 +28,7 @@ __all__ = [
     "GRU",
     "HGRN2",
     "LRU",
+    "RGLRU",
     "RNN",
     "S4D",
     "S5",
@@ -57,6 +59,7 @@ __all__ = [
     "Mixer",
     "Performer",
     "PerformerState",
+    "RGLRUState",
     "RNNState",
     "RelativeAttention",
     "RelativeAttentionState",

@@ -1,0 +1,120 @@
+"""Griffin's recurrent block with its real-gated linear recurrent unit (De et al. 2024, "Griffin: Mixing Gated Linear
+Recurrences with Local Attention for Efficient Language Models", arXiv 2402.19427)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_at_least, require_heads
+from recurra.layers.block_diagonal import BlockDiagonalLinear
+from recurra.layers.precision import at_least_float32
+from recurra.layers.short_convolution import ShortConvolution
+from recurra.lengths.padded import blank, keep
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.scan import linear_scan
+from recurra.state import last_step
+
+_C = 8.0  # the paper's c
+_BLOCK = 256  # channels of a gate's block in the published RecurrentGemma
+
+
+class RGLRUState(NamedTuple):
+    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+
+    h: Float[Tensor, "B D"]
+    convolution: Float[Tensor, "B K_1 D"]
+    """The last inputs of the convolution."""
+    started: Float[Tensor, "B 1"]
+    """0 at the start of a stream, 1 from its first step on."""
+
+
+@register_mixer("rg-lru")
+class RGLRU(Mixer):
+    """y_t = W_y (GELU(W_g x_t) * h_t): h is an RG-LRU over u = a short convolution of W_u x (section 2.4).
+
+        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t * u_t),  a_t = exp(-8 softplus(decay) r_t)  (De et al. (1)-(4))
+
+    r_t and i_t are sigmoids of block-diagonal projections of u_t, the recurrence gate and the input gate. The factor of
+    the input gives h the variance of u whatever a is. It is computed as -expm1(2 log a), which keeps its digits near
+    a = 1; where a rounds to 1, its gradient is 0 and not infinite.
+
+    Decided: at the first step of a stream the factor is 1. The paper does not say so, but the published code and
+    weights do (RecurrentGemma): there is nothing to forget yet. A state of zeros cannot tell, so the state has a flag.
+    `decay` starts so that a_t at r_t = 1 is uniform between `r_min` and `r_max`, as the paper says (the published code
+    takes the eighth root). GELU is the published code's, with a tanh.
+
+    Args:
+        d_model: channels of x and y.
+        lru_width: channels of the recurrence; `d_model` if None.
+        n_heads: blocks of the gates' projections; one for every 256 channels, as published, if None, and at least one.
+        d_conv: steps that the convolution sees, its own included.
+        r_min, r_max: a at the start where the recurrence gate is 1, 0 < r_min < r_max < 1.
+
+    Raises:
+        ValueError: a size or the range is out of range, or the heads do not divide the channels.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        lru_width: int | None = None,
+        n_heads: int | None = None,
+        d_conv: int = 4,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+    ) -> None:
+        lru_width = d_model if lru_width is None else lru_width
+        n_heads = max(1, lru_width // _BLOCK) if n_heads is None else n_heads
+        require_heads(n_heads, lru_width=lru_width)
+        require_at_least(1, d_conv=d_conv)
+        if not 0 < r_min < r_max < 1:
+            raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 < r_min < r_max < 1")
+        window = Carried((d_conv - 1, lru_width))
+        super().__init__(d_model, RGLRUState, h=Carried((lru_width,)), convolution=window, started=Carried((1,)))
+        self.gate = nn.Linear(d_model, lru_width)
+        self.input_projection = nn.Linear(d_model, lru_width)
+        self.convolution = ShortConvolution(lru_width, d_conv)
+        self.recurrence_gate = BlockDiagonalLinear(lru_width, n_heads)
+        self.input_gate = BlockDiagonalLinear(lru_width, n_heads)
+        a = r_min + (r_max - r_min) * torch.rand(lru_width, dtype=torch.float64)
+        decay = torch.log(torch.expm1(-torch.log(a) / _C))  # softplus of it is -log(a) / c
+        self.decay = nn.Parameter(decay.to(torch.get_default_dtype()))
+        self.output_projection = nn.Linear(lru_width, d_model)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The parameters that make a: they may want their own learning rate and no weight decay."""
+        return {self.decay, *self.recurrence_gate.parameters()}
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: RGLRUState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], RGLRUState]:
+        """Run the recurrence by a parallel scan."""
+        gate = functional.gelu(self.gate(x), approximate="tanh")
+        u, window = self.convolution(self.input_projection(x), state.convolution, mask)
+        r, i = (torch.sigmoid(at_least_float32(part)) for part in (self.recurrence_gate(u), self.input_gate(u)))
+        log_a = -_C * functional.softplus(at_least_float32(self.decay)) * r
+        power = -torch.expm1(2 * log_a)  # 1 - a^2
+        factor = torch.sqrt(power.clamp(min=torch.finfo(power.dtype).tiny))
+        factor = factor.masked_fill(_is_first(state.started, factor, mask)[..., None], 1.0)
+        h = linear_scan(keep(torch.exp(log_a), mask), blank(factor * i * at_least_float32(u), mask), state.h)
+        started = torch.ones_like(state.started)
+        if mask is not None:
+            started = torch.where(mask.any(1, keepdim=True), started, state.started)
+        y = self.output_projection((h * gate).to(x.dtype))
+        return y, RGLRUState(last_step(h, state.h), window, started)
+
+
+def _is_first(started: Tensor, steps: Float[Tensor, "B L D"], mask: Tensor | None) -> Bool[Tensor, "B L"]:
+    """Mark the first counted step of every stream."""
+    if mask is None:
+        at_start = torch.arange(steps.shape[1], device=steps.device) == 0
+    else:
+        at_start = mask & (mask.cumsum(1) == 1)
+    return at_start & (started == 0)
