@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
     "gla": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
+    "mlstm": {"n_heads": 2},
     "relative-attention": {"segment_length": 4, "mem_len": 6, "n_heads": 2},
     "retnet": {"n_heads": 2},
     "rg-lru": {"n_heads": 2, "lru_width": 8},

@@ -26,6 +26,7 @@ MIXERS = {  # one block each, so that one trace does for all
     "min-gru": {},
     "min-lstm": {},
     "retnet": {"n_heads": 3},
+    "mlstm": {"n_heads": 3, "d_qk": 3},
     "rg-lru": {"lru_width": 4, "n_heads": 2},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},

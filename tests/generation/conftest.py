@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict] = {
     "gla": {"n_heads": 2},
     "rotary-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
+    "mlstm": {"n_heads": 2},
     "retnet": {"n_heads": 2},
 }
 

@@ -79,6 +79,27 @@ def fused(
     return op.Mul(q, h_re), op.Unsqueeze(last_re, one), op.Unsqueeze(last_im, one)
 
 
+@script(_domain, default_opset=op)
+def running_maximum(x: FLOAT) -> FLOAT:
+    """The largest number so far along axis 1."""
+
+    @graph()
+    def step(before, x_t):  # type: ignore[no-untyped-def]
+        now = op.Max(before, x_t)
+        return now, op.Identity(now)
+
+    first = op.Squeeze(op.Slice(x, [0], [1], [1]), [1])
+    _last, largest = op.Scan(first, x, body=step, num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1])
+    return largest
+
+
+def _cummax(x: FLOAT, dim: int) -> tuple[FLOAT, FLOAT]:
+    if dim != 1:
+        raise ValueError(f"a running maximum along dimension {dim} cannot be exported, only along time")
+    largest = running_maximum(x)
+    return largest, largest  # the second stands for the places of the maxima, which no mixer reads
+
+
 def _linear_scan(a: FLOAT, b: FLOAT, h0: FLOAT, reverse: bool, backend: str = "auto") -> FLOAT:
     if reverse:
         raise ValueError("a scan from the last step to the first cannot be exported")
@@ -100,6 +121,7 @@ def _gate_loop_fused(
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.cummax.default: _cummax,
     torch.ops.recurra.complex_scan.default: complex_scan,
     torch.ops.recurra.linear_scan.default: _linear_scan,
     torch.ops.recurra.gate_loop_fused.default: _gate_loop_fused,

@@ -14,6 +14,7 @@ from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.mamba import Mamba, MambaState
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
+from recurra.mixers.mlstm import MLSTM, MLSTMState
 from recurra.mixers.performer import Performer, PerformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
@@ -28,6 +29,7 @@ __all__ = [
     "GRU",
     "HGRN2",
     "LRU",
+    "MLSTM",
     "RGLRU",
     "RNN",
     "S4D",
@@ -50,6 +52,7 @@ __all__ = [
     "LinearAttentionState",
     "LinearRNN",
     "LinearRNNState",
+    "MLSTMState",
     "Mamba",
     "MambaState",
     "MinGRU",
