@@ -42,6 +42,7 @@ CASES = {
 }
 REFUSED = {
     "delta-net", "gated-delta-net", "gateloop-attention", "gru", "performer", "relative-attention", "rotary-attention",
+    "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest logit

@@ -24,6 +24,7 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
+from recurra.mixers.slstm import SLSTM, SLSTMState
 
 __all__ = [
     "GRU",
@@ -34,6 +35,7 @@ __all__ = [
     "RNN",
     "S4D",
     "S5",
+    "SLSTM",
     "Carried",
     "DeltaNet",
     "DeltaNetState",
@@ -72,6 +74,7 @@ __all__ = [
     "RotaryAttentionState",
     "S4DState",
     "S5State",
+    "SLSTMState",
     "Steps",
     "create_mixer",
     "list_mixers",

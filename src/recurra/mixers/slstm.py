@@ -1,0 +1,96 @@
+"""The sLSTM: an LSTM with exponential gating and heads (Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory",
+arXiv 2405.04517, section 2.2)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require, require_heads
+from recurra.layers.precision import at_least_float32
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+_NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
+
+
+class SLSTMState(NamedTuple):
+    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+
+    c: Float[Tensor, "B D"]
+    """The cell, scaled: exp(-m) c."""
+    n: Float[Tensor, "B D"]
+    """The normaliser, scaled: exp(-m) n. It is 0 at the start of a stream, and at least 1 afterwards."""
+    m: Float[Tensor, "B D"]
+    """The stabiliser."""
+    h: Float[Tensor, "B D"]
+    """The hidden state, which the gates of the next step see."""
+
+
+@register_mixer("slstm")
+class SLSTM(Mixer):
+    """y_t = norm(h_t), h_t = o_t * c_t / n_t  (Beck et al. (8)-(14))
+
+        c_t = f_t * c_{t-1} + i_t * tanh(z),  n_t = f_t * n_{t-1} + i_t
+        f_t = sigmoid(f),  i_t = exp(i),  o_t = sigmoid(o)
+
+    z, i, f and o are W x_t + R h_{t-1} + b with their own weights. R is block-diagonal: channels meet within a head.
+    An exponential gate can grow without bound, so the state has c and n times exp(-m), with the stabiliser m_t =
+    max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)); h_t does not depend on it. No gradient flows through m_t:
+    it is a unit of measurement, and cancels in the formula.
+
+    The gates see h_{t-1}, so there is no parallel form: training takes one step after the other.
+
+    Decided: of the published block this is the recurrence with its group norm, one group a head, and a scale for each
+    channel. The feed-forward network above it is that of `recurra.models.Block`, and the convolution, which is
+    optional in the paper, is omitted. Forget gates start with biases from 3 to 6 over the channels of each head,
+    everything else as in torch's LSTM (the published code's start depends on the depth, which a mixer does not know).
+
+    Args:
+        d_model: channels of x and y, and of the state.
+        n_heads: heads, 4 as published.
+
+    Raises:
+        ValueError: the heads do not divide the channels, or a head has only one channel.
+    """
+
+    def __init__(self, d_model: int, *, n_heads: int = 4) -> None:
+        require_heads(n_heads, d_model=d_model)
+        require(d_model > n_heads, "d_model", d_model, f"at least 2 channels a head for the norm, {2 * n_heads} in all")
+        super().__init__(d_model, SLSTMState, **dict.fromkeys(SLSTMState._fields, Carried((d_model,))))
+        self.n_heads, d_head = n_heads, d_model // n_heads
+        self.input_weights = nn.Linear(d_model, 4 * d_model)  # z, i, f, o, each of all heads
+        bound = d_head**-0.5
+        self.recurrent_weights = nn.Parameter(torch.empty(n_heads, d_head, 4 * d_head).uniform_(-bound, bound))
+        self.norm_weight = nn.Parameter(torch.ones(d_model))
+        with torch.no_grad():
+            self.input_weights.bias.view(4, n_heads, d_head)[2] = torch.linspace(3.0, 6.0, d_head)
+
+    def why_not_exportable(self) -> str:
+        """It unrolls."""
+        return "slstm runs step by step, and its graph has as many steps as the prompt that it was traced with"
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: SLSTMState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], SLSTMState]:
+        """Run the cell along time."""
+        projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
+        projected = projected.permute(1, 3, 0, 2, 4).flatten(-2)  # L, H, B and the four of a head, as in R
+        weights = at_least_float32(self.recurrent_weights)
+        c, n, m, h = (part.unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for part in state)
+        m = torch.where(n == 0, _NEVER, m)  # the first step's input gate is then the stabiliser
+        outputs = []
+        with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16 at every step
+            for inputs in projected.unbind(0):
+                z, i, f, o = torch.baddbmm(inputs, h, weights).chunk(4, -1)
+                log_f = functional.logsigmoid(f)
+                before, m = m, torch.maximum(log_f + m, i).detach()
+                forget, write = torch.exp(log_f + before - m), torch.exp(i - m)
+                c, n = forget * c + write * torch.tanh(z), forget * n + write
+                h = torch.sigmoid(o) * c / n
+                outputs.append(h)
+        y = torch.stack(outputs).permute(2, 0, 1, 3)
+        y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
+        return y.to(x.dtype), SLSTMState(*(part.transpose(0, 1).flatten(1) for part in (c, n, m, h)))

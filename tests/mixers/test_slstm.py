@@ -1,0 +1,131 @@
+"""The sLSTM against its equations without a stabiliser, step by step."""
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_same
+
+from recurra.mixers import SLSTM, SLSTMState
+
+D_MODEL = 6
+
+
+def make(n_heads: int = 2, spread: float = 1.0) -> SLSTM:
+    """A layer in float64 whose gates have biases of all sizes."""
+    layer = SLSTM(D_MODEL, n_heads=n_heads).double()
+    with torch.no_grad():
+        layer.input_weights.bias.normal_(0, spread)
+        layer.norm_weight.uniform_(0.5, 1.5)
+    return layer
+
+
+def by_a_loop(layer: SLSTM, x: torch.Tensor, state: SLSTMState):
+    """Beck et al. (8)-(14) as they stand, with dense matrices R and c and n themselves, which float64 can hold."""
+    heads, d_head = layer.n_heads, D_MODEL // layer.n_heads
+    blocks = layer.recurrent_weights.view(heads, d_head, 4, d_head)
+    r_z, r_i, r_f, r_o = (torch.block_diag(*blocks[:, :, gate]) for gate in range(4))
+    (w_z, w_i, w_f, w_o), (b_z, b_i, b_f, b_o) = (p.chunk(4) for p in layer.input_weights.parameters())
+    scale, h, outputs = torch.exp(state.m), state.h, []
+    c, n, m = state.c * scale, state.n * scale, torch.where(state.n == 0, -torch.inf, state.m).detach()
+    for step in x.unbind(1):
+        z = torch.tanh(step @ w_z.T + h @ r_z + b_z)
+        i = torch.exp(step @ w_i.T + h @ r_i + b_i)
+        f = torch.sigmoid(step @ w_f.T + h @ r_f + b_f)
+        o = torch.sigmoid(step @ w_o.T + h @ r_o + b_o)
+        c, n = f * c + i * z, f * n + i
+        h = o * c / n
+        m = torch.maximum(f.log() + m, i.log()).detach()
+        y = h.unflatten(-1, (heads, -1))
+        y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        outputs.append(y.flatten(1) * layer.norm_weight)
+    return torch.stack(outputs, 1), SLSTMState(c * torch.exp(-m), n * torch.exp(-m), m, h)
+
+
+def any_state(batch: int) -> SLSTMState:
+    c, n, m, h = torch.randn(4, batch, D_MODEL, dtype=torch.float64)
+    return SLSTMState(c, 1 + n.abs(), m, h)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3])
+def test_outputs_state_and_gradients_are_the_papers(n_heads):
+    require_same(make(n_heads), by_a_loop, torch.randn(2, 9, D_MODEL, dtype=torch.float64), any_state(2), 1e-10)
+
+
+def test_it_starts_from_zeros():
+    layer, x = make(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    start = layer.initial_state(2)
+    assert all(part.eq(0).all() for part in start)
+    torch.testing.assert_close(layer(x), by_a_loop(layer, x, start), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("bias", [-1000.0, 1000.0])
+def test_the_first_step_writes_whatever_its_input_gate(bias):
+    """i / i = 1: exp(-1000) and exp(1000) are 0 and infinite in any precision, and their quotient is not."""
+    layer, x = make().float(), torch.randn(2, 1, D_MODEL)
+    with torch.no_grad():
+        layer.input_weights.bias[D_MODEL : 2 * D_MODEL] = bias
+    y, (c, n, m, h) = layer(x)
+    z, _, _, o = layer.input_weights(x)[:, 0].chunk(4, -1)
+    torch.testing.assert_close(h, torch.sigmoid(o) * torch.tanh(z))
+    torch.testing.assert_close(c, torch.tanh(z))
+    assert n.eq(1).all()
+    torch.testing.assert_close(m, torch.full_like(m, bias), rtol=0, atol=10)
+    gradients = torch.autograd.grad(y.sum(), list(layer.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_large_gates_stay_finite_over_many_steps(sign):
+    """Input gates of exp(200 +- ...) or forget gates of exp(-200): float32 gives what float64 does."""
+    layer, x = make().float(), torch.randn(1, 100, D_MODEL)
+    with torch.no_grad():
+        layer.input_weights.bias[D_MODEL : 2 * D_MODEL] = sign * 200
+        layer.input_weights.bias[2 * D_MODEL : 3 * D_MODEL] = -sign * 200
+        y, state = layer(x)
+        assert (state.n >= 1).all()
+        expected, last = layer.double()(x.double())
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=5e-3)
+    torch.testing.assert_close(state.m.double(), last.m, rtol=1e-5, atol=1e-3)
+
+
+def test_another_stabiliser_measures_the_same_cell():
+    layer, x, state = make(), torch.randn(2, 5, D_MODEL, dtype=torch.float64), any_state(2)
+    scale = torch.exp(torch.tensor(3.0, dtype=torch.float64))
+    shifted = state._replace(c=state.c * scale, n=state.n * scale, m=state.m - 3)
+    torch.testing.assert_close(layer(x, shifted)[0], layer(x, state)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_the_recurrence_stays_within_heads_and_sees_the_hidden_state():
+    layer, x, state = make(2), torch.randn(1, 1, D_MODEL, dtype=torch.float64), any_state(1)
+    h = state.h.clone()
+    h[:, 0] += 1
+    first, other = (layer(x, state._replace(h=one))[1].h[0] for one in (state.h, h))
+    assert (first[:3] != other[:3]).all()
+    assert torch.equal(first[3:], other[3:])
+
+
+def test_forget_gates_start_open():
+    layer = SLSTM(8, n_heads=2)
+    torch.testing.assert_close(layer.input_weights.bias[16:24], torch.linspace(3, 6, 4).repeat(2))
+    assert layer.input_weights.bias[:16].abs().max() < 1
+    assert layer.recurrent_weights.abs().max() <= 0.5
+
+
+def test_the_recurrence_is_in_float32():
+    require_float32_states(lambda: make(spread=0.3).float(), D_MODEL, 0.1)
+
+
+def test_why_it_is_not_exported():
+    assert "step by step" in SLSTM(8).why_not_exportable()
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "message"),
+    [
+        (4, "n_heads is 4; expected a divisor of d_model = 6"),
+        (6, "d_model is 6; expected at least 2 channels a head for the norm, 12 in all"),
+        (0, "n_heads is 0; expected at least 1"),
+    ],
+)
+def test_impossible_heads_are_refused(n_heads, message):
+    with pytest.raises(ValueError, match=message):
+        SLSTM(D_MODEL, n_heads=n_heads)
