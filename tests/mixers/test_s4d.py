@@ -9,7 +9,7 @@ from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
 from recurra.mixers import S4D, S4DState
-from recurra.mixers.s4d import inverse_frequencies, linear_frequencies
+from recurra.ssm.channel_modes import inverse_frequencies, linear_frequencies
 from recurra.ssm.hippo import hippo_normal_modes
 
 OPTIONS = [{}, {"init": "inv", "discretisation": "bilinear", "d_state": 6}]
