@@ -19,6 +19,8 @@ MIXERS = {  # one block each, so that one trace does for all
     "gateloop": {},
     "gla": {"n_heads": 3},
     "hgrn2": {"n_heads": 2},
+    "h3": {"d_state": 4, "head_dim": 2},
+    "hyena": {"window": 5},
     "linear-attention": {"n_heads": 2},
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
@@ -30,6 +32,7 @@ MIXERS = {  # one block each, so that one trace does for all
     "rg-lru": {"lru_width": 4, "n_heads": 2},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
+    "s5-hyena": {"d_state": 4},
 }
 CASES = {
     "all": LanguageModelConfig(**SIZES, n_layer=len(MIXERS), mixer=list(MIXERS), mixer_options=MIXERS),
@@ -41,8 +44,8 @@ CASES = {
     ),
 }
 REFUSED = {
-    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "performer", "relative-attention", "rotary-attention",
-    "slstm",
+    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "performer", "reformer", "relative-attention",
+    "rotary-attention", "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)
 TOLERANCE = 1e-5  # of the largest logit

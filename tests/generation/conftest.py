@@ -23,6 +23,9 @@ SEGMENT = 5
 OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
     "gla": {"n_heads": 2},
+    "h3": {"d_state": 6},
+    "hyena": {"window": 5},
+    "reformer": {"window": 5, "n_heads": 2},
     "rotary-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
     "mlstm": {"n_heads": 2},

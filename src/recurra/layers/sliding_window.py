@@ -1,5 +1,6 @@
 """A state that is the last steps themselves: what a layer with a sliding window keeps."""
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -30,3 +31,17 @@ def still_seen(known: Seen, window: int | None) -> Seen:
     n_steps = known[0].shape[1]
     kept = n_steps if window is None else min(n_steps, window - 1)
     return type(known)(*(x[:, n_steps - kept :].clone() for x in known))
+
+
+def windows(n_queries: int, n_keys: int, window: int) -> Iterator[tuple[int, int, int, int]]:
+    """Split the last `n_queries` of `n_keys` steps into pieces of at most `window`, with the keys that they see.
+
+    Attention piece by piece takes memory proportional to the number of queries.
+
+    Yields:
+        start and stop of a piece among the queries, first and last (exclusive) of its keys.
+    """
+    before = n_keys - n_queries
+    for start in range(0, n_queries, window):
+        stop = min(start + window, n_queries)
+        yield start, stop, max(0, before + start - window + 1), before + stop

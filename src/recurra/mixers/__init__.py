@@ -7,7 +7,9 @@ from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
 from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
 from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.h3 import H3, H3State
 from recurra.mixers.hgrn2 import HGRN2, HGRN2State
+from recurra.mixers.hyena import Hyena, HyenaState
 from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
@@ -16,6 +18,7 @@ from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 from recurra.mixers.mlstm import MLSTM, MLSTMState
 from recurra.mixers.performer import Performer, PerformerState
+from recurra.mixers.reformer import Reformer, ReformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.mixers.retnet import Retention, RetentionState
@@ -24,10 +27,12 @@ from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
+from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
 from recurra.mixers.slstm import SLSTM, SLSTMState
 
 __all__ = [
     "GRU",
+    "H3",
     "HGRN2",
     "LRU",
     "MLSTM",
@@ -48,7 +53,10 @@ __all__ = [
     "GatedDeltaNetState",
     "GatedLinearAttention",
     "GatedLinearAttentionState",
+    "H3State",
     "HGRN2State",
+    "Hyena",
+    "HyenaState",
     "LRUState",
     "LinearAttention",
     "LinearAttentionState",
@@ -66,6 +74,8 @@ __all__ = [
     "PerformerState",
     "RGLRUState",
     "RNNState",
+    "Reformer",
+    "ReformerState",
     "RelativeAttention",
     "RelativeAttentionState",
     "Retention",
@@ -73,6 +83,8 @@ __all__ = [
     "RotaryAttention",
     "RotaryAttentionState",
     "S4DState",
+    "S5Hyena",
+    "S5HyenaState",
     "S5State",
     "SLSTMState",
     "Steps",

@@ -11,7 +11,7 @@ from recurra.checks import require, require_heads
 from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
-from recurra.layers.sliding_window import after, most_kept, still_seen
+from recurra.layers.sliding_window import after, most_kept, still_seen, windows
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
 
@@ -77,9 +77,7 @@ class RotaryAttention(Mixer):
         queries, rotated, values = (part.to(dtype).transpose(1, 2) for part in (queries, rotated, values))
         window = max(n_keys, 1) if self.window is None else self.window
         outputs = []
-        for start in range(0, n_queries, window):
-            stop = min(start + window, n_queries)
-            first, last = max(0, n_keys - n_queries + start - window + 1), n_keys - n_queries + stop
+        for start, stop, first, last in windows(n_queries, n_keys, window):
             seen = (queries[:, :, start:stop], rotated[:, :, first:last], values[:, :, first:last])
             outputs.append(self._softmax(*seen, window=window))
         return torch.cat(outputs, 2).transpose(1, 2) if outputs else queries.transpose(1, 2)

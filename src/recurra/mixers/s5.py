@@ -26,8 +26,8 @@ class S5(DenseModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
-    `recurra.ssm.dense_modes` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the weighted
-    sigmoid gate unit of the published layer; its dropout and normalisation belong to `recurra.models.Block`.
+    `recurra.ssm.dense_modes` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
+    weighted sigmoid gate unit of the published layer; its dropout and normalisation belong to `recurra.models.Block`.
 
     Args:
         d_model: channels of x and y.

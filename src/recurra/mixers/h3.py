@@ -1,0 +1,85 @@
+"""H3, Hungry Hungry Hippos: two state space models between gates (Fu et al., arXiv 2212.14052, section 3)."""
+
+from typing import NamedTuple
+
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+
+from recurra.checks import require, require_at_least
+from recurra.layers.precision import at_least_float32
+from recurra.layers.short_convolution import ShortConvolution
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.ssm.channel_modes import ChannelModes
+from recurra.ssm.diagonal import ChannelSSM, require_pairs, run_channels
+
+
+class H3State(NamedTuple):
+    """What both state space models carry, in float32 or complex64 (float64, complex128 in a float64 layer).
+
+    shift: the state of the shift SSM, the last d_state - 1 keys, the oldest first.
+    h: the kept modes of the diagonal SSM, for every product of a key's and a value's channel in a head.
+    """
+
+    shift: Float[Tensor, "B K_1 D"]
+    h: Complex[Tensor, "B products n"]
+
+
+@register_mixer("h3")
+class H3(ChannelModes, Mixer):
+    """y = W_o (q * SSM_diag(SSM_shift(k) * v)), with q, k, v = linear projections of x (Algorithm 1).
+
+    The shift SSM has d_state states and the matrix that moves each of them to the next place: a causal convolution of
+    d_state taps a channel, which remembers keys. The diagonal SSM is S4D with a skip; `recurra.ssm.channel_modes` has
+    its modes. The multiplications compare: a value is stored where the step before it had the right key.
+
+    With head_dim above 1, key and value of a head make an outer product, the head has one diagonal SSM for all its
+    entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j). Long pieces are convolved, short ones step.
+
+    Args:
+        d_model: channels of x and y.
+        d_state: taps of the shift SSM and modes of the diagonal one, an even number (the paper's m and published 64).
+        head_dim: channels of a head, a divisor of d_model; 1, elementwise products, as published.
+        min_step, max_step: step sizes of the diagonal SSM at the start, spaced logarithmically, one per head.
+
+    Raises:
+        ValueError: a size is out of range, or head_dim does not divide d_model.
+    """
+
+    starts_from_none = True  # the convolution then has no state to add
+
+    def __init__(
+        self, d_model: int, *, d_state: int = 64, head_dim: int = 1, min_step: float = 0.001, max_step: float = 0.1
+    ) -> None:
+        require_pairs(d_state)
+        require_at_least(1, d_model=d_model, head_dim=head_dim)
+        require(d_model % head_dim == 0, "head_dim", head_dim, f"a divisor of d_model = {d_model}")
+        shift, h = Carried((d_state - 1, d_model)), Carried((d_model * head_dim, d_state // 2), is_complex=True)
+        super().__init__(d_model, H3State, shift=shift, h=h)
+        self.head_dim = head_dim
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.shift = ShortConvolution(d_model, d_state, bias=False)
+        self.make_modes(
+            d_model // head_dim,
+            d_state=d_state,
+            init="lin",
+            discretisation="zoh",
+            min_step=min_step,
+            max_step=max_step,
+        )
+        self.output_projection = nn.Linear(d_model, d_model)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: H3State | None, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], H3State]:
+        """Shift keys, then run the diagonal model over their products with the values."""
+        q, k, v = (at_least_float32(part) for part in self.qkv(x).chunk(3, -1))
+        k, shifted = self.shift(k, None if state is None else state.shift)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        products = (k[..., :, None] * v[..., None, :]).flatten(2)  # (B, L, H d_k d_v)
+        n_products = self.head_dim**2
+        ssm = ChannelSSM(*(part.repeat_interleave(n_products, 0) for part in self.ssm()))
+        u, h = run_channels(products, ssm, None if state is None else state.h)
+        u = u + products * at_least_float32(self.skip).repeat_interleave(n_products)
+        y = (q[..., None] * u.unflatten(-1, (-1, self.head_dim, self.head_dim))).sum(-2)
+        return self.output_projection(y.flatten(2).to(x.dtype)), H3State(shifted, h)

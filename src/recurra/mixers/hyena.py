@@ -1,0 +1,80 @@
+"""Hyena: gates and long convolutions with implicit filters in turn (Poli et al. 2023, arXiv 2302.10866)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.checks import require_at_least
+from recurra.layers.implicit_filters import ImplicitFilters, convolve_window
+from recurra.layers.precision import at_least_float32
+from recurra.layers.short_convolution import ShortConvolution
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+
+
+class HyenaState(NamedTuple):
+    """What the convolutions see of the past, zeros before the stream, in float32 (float64 in a float64 layer).
+
+    inputs: the last inputs of the short convolutions, the oldest first.
+    products: the last window - 1 inputs of each long convolution, x_n * z_n, the oldest first.
+    """
+
+    inputs: Float[Tensor, "B K_1 channels"]
+    products: Float[Tensor, "B convolutions W_1 D"]
+
+
+@register_mixer("hyena")
+class Hyena(Mixer):
+    """z_1 = v, z_n+1 = h_n * (x_n z_n) for n < order, y = W_o (x_order z_order); h * is a convolution (section 3.1;
+    GateLoop section 3.1).
+
+    x_1 ... x_order and v are short convolutions of linear projections of x, the filters h_n are implicit
+    (`recurra.layers.implicit_filters`), and each convolution has a skip. As in the published code, `order` gates have
+    order - 1 long convolutions between them: of the definition's filters the first is the short one.
+
+    The published filters are as long as the sequences of training. Here they have `window` steps, whatever the length
+    of the stream, so that an answer depends on the last (order - 1)(window - 1) + kernel_size steps alone and the state
+    is bounded: no recurrence of constant size computes an implicit filter, so the state is the inputs that filters
+    still reach. A call prepends them to its own. Gradients flow through them. The filters are computed in each call, in
+    time proportional to `window`; long pieces are convolved by fast Fourier transform, short ones directly.
+
+    Sequences of different lengths run in pieces.
+
+    Args:
+        d_model: channels of x and y.
+        order: gates, at least 2.
+        window: steps of a long filter.
+        kernel_size: steps of the short convolutions.
+
+    Raises:
+        ValueError: a size is out of range.
+    """
+
+    def __init__(self, d_model: int, *, order: int = 2, window: int = 128, kernel_size: int = 3) -> None:
+        require_at_least(1, d_model=d_model, window=window)
+        require_at_least(2, order=order)
+        short_convolution = ShortConvolution((order + 1) * d_model, kernel_size)
+        inputs, products = (kernel_size - 1, (order + 1) * d_model), (order - 1, window - 1, d_model)
+        super().__init__(d_model, HyenaState, inputs=Carried(inputs), products=Carried(products))
+        self.order = order
+        self.input_projection = nn.Linear(d_model, (order + 1) * d_model)
+        self.short_convolution = short_convolution
+        self.filters = ImplicitFilters((order - 1) * d_model, window)
+        self.skips = nn.Parameter(torch.randn(order - 1, d_model))
+        self.output_projection = nn.Linear(d_model, d_model)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: HyenaState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], HyenaState]:
+        """Gate and convolve in turn."""
+        projected, inputs = self.short_convolution(self.input_projection(x), state.inputs)
+        *gates, last_gate, z = at_least_float32(projected).chunk(self.order + 1, -1)
+        filters, pasts = self.filters().chunk(self.order - 1, -1), []
+        for gate, filter_, skip, past in zip(gates, filters, at_least_float32(self.skips), state.products.unbind(1)):
+            product = gate * z
+            convolved, past = convolve_window(product, filter_, past)
+            z = convolved + skip * product
+            pasts.append(past)
+        return self.output_projection((last_gate * z).to(x.dtype)), HyenaState(inputs, torch.stack(pasts, 1))

@@ -1,0 +1,140 @@
+"""Reformer: attention among steps that fall into the same bucket of a hash (Kitaev et al. 2020, arXiv 2001.04451)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require, require_at_least, require_heads
+from recurra.layers.dot_product_attention import dot_product_attention
+from recurra.layers.precision import at_least_float32
+from recurra.layers.sliding_window import after, most_kept, still_seen, windows
+from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.mixers.registry import register_mixer
+
+_SELF = -1e5  # what a step's score with itself loses, as in the published code
+
+
+class ReformerState(NamedTuple):
+    """The last p steps, p at most window - 1, in float32 (float64 in a float64 layer).
+
+    queries: the queries, which are also the keys before they are normalised.
+    values: the values.
+    buckets: the number of each step's bucket in every round: a step keeps its bucket, however a stream is cut.
+    """
+
+    queries: Float[Tensor, "B p H d_head"]
+    values: Float[Tensor, "B p H d_head"]
+    buckets: Float[Tensor, "B p H n_rounds"]
+
+
+@register_mixer("reformer")
+class Reformer(Mixer):
+    """y_n = W_o sum_m softmax_m(q_n . q_m / |q_m|) v_m, m over the steps that share a bucket with n (section 2).
+
+    Queries and keys are one projection, and keys have length 1. In each round a step falls into the bucket
+    argmax([R q; -R q]), where R are random rotations, drawn once for every head and saved with the weights (the
+    published training draws them anew in every step). A step sees itself only if no other step shares a bucket with it.
+
+    Rounds are combined as published: each is a softmax, they are weighted by their sums of exponentials, and a step
+    that n meets in several rounds counts once (the term log N_n,m of the paper's appendix A). That is one softmax over
+    the steps that share a bucket with n in any round, and so we compute it.
+
+    It differs from the published layer in the steps that meet. The published one sorts a whole sequence by buckets,
+    cuts it into chunks, and attends within a chunk and the one before, whatever buckets they hold. Which steps meet
+    then depends on the length of the sequence and on later steps, so that a stream could not be cut. Here n meets every
+    step of its buckets within the last `window` steps: this is what sorting approximates, it is exact, and its state is
+    bounded. The price is that scores of a window are formed and masked, in time proportional to L * window.
+
+    Sequences of different lengths run in pieces.
+
+    Args:
+        d_model: channels of x and y.
+        n_heads: heads; they divide d_model.
+        window: number of steps that a step attends to, itself included.
+        n_buckets: buckets of a round, an even number.
+        n_rounds: rounds of hashing.
+        dropout: probability of dropping an attention weight.
+
+    Raises:
+        ValueError: a size is out of range, or the heads do not divide the channels.
+    """
+
+    rotations: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        window: int = 128,
+        n_buckets: int = 8,
+        n_rounds: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        require_heads(n_heads, d_model=d_model)
+        require_at_least(1, n_rounds=n_rounds)
+        is_even = n_buckets >= 2 and n_buckets % 2 == 0
+        require(is_even, "n_buckets", n_buckets, "an even number from 2", "every rotation has two signs")
+        d_head, p = d_model // n_heads, Steps("p", most_kept(window))
+        past, buckets = Carried((p, n_heads, d_head)), Carried((p, n_heads, n_rounds))
+        super().__init__(d_model, ReformerState, queries=past, values=past, buckets=buckets)
+        self.n_heads, self.window, self.dropout = n_heads, window, dropout
+        self.queries = nn.Linear(d_model, d_model, bias=False)
+        self.values = nn.Linear(d_model, d_model, bias=False)
+        self.register_buffer("rotations", torch.randn(n_heads, d_head, n_rounds, n_buckets // 2))
+        self.output_projection = nn.Linear(d_model, d_model, bias=False)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: ReformerState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], ReformerState]:
+        """Attend to the steps of the state and of x, window by window."""
+        projected = self.queries(x), self.values(x)
+        queries, values = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in projected)
+        known = after(state, ReformerState(queries, values, self._buckets(queries)))
+        n_queries, n_keys, dtype = x.shape[1], known.queries.shape[1], projected[0].dtype
+        keys = functional.normalize(known.queries, dim=-1)
+        queries, keys, values = (part.to(dtype).transpose(1, 2) for part in (queries, keys, known.values))
+        outputs = []
+        for start, stop, first, last in windows(n_queries, n_keys, self.window):
+            here, seen = known.buckets[:, n_keys - n_queries + start : last], known.buckets[:, first:last]
+            bias = torch.where(self._meet(here, seen), 0.0, -torch.inf) + _SELF * _same(here.shape[1], seen)
+            outputs.append(
+                dot_product_attention(
+                    queries[:, :, start:stop],
+                    keys[:, :, first:last],
+                    values[:, :, first:last],
+                    attn_mask=bias.to(dtype),
+                    dropout_p=self.dropout if self.training else 0.0,
+                    scale=1.0,
+                )
+            )
+        y = torch.cat(outputs, 2).transpose(1, 2).flatten(2)
+        return self.output_projection(y), still_seen(known, self.window)
+
+    def why_not_exportable(self) -> str:
+        """It keeps a window of steps."""
+        return "reformer keeps the last steps themselves, and their number grows up to its window"
+
+    @torch.no_grad()
+    def _buckets(self, queries: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H n_rounds"]:
+        """argmax([R q; -R q]) in every round."""
+        with torch.autocast(queries.device.type, enabled=False):  # the same buckets, whatever computes the rest
+            rotated = torch.einsum("blhd,hdrc->blhrc", queries, at_least_float32(self.rotations).to(queries.dtype))
+        return torch.cat([rotated, -rotated], -1).argmax(-1).to(queries.dtype)
+
+    def _meet(self, here: Float[Tensor, "B q H r"], seen: Float[Tensor, "B k H r"]) -> Bool[Tensor, "B H q k"]:
+        """Whether the last q of k steps share a bucket with each step that is in their window, in any round."""
+        age = torch.arange(seen.shape[1], device=seen.device)
+        age = age[seen.shape[1] - here.shape[1] :, None] - age
+        shared = torch.zeros((), dtype=torch.bool, device=seen.device)
+        for one, other in zip(here.unbind(-1), seen.unbind(-1)):
+            shared = shared | (one.transpose(1, 2)[..., None] == other.transpose(1, 2)[:, :, None])
+        return shared & (age >= 0) & (age < self.window)
+
+
+def _same(n_queries: int, seen: Float[Tensor, "B k H r"]) -> Float[Tensor, "q k"]:
+    """1 where the last q of k steps meet themselves."""
+    return torch.eye(seen.shape[1], dtype=seen.dtype, device=seen.device)[seen.shape[1] - n_queries :]

@@ -1,0 +1,72 @@
+"""Implicit filters against their formula, number by number, and the convolution with a window in all its ways."""
+
+import math
+
+import pytest
+import torch
+
+from recurra.layers.implicit_filters import LONG, ImplicitFilters, convolve_window
+
+
+@torch.no_grad()
+def by_the_formula(layer: ImplicitFilters, step: int, channel: int) -> float:
+    """One number of a filter, in plain Python but for the matrix products."""
+    share = step / max(layer.length - 1, 1)
+    bands = [1e-4 + (15 - 1e-4) * band / 15 for band in range(16)]
+    angles = [2 * math.pi * band * step / layer.length for band in bands]
+    z = torch.tensor([share, *map(math.cos, angles), *(-math.sin(angle) for angle in angles)], dtype=torch.float64)
+    for hidden in layer.hidden:
+        z = torch.sin(layer.frequency * (hidden.weight @ z + hidden.bias))
+    slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
+    rate = slow + (fast - slow) * channel / max(layer.n_filters - 1, 1)
+    return float(layer.output.weight[channel].detach() @ z) * (math.exp(-rate * share) + 0.05)
+
+
+@pytest.mark.parametrize(("n_filters", "length"), [(3, 7), (1, 1), (5, 40)])
+def test_filters_are_the_formula(n_filters, length):
+    layer = ImplicitFilters(n_filters, length).double()
+    with torch.no_grad():
+        layer.frequency.add_(torch.randn_like(layer.frequency))
+        filters = layer()
+    assert filters.shape == (length, n_filters)
+    for step in {0, length // 2, length - 1}:
+        for channel in range(n_filters):
+            expected = by_the_formula(layer, step, channel)
+            assert float(filters[step, channel]) == pytest.approx(expected, rel=1e-10, abs=1e-13)
+
+
+def test_filters_are_float32_in_bfloat16_and_under_autocast():
+    layer = ImplicitFilters(3, 20)
+    expected = layer()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(), expected)
+    rounded = layer.bfloat16()()
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, layer.float()())
+
+
+@pytest.mark.parametrize("n_filters", [0, -1])
+def test_impossible_sizes_are_refused(n_filters):
+    with pytest.raises(ValueError, match=f"n_filters is {n_filters}; expected at least 1"):
+        ImplicitFilters(n_filters, 4)
+
+
+@pytest.mark.parametrize("length", [1, 2, LONG - 1, LONG, LONG + 11])
+@pytest.mark.parametrize("window", [1, 2, 9, 50])
+def test_a_window_is_convolved_as_written(length, window):
+    x, past = torch.randn(2, length, 3).double(), torch.randn(2, window - 1, 3).double()
+    filters = torch.randn(window, 3).double()
+    leaves = [t.requires_grad_() for t in (x, past, filters)]
+    y, following = convolve_window(x, filters, past)
+    seen = torch.cat([past, x], 1)
+    expected = torch.stack(
+        [sum(filters[s] * seen[:, window - 1 + t - s] for s in range(window)) for t in range(length)], 1
+    )
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+    assert torch.equal(following, seen[:, length:])
+    weights = torch.randn_like(y)
+    found, wanted = (
+        torch.autograd.grad((weights * out).sum(), leaves, allow_unused=True, materialize_grads=True)
+        for out in (y, expected)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)

@@ -1,0 +1,112 @@
+"""Hyena against its recurrence of gates and filters, written out step by step."""
+
+import pytest
+import torch
+
+from recurra.layers.implicit_filters import LONG
+from recurra.mixers import Hyena, HyenaState
+
+D_MODEL = 3
+
+
+def convolve(filters: torch.Tensor, seen: list[torch.Tensor], n_before: int) -> list[torch.Tensor]:
+    """sum_s filter_s x_{t-s} for all t from `n_before` on."""
+    return [
+        sum(filters[s] * seen[t - s] for s in range(len(filters)) if t - s >= 0) for t in range(n_before, len(seen))
+    ]
+
+
+def by_a_loop(layer: Hyena, x: torch.Tensor, state: HyenaState) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs, and the last inputs of the long convolutions."""
+    projected = x @ layer.input_projection.weight.T + layer.input_projection.bias
+    taps = layer.short_convolution.weight[:, 0].T.flip(0)
+    short = convolve(taps, [*state.inputs.unbind(1), *projected.unbind(1)], state.inputs.shape[1])
+    parts = [(step + layer.short_convolution.bias).split(D_MODEL, -1) for step in short]
+    all_filters, n_before, pasts = layer.filters(), state.products.shape[2], []
+    z = [part[-1] for part in parts]
+    for n in range(layer.order - 1):
+        products = [part[n] * step for part, step in zip(parts, z)]
+        seen = [*state.products[:, n].unbind(1), *products]
+        filters = all_filters[:, n * D_MODEL : (n + 1) * D_MODEL]
+        z = [y + layer.skips[n] * p for y, p in zip(convolve(filters, seen, n_before), products)]
+        pasts.append(torch.stack(seen[len(seen) - n_before :], 1) if n_before else state.products[:, n])
+    y = torch.stack([part[-2] * step for part, step in zip(parts, z)], 1)
+    return layer.output_projection(y), torch.stack(pasts, 1)
+
+
+@pytest.mark.parametrize("length", [7, LONG + 3])  # convolved directly, and by the fast Fourier transform
+@pytest.mark.parametrize(
+    "options", [{"window": 5}, {"window": 9, "order": 4}, {"window": 1, "kernel_size": 1}, {"window": 50}], ids=str
+)
+def test_outputs_state_and_gradients_are_those_of_the_loop(options, length):
+    layer = Hyena(D_MODEL, **options).double()
+    x = torch.randn(2, length, D_MODEL, dtype=torch.float64, requires_grad=True)
+    start = HyenaState(*(torch.randn_like(tensor).double().requires_grad_() for tensor in layer.initial_state(2)))
+    y, state = layer(x, start)
+    expected, products = by_a_loop(layer, x, start)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(state.products, products, rtol=1e-11, atol=1e-12)
+    weights, leaves = torch.randn_like(y), [x, *start, *layer.parameters()]
+    found, wanted = (
+        torch.autograd.grad((weights * out).sum() + last.sin().sum(), leaves, allow_unused=True, materialize_grads=True)
+        for out, last in ((y, state.products), (expected, products))
+    )
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_it_starts_from_zeros():
+    layer, x = Hyena(D_MODEL, window=4).double(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    zeros = HyenaState(*(torch.zeros_like(tensor) for tensor in layer.initial_state(2)))
+    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_an_answer_depends_on_what_its_filters_reach_and_no_more():
+    layer = Hyena(D_MODEL, window=4, order=3).double()
+    x = torch.randn(1, 20, D_MODEL, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x)[0][0, -1].sum(), x)
+    reach = 2 * (4 - 1) + 3
+    assert (gradient[0].abs().sum(-1) > 0).tolist() == [False] * (20 - reach) + [True] * reach
+
+
+def test_the_state_is_a_window_however_long_the_stream():
+    layer = Hyena(D_MODEL, window=5, order=3)
+    for length in (1, 3, 200):
+        _, state = layer(torch.randn(2, length, D_MODEL))
+        assert state.inputs.shape == (2, 2, 4 * D_MODEL)
+        assert state.products.shape == (2, 2, 4, D_MODEL)
+        assert state.products.untyped_storage().nbytes() == 4 * state.products.numel()
+
+
+def test_a_closed_gate_lets_nothing_through():
+    layer, x = Hyena(D_MODEL, window=5).double(), torch.randn(2, 7, D_MODEL, dtype=torch.float64)
+    last_gate = slice(D_MODEL, 2 * D_MODEL)
+    with torch.no_grad():
+        layer.short_convolution.weight[last_gate] = layer.short_convolution.bias[last_gate] = 0
+        y, _ = layer(x)
+    torch.testing.assert_close(y, layer.output_projection.bias.expand_as(y))
+
+
+def test_the_state_is_float32_in_bfloat16_and_under_autocast():
+    layer, x = Hyena(D_MODEL, window=6), torch.randn(2, 70, D_MODEL)
+    expected = layer(x)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x, layer(x)[1])
+        y = layer(x)[0]
+    assert {tensor.dtype for tensor in state} == {torch.float32}
+    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
+    y, state = layer.bfloat16()(x.bfloat16())
+    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": 1}, "order is 1; expected at least 2"),
+        ({"window": 0}, "window is 0; expected at least 1"),
+        ({"kernel_size": 0}, "kernel_size is 0; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Hyena(D_MODEL, **options)

@@ -1,0 +1,149 @@
+"""Reformer against the paper's rounds, combined as in its appendix A, and against the layer of transformers."""
+
+import pytest
+import torch
+
+from recurra.mixers import Reformer
+
+D_MODEL = 8
+
+
+def bucket(rotations: torch.Tensor, query: torch.Tensor) -> int:
+    """argmax([R q; -R q]), for rotations (d_head, n_buckets / 2)."""
+    rotated = (query @ rotations).tolist()
+    numbers = [*rotated, *(-number for number in rotated)]
+    return max(range(len(numbers)), key=numbers.__getitem__)
+
+
+def by_rounds(layer: Reformer, x: torch.Tensor) -> torch.Tensor:
+    """o_i = sum_r exp(z_i^r - z_i) o_i^r with m_ij = log N_ij, and 10^5 for j = i: one number at a time."""
+    n_heads, n_rounds = layer.n_heads, layer.rotations.shape[2]
+    q = (x @ layer.queries.weight.T).unflatten(-1, (n_heads, -1))
+    v = (x @ layer.values.weight.T).unflatten(-1, (n_heads, -1))
+    buckets = [
+        [[bucket(layer.rotations[h, :, r], q[i, h].detach()) for r in range(n_rounds)] for h in range(n_heads)]
+        for i in range(len(x))
+    ]
+    outputs = []
+    for i in range(len(x)):
+        heads = []
+        for h in range(n_heads):
+            sums, means = [], []
+            for r in range(n_rounds):
+                scores, values = [], []
+                for j in range(max(0, i - layer.window + 1), i + 1):
+                    n_shared = sum(one == other for one, other in zip(buckets[i][h], buckets[j][h]))
+                    if buckets[i][h][r] == buckets[j][h][r]:
+                        penalty = 1e5 if i == j else torch.tensor(float(n_shared)).double().log()
+                        scores.append(q[i, h] @ q[j, h] / q[j, h].norm() - penalty)
+                        values.append(v[j, h])
+                scores = torch.stack(scores)
+                sums.append(scores.logsumexp(0))
+                means.append((scores.softmax(0)[:, None] * torch.stack(values)).sum(0))
+            z = torch.stack(sums)
+            heads.append((torch.exp(z - z.logsumexp(0))[:, None] * torch.stack(means)).sum(0))
+        outputs.append(torch.cat(heads))
+    return torch.stack(outputs) @ layer.output_projection.weight.T
+
+
+@pytest.mark.parametrize(
+    "options", [{"n_rounds": 1}, {"n_rounds": 3, "n_buckets": 4}, {"window": 1}, {"window": 30, "n_heads": 1}], ids=str
+)
+def test_outputs_and_gradients_are_the_papers(options):
+    layer = Reformer(D_MODEL, **{"n_heads": 2, "window": 5, **options}).double()
+    x = torch.randn(1, 13, D_MODEL, dtype=torch.float64, requires_grad=True)
+    y, expected = layer(x)[0], by_rounds(layer, x[0])
+    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
+    weights, leaves = torch.randn_like(y), [x, *layer.parameters()]
+    found, wanted = (
+        torch.autograd.grad((weights * out).sum(), leaves, allow_unused=True, materialize_grads=True)
+        for out in (y, expected[None])
+    )
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_in_one_bucket_it_is_the_published_layer_whose_chunks_hide_nothing():
+    """Two chunks, each of which sees the other: transformers' layer, which looks at no bucket within them."""
+    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    from transformers import ReformerConfig
+
+    sizes = {"hidden_size": D_MODEL, "num_attention_heads": 2, "attention_head_size": D_MODEL // 2}
+    config = ReformerConfig(
+        **sizes,
+        attn_layers=["lsh"],
+        num_buckets=4,
+        num_hashes=1,
+        lsh_attn_chunk_length=8,
+        lsh_num_chunks_before=1,
+        lsh_num_chunks_after=0,
+        is_decoder=True,
+        lsh_attention_probs_dropout_prob=0.0,
+    )
+    published = reformer.LSHSelfAttention(config).eval()
+    layer = Reformer(D_MODEL, n_heads=2, window=16, n_buckets=4, n_rounds=1)
+    layer.output_projection = torch.nn.Identity()
+    layer.queries, layer.values = published.query_key, published.value
+    layer.rotations.zero_()
+    x = torch.randn(3, 16, D_MODEL)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x)[0], published(x).hidden_states, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_alone_in_its_buckets_sees_itself_and_others_do_not():
+    layer = Reformer(2, n_heads=1, window=4, n_buckets=2, n_rounds=1).double()
+    with torch.no_grad():
+        for projection in (layer.queries, layer.values, layer.output_projection):
+            projection.weight.copy_(torch.eye(2))
+        layer.rotations.copy_(torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))  # the sign of the first channel
+        x = torch.tensor([[[1.0, 5.0], [-1.0, 7.0], [2.0, 3.0], [-3.0, 1.0]]]).double()
+        torch.testing.assert_close(layer(x)[0], x[:, [0, 1, 0, 1]])
+
+
+def test_rotations_are_saved_with_the_weights():
+    one, other = Reformer(D_MODEL, window=6), Reformer(D_MODEL, window=6)
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(1, 9, D_MODEL)
+    assert torch.equal(one(x)[0], other(x)[0])
+    assert "rotations" not in dict(one.named_parameters())
+
+
+def test_the_state_is_the_last_steps_and_their_buckets():
+    layer = Reformer(D_MODEL, n_heads=2, window=6, n_rounds=3).double()
+    x = torch.randn(2, 20, D_MODEL, dtype=torch.float64)
+    _, state = layer(x)
+    torch.testing.assert_close(state.queries.flatten(2), layer.queries(x)[:, -5:])
+    torch.testing.assert_close(state.values.flatten(2), layer.values(x)[:, -5:])
+    expected = [[bucket(layer.rotations[h, :, r], state.queries[0, 0, h].detach()) for r in range(3)] for h in range(2)]
+    assert state.buckets[0, 0].tolist() == expected
+    assert not state.buckets.requires_grad
+
+
+def test_dropout_acts_in_training_alone():
+    layer, x = Reformer(D_MODEL, window=6, dropout=0.5), torch.randn(1, 12, D_MODEL)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_the_state_is_float32_in_bfloat16_and_under_autocast():
+    layer, x = Reformer(D_MODEL, window=6), torch.randn(2, 12, D_MODEL)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = layer(x, layer(x)[1])
+    assert {tensor.dtype for tensor in state} == {torch.float32}
+    y, state = layer.bfloat16()(x.bfloat16())
+    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, *[torch.float32] * 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 3}, "n_heads is 3; expected a divisor of d_model = 8"),
+        ({"n_buckets": 5}, "n_buckets is 5; expected an even number from 2"),
+        ({"n_rounds": 0}, "n_rounds is 0; expected at least 1"),
+        ({"window": 0}, "window is 0; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Reformer(D_MODEL, **options)

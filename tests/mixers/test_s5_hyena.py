@@ -1,0 +1,95 @@
+"""S5-Hyena against its equations, step by step."""
+
+import pytest
+import torch
+
+from recurra.mixers import S5Hyena, S5HyenaState
+
+D_MODEL = 4
+
+
+def by_a_loop(layer: S5Hyena, x: torch.Tensor, state: S5HyenaState) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs, and the modes after the last step."""
+    taps, bias = layer.short_convolution.weight[:, 0], layer.short_convolution.bias
+    seen = [*state.inputs.unbind(1), *(x @ layer.input_projection.weight.T + layer.input_projection.bias).unbind(1)]
+    eigenvalues = torch.complex(-layer.log_decay.exp(), layer.frequency)
+    a = torch.exp(layer.log_step.exp() * eigenvalues)
+    b = torch.view_as_complex(layer.input_weights) * ((a - 1) / eigenvalues)[:, None]
+    c, h, n_taps = torch.view_as_complex(layer.output_weights), state.h, taps.shape[1]
+    outputs = []
+    for t in range(x.shape[1]):
+        gate, key, value = (bias + sum(taps[:, i] * seen[t + i] for i in range(n_taps))).split(D_MODEL, -1)
+        h = a * h + (key * value).to(b.dtype) @ b.T
+        outputs.append(gate * (2 * (h @ c.T).real + layer.skip * key * value))
+    return layer.output_projection(torch.stack(outputs, 1)), h
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel_size": 1}, {"d_state": 6, "kernel_size": 5}], ids=str)
+def test_outputs_state_and_gradients_are_those_of_the_loop(options):
+    layer = S5Hyena(D_MODEL, **{"d_state": 4, **options}).double()
+    x = torch.randn(2, 13, D_MODEL, dtype=torch.float64, requires_grad=True)
+    start = layer.initial_state(2)
+    start = S5HyenaState(*(torch.randn_like(tensor).requires_grad_() for tensor in start))
+    y, state = layer(x, start)
+    expected, h = by_a_loop(layer, x, start)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(state.h, h, rtol=1e-11, atol=1e-12)
+    weights, leaves = torch.randn_like(y), [x, *start, *layer.parameters()]
+    all_of_them = {"allow_unused": True, "materialize_grads": True}
+    found = torch.autograd.grad((weights * y).sum() + state.h.abs().square().sum(), leaves, **all_of_them)
+    wanted = torch.autograd.grad((weights * expected).sum() + h.abs().square().sum(), leaves, **all_of_them)
+    for one, other in zip(found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_it_starts_from_zeros():
+    layer, x = S5Hyena(D_MODEL, d_state=4).double(), torch.randn(2, 5, D_MODEL, dtype=torch.float64)
+    zeros = S5HyenaState(*(torch.zeros_like(tensor) for tensor in layer.initial_state(2)))
+    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_a_closed_gate_lets_nothing_out_and_a_closed_key_lets_nothing_in():
+    layer, x = S5Hyena(D_MODEL, d_state=4).double(), torch.randn(2, 7, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.short_convolution.weight[:D_MODEL] = layer.short_convolution.bias[:D_MODEL] = 0
+        y, state = layer(x)
+        torch.testing.assert_close(y, layer.output_projection.bias.expand_as(y))
+        assert state.h.abs().min() > 0
+        key = slice(D_MODEL, 2 * D_MODEL)
+        layer.short_convolution.weight[key] = layer.short_convolution.bias[key] = 0
+        assert layer(x)[1].h.eq(0).all()
+
+
+def test_padding_neither_writes_nor_forgets():
+    layer = S5Hyena(D_MODEL, d_state=4).double()
+    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]]).bool()
+    x = torch.randn(1, 7, D_MODEL, dtype=torch.float64)
+    alone, last = layer(x[mask][None])
+    y, state = layer(x.masked_fill(~mask[..., None], torch.nan), mask=mask)
+    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
+    for one, other in zip(state, last):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_the_state_is_float32_in_bfloat16_and_under_autocast():
+    layer, x = S5Hyena(D_MODEL, d_state=4), torch.randn(2, 30, D_MODEL)
+    expected = layer(x)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x, layer(x)[1])
+        y = layer(x)[0]
+    assert [tensor.dtype for tensor in state] == [torch.float32, torch.complex64]
+    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
+    y, state = layer.bfloat16()(x.bfloat16())
+    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, torch.float32, torch.complex64]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 5}, "d_state is 5; expected an even number from 2"),
+        ({"kernel_size": 0}, "kernel_size is 0; expected at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        S5Hyena(D_MODEL, **options)
