@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -53,7 +54,7 @@ class ImplicitFilters(nn.Module):
         """
         weight = self.output.weight
         with torch.autocast(weight.device.type, enabled=False):
-            like = {"dtype": torch.float64, "device": weight.device}
+            like: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
             step = torch.arange(self.length, **like)[:, None]
             share = step / max(self.length - 1, 1)
             # constants, which a graph in ONNX keeps in float64, unlike what it computes from numbers
@@ -63,7 +64,7 @@ class ImplicitFilters(nn.Module):
             phases = torch.tensor([math.pi / 2] * _BANDS + [0.0] * _BANDS, **like)  # it has no cosine in float64 either
             z = torch.cat([share, torch.sin(step * signed + phases)], 1)
             for layer in self.hidden:
-                z = torch.sin(self.frequency.double() * _linear(z, layer))
+                z = torch.sin(self.frequency.double() * _linear(z, cast(nn.Linear, layer)))
             rates = torch.linspace(_SLOWEST, _FASTEST, self.n_filters, **like)
             filters = _linear(z, self.output) * (torch.exp(-rates * share) + _SHIFT)
             return filters.to(torch.promote_types(weight.dtype, torch.float32))
