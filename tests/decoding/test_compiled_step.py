@@ -32,6 +32,7 @@ MIXERS = {
     "lru": {},
     "linear-rnn": {},
     "gru": {},
+    "gated-delta-net": {"n_heads": 2},
 }
 
 

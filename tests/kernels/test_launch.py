@@ -314,6 +314,17 @@ def test_compiled_code_is_as_new_as_what_it_is_made_of(package, changed):
     assert first_call(package) == (expected, 1)
 
 
+def test_compiled_code_of_other_packages_is_as_new_as_this_one(monkeypatch):
+    """A kernel in another package, such as one of the tests, inlines functions of this one."""
+    before, source = sources.digest_of_imports(first_call), sources._source
+    changed = lambda module: source(module) + "#" * (module == "recurra.kernels.launch")  # noqa: E731
+    monkeypatch.setattr(sources, "_source", changed)
+    sources._digest.cache_clear()
+    after = sources.digest_of_imports(first_call)
+    sources._digest.cache_clear()
+    assert after != before
+
+
 SMALL_KERNEL = """
 import numba
 from recurra.kernels.launch import Kernel

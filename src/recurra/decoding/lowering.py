@@ -84,6 +84,13 @@ def _gelu(memory: StepMemory, out: Tensor, x: Tensor, approximate: str = "none")
     memory.map("gelu" if approximate == "none" else "gelu_tanh", out, x)
 
 
+@_rule("aten.softplus.default")
+def _softplus(memory: StepMemory, out: Tensor, x: Tensor, beta: float = 1, threshold: float = 20) -> None:
+    if (beta, threshold) != (1, 20):
+        raise StepNotCompiled("a softplus has a factor or a threshold of its own")
+    memory.map("softplus", out, x)
+
+
 @_rule("aten.relu.default")
 def _relu(memory: StepMemory, out: Tensor, x: Tensor) -> None:
     memory.map("maximum", out, x, 0.0)

@@ -21,10 +21,10 @@ def _source(module: str) -> str:
 
 
 def _imported(module: str) -> set[str]:
-    """Name the loaded modules that `module` imports from its own package."""
-    package = module.partition(".")[0]
+    """Name the loaded modules that `module` imports from its own package and from this one."""
+    packages = {module.partition(".")[0], __name__.partition(".")[0]}
     named = set(_IMPORTS.findall(_source(module)))
-    return {name for name in named if name.partition(".")[0] == package and name in sys.modules}
+    return {name for name in named if name.partition(".")[0] in packages and name in sys.modules}
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def _digest(module: str) -> str:
 
 
 def digest_of_imports(function: Callable) -> str:
-    """Hash the sources that the module of `function` imports from its package, directly or indirectly.
+    """Hash the sources that the module of `function` imports from its package and this one, directly or indirectly.
 
     The module's own file is not included: Numba notices its changes.
 
