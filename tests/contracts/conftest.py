@@ -41,6 +41,8 @@ OPTIONS: dict[str, dict] = {
     "gateloop-attention": {"window": 5},
     "gla": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
+    "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},
+    "mamba3": {"d_state": 8, "n_heads": 2},
     "mlstm": {"n_heads": 2},
     "h3": {"d_state": 6},
     "hyena": {"window": 5},

@@ -25,6 +25,8 @@ MIXERS = {  # one block each, so that one trace does for all
     "linear-rnn": {"d_state": 5},
     "lru": {"d_state": 5},
     "mamba": {"d_state": 3},
+    "mamba2": {"d_state": 3, "n_heads": 2, "n_groups": 2},
+    "mamba3": {"d_state": 4, "n_heads": 2},
     "min-gru": {},
     "min-lstm": {},
     "retnet": {"n_heads": 3},

@@ -26,6 +26,8 @@ OPTIONS: dict[str, dict] = {
     "h3": {"d_state": 6},
     "hyena": {"window": 5},
     "reformer": {"window": 5, "n_heads": 2},
+    "mamba2": {"d_state": 5},
+    "mamba3": {"d_state": 4},
     "rotary-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
     "mlstm": {"n_heads": 2},

@@ -18,6 +18,13 @@ def test_it_is_torch_s_with_gradients():
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-13)
 
 
+def test_groups_are_normalised_each_for_itself():
+    norm, x = RMSNorm(6, n_groups=3).double(), torch.randn(2, 6, dtype=torch.float64)
+    nn.init.normal_(norm.weight)
+    pairs = [part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() for part in x.split(2, -1)]
+    torch.testing.assert_close(norm(x), torch.cat(pairs, -1) * norm.weight, rtol=1e-12, atol=1e-13)
+
+
 def test_a_bfloat16_norm_keeps_float32_inputs_and_makes_float32_of_its_own():
     norm = RMSNorm(6).bfloat16()
     for dtype in (torch.float32, torch.bfloat16):

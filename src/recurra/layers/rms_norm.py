@@ -15,14 +15,15 @@ class RMSNorm(nn.Module):
     Args:
         n_channels: size of the last dimension; a mixer with heads normalises those of one head, with shared weights.
         epsilon: added to the mean.
+        n_groups: equal groups of channels, each with a mean of its own; the weights are not shared between them.
     """
 
-    def __init__(self, n_channels: int, epsilon: float = 1e-5) -> None:
+    def __init__(self, n_channels: int, epsilon: float = 1e-5, n_groups: int = 1) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon, self.n_groups = epsilon, n_groups
         self.weight = nn.Parameter(torch.ones(n_channels))
 
     def forward(self, x: Float[Tensor, "*shape channels"]) -> Float[Tensor, "*shape channels"]:
         """Normalise x; float16 and bfloat16 become float32."""
-        x = at_least_float32(x)
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.weight
+        x = at_least_float32(x).unflatten(-1, (self.n_groups, -1))
+        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)).flatten(-2) * self.weight

@@ -14,6 +14,8 @@ from recurra.mixers.linear_attention import LinearAttention, LinearAttentionStat
 from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 from recurra.mixers.lru import LRU, LRUState
 from recurra.mixers.mamba import Mamba, MambaState
+from recurra.mixers.mamba2 import Mamba2, Mamba2State
+from recurra.mixers.mamba3 import Mamba3, Mamba3State
 from recurra.mixers.min_gru import MinGRU, MinGRUState
 from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 from recurra.mixers.mlstm import MLSTM, MLSTMState
@@ -64,6 +66,10 @@ __all__ = [
     "LinearRNNState",
     "MLSTMState",
     "Mamba",
+    "Mamba2",
+    "Mamba2State",
+    "Mamba3",
+    "Mamba3State",
     "MambaState",
     "MinGRU",
     "MinGRUState",

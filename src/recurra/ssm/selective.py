@@ -1,4 +1,5 @@
-"""What selective state space models share: their recurrence with one diagonal model a channel, and their step sizes."""
+"""What selective state space models share: the recurrence of one diagonal model a channel, groups of heads, and step
+sizes."""
 
 import math
 
@@ -61,6 +62,12 @@ def _all_at_once(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h0: T
         transitions = torch.exp(step[:, :, None] * a.t())
         h = linear_scan(transitions, (step * x)[:, :, None] * b[..., None], h0)
         return (c[:, :, None] @ h)[:, :, 0], last_step(h, h0)
+
+
+def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
+    """Give every head what its group has; `n_heads` is a multiple of the groups."""
+    *along, n_groups, size = groups.shape
+    return groups[..., None, :].expand(*along, n_groups, n_heads // n_groups, size).flatten(2, 3)
 
 
 def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:

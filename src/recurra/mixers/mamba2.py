@@ -1,0 +1,133 @@
+"""Mamba-2: state space duality (Dao & Gu 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms
+Through Structured State Space Duality", arXiv 2405.21060, sections 6 and 7)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require, require_at_least, require_heads
+from recurra.gateloop import gate_loop
+from recurra.layers import ShortConvolution
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.ssm.selective import inverse_softplus_of_steps, spread_over_heads
+
+_PUBLISHED_HEAD = 64  # channels
+
+
+class Mamba2State(NamedTuple):
+    """The states of the heads and the last inputs of the convolution (those of u, B and C), the oldest first.
+
+    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
+    """
+
+    h: Float[Tensor, "B H d_state d_head"]
+    inputs: Float[Tensor, "B K_1 channels"]
+
+
+@register_mixer("mamba2")
+class Mamba2(Mixer):
+    """y = W_o norm((SSD(u) + skip u) * SiLU(z)) with z, u, B, C, Delta = projections of x.
+
+        h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t^T u_t,  SSD(u)_t = C_t h_t  in every head
+
+    A = -exp(log_decay) is one number a head, so the transition is one too, and long sequences are matrix products in
+    chunks (`recurra.gate_loop`). u, B and C have passed a short convolution and SiLU; Delta = softplus(. + step_bias)
+    is one step size a head. The heads of a group share B and C. The norm divides by the root mean square of each
+    group's channels of u, after the gate.
+
+    The start is that of the published code: -A uniform from 1 to 16, skip = 1, step sizes at 0 log-uniform from
+    min_step to max_step.
+
+    Decided: `n_heads` instead of a size of the heads, as in our other layers. Padding has a step size of 0, which is a
+    transition of 1. The bias of Delta is added in float32.
+
+    Args:
+        d_model: channels of x and y.
+        d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
+        d_conv: steps that the convolution sees, the step itself included.
+        expand: channels of u are `expand * d_model`.
+        n_heads: heads; if None as many as have the published 64 channels, and at least one.
+        n_groups: groups of heads with a B and a C of their own.
+        min_step, max_step: the range of step sizes at the start.
+
+    Raises:
+        ValueError: a size or a step size is out of range; the heads do not divide the channels, or the groups the
+            heads.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        d_conv: int = 4,
+        expand: int = 2,
+        n_heads: int | None = None,
+        n_groups: int = 1,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+    ) -> None:
+        require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
+        require_at_least(2, d_conv=d_conv)
+        d_inner = expand * d_model
+        n_heads = max(d_inner // _PUBLISHED_HEAD, 1) if n_heads is None else n_heads
+        require_heads(n_heads, **{"expand * d_model": d_inner})
+        require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
+        d_selection = n_groups * d_state
+        n_convolved = d_inner + 2 * d_selection
+        h, inputs = Carried((n_heads, d_state, d_inner // n_heads)), Carried((d_conv - 1, n_convolved))
+        super().__init__(d_model, Mamba2State, h=h, inputs=inputs)
+        self.n_heads, self.n_groups = n_heads, n_groups
+        self._projections, self._parts = [d_inner, n_convolved, n_heads], [d_inner, d_selection, d_selection]
+        self.input_projection = nn.Linear(d_model, sum(self._projections), bias=False)
+        self.convolution = ShortConvolution(n_convolved, d_conv)
+        self.step_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, min_step, max_step))
+        self.log_decay = nn.Parameter(torch.log(1 + 15 * torch.rand(n_heads)))
+        self.skip = nn.Parameter(torch.ones(n_heads))
+        self.norm = RMSNorm(d_inner, n_groups=n_groups)
+        self.output_projection = nn.Linear(d_inner, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""
+        return {self.log_decay, self.step_bias}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L H"], Float[Tensor, "B L H"]]:
+        """Return exp(Delta_t A) of every head, and phases of 0."""
+        magnitude = torch.exp(self._step_sizes(self._projected(x)[2], None) * self._eigenvalues())
+        return magnitude, torch.zeros_like(magnitude)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: Mamba2State, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], Mamba2State]:
+        """Convolve, run the heads in the mode that suits their size, gate and normalise."""
+        z, convolved, step = self._projected(x)
+        convolved, inputs = self.convolution(convolved, state.inputs, mask)
+        u, b, c = at_least_float32(functional.silu(convolved)).split(self._parts, -1)
+        u = u.unflatten(-1, (self.n_heads, -1))
+        b, c = (spread_over_heads(part.unflatten(-1, (self.n_groups, -1)), self.n_heads) for part in (b, c))
+        step = self._step_sizes(step, mask)
+        transition = torch.exp(step * self._eigenvalues())[..., None]
+        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+            y, h = gate_loop(c, b, step[..., None] * u, transition, state=state.h)
+        y = (y + at_least_float32(self.skip)[:, None] * u).flatten(-2)
+        y = self.norm(y * functional.silu(at_least_float32(z)))
+        return self.output_projection(y.to(x.dtype)), Mamba2State(h, inputs)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """z, what the convolution takes, and Delta before its bias."""
+        return self.input_projection(x).split(self._projections, -1)
+
+    def _step_sizes(self, step: Tensor, mask: Tensor | None) -> Float[Tensor, "B L H"]:
+        return blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+
+    def _eigenvalues(self) -> Float[Tensor, " H"]:
+        return -torch.exp(at_least_float32(self.log_decay))

@@ -1,0 +1,198 @@
+"""Mamba-3: trapezoidal steps and a state that turns (Lahoti et al. 2026, "Mamba-3: Improved Sequence Modeling using
+State Space Principles", arXiv 2603.15569)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require, require_at_least, require_choice, require_heads
+from recurra.gateloop import gate_loop
+from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
+from recurra.layers.rotation import rotate
+from recurra.lengths.padded import blank
+from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.ssm.selective import inverse_softplus_of_steps, spread_over_heads
+
+_PUBLISHED_HEAD = 64  # channels
+_LEAST_DECAY = 1e-4
+
+
+class Mamba3State(NamedTuple):
+    """The states of the heads, as the newest step sees them, and B and u of that step, which the next one reads too.
+
+    No angle is kept, so nothing grows with the stream. All are float32 whatever the precision of the layer's inputs
+    (float64 in a float64 layer).
+    """
+
+    h: Float[Tensor, "B H d_state d_head"]
+    b: Float[Tensor, "B H d_state"]
+    u: Float[Tensor, "B H d_head"]
+
+
+@register_mixer("mamba3")
+class Mamba3(Mixer):
+    """y = W_o ((SSM(u) + skip u) * SiLU(z)) with z, u, B, C, Delta, A, lambda, theta = projections of x.
+
+        h_t = R_t exp(Delta_t A_t) (h_{t-1} + (1 - lambda_t) Delta_t B_{t-1}^T u_{t-1}) + lambda_t Delta_t B_t^T u_t
+
+    in every head, and SSM(u)_t = C_t h_t. R_t turns the first rows of h, in pairs, back by the angles pi Delta_t
+    tanh(theta_t): with exp(Delta_t A_t) it is a complex transition that the input controls. lambda_t in (0, 1) weighs
+    the two ends of a step (1 is Mamba-2's rule, 1/2 the trapezoidal one), which does the work of a short convolution:
+    there is none.
+
+    Published, with the details from the authors' code: Delta = softplus(. + step_bias) and A = -softplus(.), at most
+    -0.0001, one a head; lambda = sigmoid(.), one a head; theta shared by the heads. B and C are normalised by their
+    root mean square, shared by the heads of a group, and then get a bias of each head, which starts at 1. The skip
+    starts at 1, step sizes at 0 log-uniform from min_step to max_step. This is the form with a single input and output
+    (SISO), without a norm before W_o.
+
+    Decided: a call rotates B and C by their angles relative to its last step, and the state that enters by all angles
+    of the call, so that products stay real and no angle is kept (the published code keeps their sum). The sum is taken
+    in float64. B_t^T u_t, which counts in step t and again in the next one, is written once with both weights, and what
+    it adds too early to step t is taken off. Padding has a step size of 0: it neither decays, turns nor writes.
+
+    Args:
+        d_model: channels of x and y.
+        d_state: rows of a head's state, the channels of B and C in a group.
+        expand: channels of u are `expand * d_model`.
+        n_heads: heads; if None as many as have the published 64 channels, and at least one.
+        n_groups: groups of heads with a B and a C of their own.
+        rope_fraction: the share of the rows that turn, 0.5 or 1.
+        min_step, max_step: the range of step sizes at the start.
+
+    Raises:
+        ValueError: a size or a step size is out of range; the heads do not divide the channels, the groups the heads,
+            or the rows that turn are no pairs.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 128,
+        expand: int = 2,
+        n_heads: int | None = None,
+        n_groups: int = 1,
+        rope_fraction: float = 0.5,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+    ) -> None:
+        require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, n_groups=n_groups)
+        d_inner = expand * d_model
+        n_heads = max(d_inner // _PUBLISHED_HEAD, 1) if n_heads is None else n_heads
+        require_heads(n_heads, **{"expand * d_model": d_inner})
+        require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
+        require_choice((0.5, 1.0), rope_fraction=rope_fraction)
+        multiple = int(2 / rope_fraction)
+        require(d_state % multiple == 0, "d_state", d_state, f"a multiple of {multiple}: rows turn in pairs")
+        d_head = d_inner // n_heads
+        h, b, u = Carried((n_heads, d_state, d_head)), Carried((n_heads, d_state)), Carried((n_heads, d_head))
+        super().__init__(d_model, Mamba3State, h=h, b=b, u=u)
+        self.n_heads, self.n_groups, self.n_pairs = n_heads, n_groups, d_state // multiple
+        d_selection = n_groups * d_state
+        self._projections = [d_inner, d_inner, d_selection, d_selection, *3 * [n_heads], self.n_pairs]
+        self.input_projection = nn.Linear(d_model, sum(self._projections), bias=False)
+        self.step_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, min_step, max_step))
+        self.b_norm, self.c_norm = RMSNorm(d_state), RMSNorm(d_state)
+        self.b_bias = nn.Parameter(torch.ones(n_heads, d_state))
+        self.c_bias = nn.Parameter(torch.ones(n_heads, d_state))
+        self.skip = nn.Parameter(torch.ones(n_heads))
+        self.output_projection = nn.Linear(d_inner, d_model, bias=False)
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """The bias of the step sizes: it may want its own learning rate."""
+        return {self.step_bias}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return exp(Delta_t A_t) and the angle in radians by which a step turns, for every pair of rows that turns."""
+        *_, step, decay, _, theta = self._projected(x)
+        step, magnitude = self._timed(step, decay, None)
+        angles = self._angles(step, theta)
+        return magnitude.expand(angles.shape).flatten(2), -angles.flatten(2)
+
+    def mix(
+        self, x: Float[Tensor, "B L d_model"], state: Mamba3State, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], Mamba3State]:
+        """Run the heads over B and C that are rotated relative to the last step, in the mode that suits their size."""
+        z, u, b, c, step, decay, weight, theta = self._projected(x)
+        u = at_least_float32(u).unflatten(-1, (self.n_heads, -1))
+        b, c = self._selected(b, self.b_norm, self.b_bias), self._selected(c, self.c_norm, self.c_bias)
+        step, transition = self._timed(step, decay, mask)
+        weight = torch.sigmoid(at_least_float32(weight))[..., None]
+        angles, whole = _to_the_last(self._angles(step, theta))
+        now, later = weight * step, _of_next_steps((1 - weight) * step, mask)
+        b_turned, c_turned = self._rotated(b, angles), self._rotated(c, angles)
+        entering = state.h + later[:, 0, ..., None] * state.b[..., None] * state.u[:, :, None]
+        h0 = self._rotated(entering.transpose(-1, -2), whole[:, :, None]).transpose(-1, -2)
+        later = later[:, 1:]
+        with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
+            y, h = gate_loop(c_turned, blank((now + later) * b_turned, mask), u, transition, state=h0)
+        y = y + (at_least_float32(self.skip)[:, None] - later * (b * c).sum(-1, keepdim=True)) * u
+        y = y.flatten(-2) * functional.silu(at_least_float32(z))
+        last = Mamba3State(h, _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
+        return self.output_projection(y.to(x.dtype)), last
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """z, u, B, C, and Delta, A, lambda and theta before their activations."""
+        return self.input_projection(x).split(self._projections, -1)
+
+    def _selected(self, x: Tensor, norm: nn.Module, bias: Tensor) -> Float[Tensor, "B L H d_state"]:
+        """B or C of every head."""
+        return spread_over_heads(norm(x.unflatten(-1, (self.n_groups, -1))), self.n_heads) + at_least_float32(bias)
+
+    def _timed(self, step: Tensor, decay: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Delta and exp(Delta A), (B, L, H, 1)."""
+        step = blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+        eigenvalue = -functional.softplus(at_least_float32(decay)).clamp(min=_LEAST_DECAY)
+        return step[..., None], torch.exp(step * eigenvalue)[..., None]
+
+    def _angles(self, step: Tensor, theta: Tensor) -> Float[Tensor, "B L H pairs"]:
+        """The angles by which every step turns the state back."""
+        return math.pi * step * torch.tanh(at_least_float32(theta))[:, :, None]
+
+    def _rotated(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Rotate the first `2 n_pairs` channels of x."""
+        turning, still = x.split([2 * self.n_pairs, x.shape[-1] - 2 * self.n_pairs], -1)
+        return torch.cat([rotate(turning, angles), still], -1)
+
+
+def _to_the_last(angles: Float[Tensor, "B L H pairs"]) -> tuple[Tensor, Float[Tensor, "B H pairs"]]:
+    """Minus the angles between each step and the last one, and minus those of all steps, within half a turn of 0."""
+    sums = angles.double().cumsum(1)  # float32 would lose digits of long sums
+    return _within_a_turn(sums - sums[:, -1:]).to(angles.dtype), _within_a_turn(-sums[:, -1]).to(angles.dtype)
+
+
+def _within_a_turn(angles: Tensor) -> Tensor:
+    return angles - 2 * math.pi * torch.round(angles / (2 * math.pi))
+
+
+def _of_next_steps(values: Float[Tensor, "B L H 1"], mask: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B L_1 H 1"]:
+    """The values of the first counted step after the state, and after each step; zeros if there is none."""
+    values = functional.pad(values, (0, 0, 0, 0, 0, 1))
+    if mask is None:
+        return values
+    length = mask.shape[1]
+    steps = torch.arange(length, device=mask.device).expand(mask.shape)
+    counted = functional.pad(steps.masked_fill(~mask, length), (0, 1), value=length)
+    nearest = counted.flip(1).cummin(1).values.flip(1)
+    return values.gather(1, nearest[..., None, None].expand(values.shape))
+
+
+def _last_counted(
+    before: Float[Tensor, "B *rest"], steps: Float[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None
+) -> Float[Tensor, "B *rest"]:
+    """The value of the last counted step, or the one before; in memory of its own."""
+    if mask is None:
+        return steps[:, -1].clone()
+    numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    last = (mask * numbers).amax(1)
+    known = torch.cat([before[:, None], steps], 1)
+    return known[torch.arange(len(last), device=mask.device), last]

@@ -1,0 +1,160 @@
+"""Mamba-2 against its recurrence step by step, and against transformers' layer on the same weights."""
+
+import math
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from torch.nn import functional
+
+from recurra.mixers import Mamba2, Mamba2State
+
+D_MODEL, D_STATE = 6, 5
+
+
+def build(**options) -> Mamba2:
+    """A layer whose weights all differ."""
+    layer = Mamba2(D_MODEL, **{"d_state": D_STATE, "n_heads": 4, "n_groups": 2, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return layer
+
+
+def by_a_loop(layer: Mamba2, x: torch.Tensor, state: Mamba2State) -> tuple[torch.Tensor, Mamba2State]:
+    """One step and one head at a time."""
+    w, d_inner, n_heads, n_groups = dict(layer.named_parameters()), 2 * D_MODEL, layer.n_heads, layer.n_groups
+    h, seen, outputs = list(state.h.unbind(1)), list(state.inputs.unbind(1)), []
+    for step in x.unbind(1):
+        z, mixed, delta = (step @ w["input_projection.weight"].t()).split(
+            [d_inner, d_inner + 2 * n_groups * D_STATE, n_heads], -1
+        )
+        seen.append(mixed)
+        taps = w["convolution.weight"][:, 0].unbind(1)
+        mixed = functional.silu(sum(tap * u for tap, u in zip(taps, seen[-4:])) + w["convolution.bias"])
+        u, b, c = mixed.split([d_inner, n_groups * D_STATE, n_groups * D_STATE], -1)
+        read = []
+        for head, u_head in enumerate(u.chunk(n_heads, -1)):
+            group = head * n_groups // n_heads
+            delta_head = torch.log1p(torch.exp(delta[:, head, None, None] + w["step_bias"][head]))
+            write = delta_head * b.chunk(n_groups, -1)[group][:, :, None] * u_head[:, None]
+            h[head] = torch.exp(-delta_head * torch.exp(w["log_decay"][head])) * h[head] + write
+            y = (c.chunk(n_groups, -1)[group][:, :, None] * h[head]).sum(1)
+            read.append(y + w["skip"][head] * u_head)
+        gated = torch.cat(read, -1) * functional.silu(z)
+        normed = [part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() for part in gated.chunk(n_groups, -1)]
+        outputs.append((torch.cat(normed, -1) * w["norm.weight"]) @ w["output_projection.weight"].t())
+    return torch.stack(outputs, 1), Mamba2State(torch.stack(h, 1), torch.stack(seen[-3:], 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"n_heads": 3, "n_groups": 1}])
+@pytest.mark.parametrize("length", [2, 9])
+def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
+    layer = build(**options)
+    state = Mamba2State(*map(torch.randn_like, layer.initial_state(2)))
+    require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
+
+
+def test_it_starts_from_zeros():
+    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    zeros = Mamba2State(torch.zeros(2, 4, 5, 3, dtype=torch.float64), torch.zeros(2, 3, 32, dtype=torch.float64))
+    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_it_is_transformers_layer(monkeypatch):
+    pytest.importorskip("transformers", reason="needs the extra hf: pip install recurra[hf]")
+    from transformers.models.mamba2 import modeling_mamba2
+    from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
+
+    class OnlyDouble:
+        """torch without float32, to which the other layer rounds."""
+
+        def __getattr__(self, name):
+            return getattr(torch, "float64" if name == "float32" else name)
+
+    layer = build()
+    config = Mamba2Config(
+        **{"hidden_size": D_MODEL, "state_size": D_STATE, "num_heads": 4, "head_dim": 3, "n_groups": 2},
+        **{"num_hidden_layers": 1, "chunk_size": 4},
+    )
+    other = modeling_mamba2.Mamba2Mixer(config, 0).double()
+    names = {
+        "in_proj.weight": "input_projection.weight",
+        "conv1d.weight": "convolution.weight",
+        "conv1d.bias": "convolution.bias",
+        "dt_bias": "step_bias",
+        "A_log": "log_decay",
+        "D": "skip",
+        "norm.weight": "norm.weight",
+        "out_proj.weight": "output_projection.weight",
+    }
+    weights = layer.state_dict()
+    assert set(names.values()) == weights.keys()
+    other.load_state_dict({theirs: weights[ours] for theirs, ours in names.items()})
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+    monkeypatch.setattr(modeling_mamba2, "torch", OnlyDouble())
+    x = torch.randn(2, 9, D_MODEL, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], other(x), rtol=1e-10, atol=1e-12)
+
+
+def test_it_starts_as_published():
+    layer = Mamba2(1024, d_state=1)
+    assert (layer.n_heads, Mamba2(12, d_state=1).n_heads) == (32, 1)  # of 64 channels, but at least one
+    decays = Mamba2(1000, d_state=1, n_heads=1000).log_decay.exp()
+    assert decays.min().item() == pytest.approx(1, abs=0.1)
+    assert decays.max().item() == pytest.approx(16, abs=0.1)
+    assert decays.mean().item() == pytest.approx(8.5, abs=0.6)
+    assert (layer.skip == 1).all()
+    steps = functional.softplus(layer.step_bias)
+    assert 0.00099 < steps.min() < steps.max() < 0.101
+
+
+@pytest.mark.parametrize(("bias", "is_open"), [(-800.0, False), (800.0, True)])
+def test_a_step_size_of_0_keeps_the_state_and_a_large_one_forgets_it(bias, is_open):
+    layer, x = build(), torch.randn(2, 4, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.step_bias.fill_(bias)
+    state = Mamba2State(*map(torch.randn_like, layer.initial_state(2)))
+    zeros = Mamba2State(torch.zeros_like(state.h), state.inputs)
+    expected = layer(x, zeros)[1].h if is_open else state.h
+    torch.testing.assert_close(layer(x, state)[1].h, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_transition_is_that_of_the_recurrence():
+    layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
+    magnitude, phase = layer.transition(x)
+    state = layer.initial_state(2)._replace(h=torch.randn(2, 4, 5, 3, dtype=torch.float64))
+    carried = layer(x, state)[1].h - layer(x)[1].h
+    torch.testing.assert_close(magnitude[:, 0, :, None, None] * state.h, carried, rtol=1e-10, atol=1e-12)
+    assert not phase.any()
+    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}
+
+
+def test_padding_neither_writes_nor_forgets():
+    require_padding_skipped(build(), D_MODEL)
+
+
+def test_it_recurs_in_float32():
+    require_float32_states(lambda: Mamba2(D_MODEL), D_MODEL)
+
+
+def test_the_state_has_a_size_of_its_own():
+    _, state = Mamba2(D_MODEL, n_heads=2)(torch.randn(2, 200, D_MODEL))
+    assert (state.h.shape, state.inputs.shape) == ((2, 2, 128, 6), (2, 3, 12 + 2 * 128))
+    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state is 0; expected at least 1"),
+        ({"d_conv": 1}, "d_conv is 1; expected at least 2"),
+        ({"n_heads": 5, "n_groups": 1}, r"n_heads is 5; expected a divisor of expand \* d_model = 12"),
+        ({"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
+        ({"n_groups": 0}, "n_groups is 0; expected at least 1"),
+        ({"min_step": 0.0}, "min_step is 0.0; expected a number above 0"),
+    ],
+)
+def test_bad_sizes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mamba2(D_MODEL, **options)

@@ -1,0 +1,187 @@
+"""Mamba-3 against its recurrence step by step, with complex numbers in the place of rotations."""
+
+import math
+
+import pytest
+import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from torch.nn import functional
+
+from recurra.mixers import Mamba3, Mamba3State
+from recurra.mixers.mamba3 import _of_next_steps
+
+D_MODEL, D_STATE, N_HEADS = 6, 8, 4
+
+
+def build(**options) -> Mamba3:
+    """A layer whose weights all differ, with steps that decay and turn far."""
+    options = {"d_state": D_STATE, "n_heads": N_HEADS, "n_groups": 2, "min_step": 0.1, "max_step": 2.0, **options}
+    layer = Mamba3(D_MODEL, **options).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return layer
+
+
+def projected(layer: Mamba3, step: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    sizes = [2 * D_MODEL, 2 * D_MODEL, *2 * [layer.n_groups * D_STATE], *3 * [N_HEADS], layer.n_pairs]
+    return (step @ layer.input_projection.weight.t()).split(sizes, -1)
+
+
+def to_complex(x: torch.Tensor, n_pairs: int) -> torch.Tensor:
+    """Rows (B, n, ...) as complex numbers: pairs that turn, then the others as they are."""
+    pairs = x[:, : 2 * n_pairs].unflatten(1, (n_pairs, 2))
+    rest = x[:, 2 * n_pairs :]
+    return torch.cat([torch.complex(pairs[:, :, 0], pairs[:, :, 1]), rest.to(torch.complex128)], 1)
+
+
+def to_real(x: torch.Tensor, n_pairs: int) -> torch.Tensor:
+    return torch.cat([torch.view_as_real(x[:, :n_pairs]).movedim(-1, 2).flatten(1, 2), x[:, n_pairs:].real], 1)
+
+
+def by_a_loop(layer: Mamba3, x: torch.Tensor, state: Mamba3State) -> tuple[torch.Tensor, Mamba3State]:
+    """One step and one head at a time: a complex transition for each pair of rows that turns."""
+    w, n = dict(layer.named_parameters()), layer.n_pairs
+    h, kept_b, kept_u = (list(part.unbind(1)) for part in state)
+    h = [to_complex(one, n) for one in h]
+    outputs = []
+    for step in x.unbind(1):
+        z, u, b, c, delta, decay, weight, theta = projected(layer, step)
+        still = theta.new_zeros(len(theta), D_STATE - 2 * n)
+        read = []
+        for head, u_head in enumerate(u.chunk(N_HEADS, -1)):
+            group = head * layer.n_groups // N_HEADS
+            keys = []
+            for name, part in (("b", b), ("c", c)):
+                part = part.chunk(layer.n_groups, -1)[group]
+                part = part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}_norm.weight"]
+                keys.append(part + w[f"{name}_bias"][head])
+            size = functional.softplus(delta[:, head, None] + w["step_bias"][head])
+            angle = torch.cat([math.pi * torch.tanh(theta), still], -1) * size
+            alpha = torch.exp(torch.complex(-functional.softplus(decay[:, head, None]) * size, -angle))[..., None]
+            share = torch.sigmoid(weight[:, head, None])
+            before, now = (
+                (factor * key)[:, :, None] * value[:, None]
+                for factor, key, value in (
+                    ((1 - share) * size, kept_b[head], kept_u[head]),
+                    (share * size, keys[0], u_head),
+                )
+            )
+            h[head] = alpha * (h[head] + to_complex(before, n)) + to_complex(now, n)
+            y = (to_complex(keys[1], n).conj()[:, :, None] * h[head]).real.sum(1)
+            kept_b[head], kept_u[head] = keys[0], u_head
+            read.append(y + w["skip"][head] * u_head)
+        outputs.append((torch.cat(read, -1) * functional.silu(z)) @ w["output_projection.weight"].t())
+    h = torch.stack([to_real(one, n) for one in h], 1)
+    return torch.stack(outputs, 1), Mamba3State(h, torch.stack(kept_b, 1), torch.stack(kept_u, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"rope_fraction": 1.0, "n_groups": 1}])
+@pytest.mark.parametrize("length", [1, 9])
+def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
+    layer = build(**options)
+    state = Mamba3State(*map(torch.randn_like, layer.initial_state(2)))
+    require_same(layer, by_a_loop, torch.randn(2, length, D_MODEL, dtype=torch.float64), state)
+
+
+def test_it_starts_from_zeros():
+    layer, x = build(), torch.randn(2, 6, D_MODEL, dtype=torch.float64)
+    zeros = Mamba3State(*(torch.zeros(2, N_HEADS, *sizes, dtype=torch.float64) for sizes in ((8, 3), (8,), (3,))))
+    torch.testing.assert_close(layer(x)[0], by_a_loop(layer, x, zeros)[0], rtol=1e-11, atol=1e-12)
+
+
+def test_it_starts_as_published():
+    layer = Mamba3(1024, d_state=4)
+    assert (layer.n_heads, Mamba3(12).n_heads) == (32, 1)  # of 64 channels, but at least one
+    for ones in (layer.b_bias, layer.c_bias, layer.b_norm.weight, layer.c_norm.weight, layer.skip):
+        assert (ones == 1).all()
+    steps = functional.softplus(layer.step_bias)
+    assert 0.00099 < steps.min() < steps.max() < 0.101
+
+
+def rows(layer: Mamba3, which: int) -> slice:
+    """The rows of the input projection for one of z, u, B, C, Delta, A, lambda and theta."""
+    begin = sum(layer._projections[:which])
+    return slice(begin, begin + layer._projections[which])
+
+
+def test_with_a_step_size_of_0_the_state_stays():
+    layer, x = build(), torch.randn(2, 4, D_MODEL, dtype=torch.float64)
+    with torch.no_grad():
+        layer.step_bias.fill_(-800)
+    state = Mamba3State(*map(torch.randn_like, layer.initial_state(2)))
+    torch.testing.assert_close(layer(x, state)[1].h, state.h, rtol=1e-12, atol=1e-12)
+
+
+def test_the_transition_is_that_of_the_recurrence():
+    layer, x = build(), torch.randn(2, 1, D_MODEL, dtype=torch.float64)
+    magnitude, phase = layer.transition(x)
+    state = layer.initial_state(2)._replace(h=torch.randn(2, N_HEADS, D_STATE, 3, dtype=torch.float64))
+    carried = layer(x, state)[1].h - layer(x)[1].h
+    a = torch.polar(magnitude, phase).view(2 * N_HEADS, layer.n_pairs, 1)
+    n, before, after = layer.n_pairs, state.h.flatten(0, 1), carried.flatten(0, 1)
+    expected = a * to_complex(before, n)[:, :n]
+    torch.testing.assert_close(to_complex(after, n)[:, :n], expected, rtol=1e-10, atol=1e-12)
+    assert layer.transition_parameters() == {layer.step_bias}
+
+
+def test_it_can_count_modulo_2():
+    """The paper's example of what a complex transition can do and a positive one cannot: parity, by half turns."""
+    layer = Mamba3(3, d_state=2, n_heads=1, expand=1, rope_fraction=1.0).double()
+    weights = layer.input_projection.weight
+    with torch.no_grad():
+        weights.zero_()
+        layer.step_bias.fill_(math.log(math.e - 1))  # Delta = 1
+        weights[rows(layer, 5)] = -800.0  # hardly any decay
+        weights[rows(layer, 7), 1] = 800.0  # pi tanh(theta) is half a turn at a 1, and 0 at a 0
+    bits, signs = torch.randint(2, (16,)), []
+    state = layer.initial_state(1)._replace(h=torch.ones(1, 1, 2, 3, dtype=torch.float64))
+    for bit in bits.tolist():
+        _, state = layer(torch.tensor([[[1.0, bit, 0.0]]], dtype=torch.float64), state)
+        signs.append(state.h[0, 0, 0, 0].sign().item())
+    assert signs == (1 - 2 * (bits.cumsum(0) % 2)).tolist()
+
+
+def test_next_steps_pass_over_padding():
+    mask = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+    values = (torch.arange(1.0, 16.0).view(3, 5) * mask)[..., None, None]
+    expected = torch.tensor([[2.0, 2, 4, 4, 0, 0], [6, 7, 10, 10, 10, 0], [0, 0, 0, 0, 0, 0]])
+    assert torch.equal(_of_next_steps(values, mask)[..., 0, 0], expected)
+
+
+def test_padding_neither_writes_nor_forgets():
+    require_padding_skipped(build(), D_MODEL)
+
+
+def test_a_row_of_padding_keeps_its_state():
+    layer, x = build(), torch.randn(2, 3, D_MODEL, dtype=torch.float64)
+    state = Mamba3State(*map(torch.randn_like, layer.initial_state(2)))
+    _, last = layer(x, state, mask=torch.tensor([[False] * 3, [True] * 3]))
+    for before, after in zip(state, last):
+        torch.testing.assert_close(after[0], before[0], rtol=1e-12, atol=1e-12)
+
+
+def test_it_recurs_in_float32():
+    require_float32_states(lambda: Mamba3(D_MODEL), D_MODEL)
+
+
+def test_the_state_has_a_size_of_its_own():
+    _, state = Mamba3(D_MODEL, n_heads=2)(torch.randn(2, 200, D_MODEL))
+    assert [part.shape for part in state] == [(2, 2, 128, 6), (2, 2, 128), (2, 2, 6)]
+    assert [part.untyped_storage().nbytes() for part in state] == [4 * math.prod(part.shape) for part in state]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_state": 0}, "d_state is 0; expected at least 1"),
+        ({"d_state": 6}, "d_state is 6; expected a multiple of 4"),
+        ({"d_state": 5, "rope_fraction": 1.0}, "d_state is 5; expected a multiple of 2"),
+        ({"rope_fraction": 0.3}, "rope_fraction is 0.3; expected one of 0.5, 1.0"),
+        ({"n_heads": 5}, r"n_heads is 5; expected a divisor of expand \* d_model = 12"),
+        ({"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
+    ],
+)
+def test_bad_sizes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mamba3(D_MODEL, **options)
