@@ -60,6 +60,7 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
         "adaptive": {"cutoffs": [4, 7], "div_val": 2},
         "pre-norm": {"norm": "pre", "share_biases": False},
     },
+    "block-recurrent-transformer": {"lstm": {"gate": "lstm", "recurrent_layer": 1}},
     "crt": {
         "ncgru": {"memory": "ncgru", "position": "rnn-ncgru"},
         "relative": {"position": "relative"},
@@ -69,7 +70,7 @@ MODEL_VARIANTS: dict[str, dict[str, dict]] = {
 }
 SMALL = {
     **{"n_layer": 2, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 16, "dropout": 0.0, "mem_len": 6},
-    **{"n_memory": 3, "patch_size": 2, "drop_path": 0.0},
+    **{"n_memory": 3, "n_states": 3, "patch_size": 2, "drop_path": 0.0},
 }
 
 

@@ -29,6 +29,7 @@ MIXERS = {  # one block each, so that one trace does for all
     "mamba3": {"d_state": 4, "n_heads": 2},
     "min-gru": {},
     "min-lstm": {},
+    "performer": {"n_heads": 2},
     "retnet": {"n_heads": 3},
     "mlstm": {"n_heads": 3, "d_qk": 3},
     "rg-lru": {"lru_width": 4, "n_heads": 2},
@@ -46,7 +47,7 @@ CASES = {
     ),
 }
 REFUSED = {
-    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "performer", "reformer", "relative-attention",
+    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
     "rotary-attention", "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)

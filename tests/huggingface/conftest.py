@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from recurra.huggingface import RecurraForCausalLM, causal_lm
 from recurra.models import (
+    BlockRecurrentTransformer,
+    BlockRecurrentTransformerConfig,
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
     LanguageModel,
@@ -43,8 +45,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         CompactRecurrentTransformerConfig(**_shape(n_layer=1, memory="ncgru", position="rnn-ncgru", cutoffs=[7]))
     ),
     "rmt": lambda: RecurrentMemoryTransformer(RecurrentMemoryTransformerConfig(**_shape(n_memory=2, n_heads=3))),
+    "block-recurrent": lambda: BlockRecurrentTransformer(BlockRecurrentTransformerConfig(**_shape(n_states=3))),
 }
-SEGMENTED = ("transformer-xl", "crt-gru", "crt-ncgru-adaptive", "rmt")
+SEGMENTED = ("transformer-xl", "crt-gru", "crt-ncgru-adaptive", "rmt", "block-recurrent")
 
 
 def build(name: str) -> RecurraForCausalLM:

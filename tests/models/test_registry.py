@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from recurra.models import (
+    BlockRecurrentTransformer,
     CompactRecurrentTransformer,
     CompactRecurrentViT,
     DataSizes,
@@ -28,6 +29,7 @@ from recurra.training.experiment import EXPERIMENTS, experiment_name
 from recurra.training.models import TimeSformerRecipe
 
 NAMES = {
+    "block-recurrent-transformer": BlockRecurrentTransformer,
     "crt": CompactRecurrentTransformer,
     "crvit": CompactRecurrentViT,
     "recurrent": LanguageModel,
@@ -60,7 +62,10 @@ def test_names_are_sorted_and_lead_to_their_classes():
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"'lstm'.*crt, crvit, recurrent, rmt, timesformer, transformer-xl"):
+    with pytest.raises(
+        ValueError,
+        match=r"'lstm'.*block-recurrent-transformer, crt, crvit, recurrent, rmt, times",
+    ):
         find_model("lstm")
 
 

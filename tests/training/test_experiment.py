@@ -155,6 +155,7 @@ def test_language_models_have_experiments_by_their_names():
     names = {entry.name: experiment_name(entry) for entry in list_models(DataSizes)}
     assert names == {
         "recurrent": "text",
+        "block-recurrent-transformer": "text-block-recurrent-transformer",
         "crt": "text-crt",
         "rmt": "text-rmt",
         "transformer-xl": "text-transformer-xl",

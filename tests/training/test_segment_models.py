@@ -9,7 +9,12 @@ from rich.console import Console
 
 from recurra.data import TextConfig
 from recurra.evaluation import evaluate
-from recurra.models import CompactRecurrentTransformerShape, RecurrentMemoryTransformerShape, TransformerXLShape
+from recurra.models import (
+    BlockRecurrentTransformerShape,
+    CompactRecurrentTransformerShape,
+    RecurrentMemoryTransformerShape,
+    TransformerXLShape,
+)
 from recurra.training import EXPERIMENTS, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
@@ -17,6 +22,7 @@ KINDS = {
     TransformerXLShape: "text-transformer-xl",
     CompactRecurrentTransformerShape: "text-crt",
     RecurrentMemoryTransformerShape: "text-rmt",
+    BlockRecurrentTransformerShape: "text-block-recurrent-transformer",
 }
 MODELS = {
     "transformer": TransformerXLShape(**SMALL, mem_len=0),
@@ -25,6 +31,7 @@ MODELS = {
     "crt-ncgru": CompactRecurrentTransformerShape(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
     "memory-only": CompactRecurrentTransformerShape(**SMALL, position="relative"),
     "rmt": RecurrentMemoryTransformerShape(**SMALL, n_memory=2),
+    "block-recurrent": BlockRecurrentTransformerShape(**SMALL, n_states=2),
 }
 
 

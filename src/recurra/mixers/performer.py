@@ -92,10 +92,6 @@ class Performer(Mixer):
             peak = torch.where(mask.any(1)[:, None, None], peak, state.peak)
         return self.output_projection(y.flatten(-2).to(x.dtype)), PerformerState(h, peak)
 
-    def why_not_exportable(self) -> str:
-        """It carries a running maximum."""
-        return "performer carries a running maximum, which has no operator in ONNX"
-
     def _exponents(self, x: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H m"]:
         """w_r x' - |x'|^2 / 2."""
         x = x * self.d_head**-0.25

@@ -1,6 +1,12 @@
 """Models: stacks of layers under the one contract `y, state = module(x, state)`."""
 
 from recurra.models.block import Block, MixerBlock
+from recurra.models.block_recurrent_transformer import (
+    BlockRecurrentTransformer,
+    BlockRecurrentTransformerConfig,
+    BlockRecurrentTransformerShape,
+    BlockRecurrentTransformerState,
+)
 from recurra.models.compact_recurrent_transformer import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -37,6 +43,10 @@ from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig, Tr
 
 __all__ = [
     "Block",
+    "BlockRecurrentTransformer",
+    "BlockRecurrentTransformerConfig",
+    "BlockRecurrentTransformerShape",
+    "BlockRecurrentTransformerState",
     "CompactRecurrentTransformer",
     "CompactRecurrentTransformerConfig",
     "CompactRecurrentTransformerShape",

@@ -1,0 +1,231 @@
+"""The Block-Recurrent Transformer against its layers in plain torch, block by block."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurra import state as states
+from recurra.layers.sinusoids import sinusoids
+from recurra.models import BlockRecurrentTransformer, BlockRecurrentTransformerConfig
+from recurra.models.block_recurrent_attention import BlockRecurrentAttention
+
+VOCABULARY, BLOCK, D_MODEL = 13, 4, 8
+
+
+def small(**options) -> BlockRecurrentTransformerConfig:
+    sizes = {"n_layer": 3, "d_model": D_MODEL, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.0, "n_states": 3}
+    lengths = {"vocab_size": VOCABULARY, "segment_length": BLOCK}
+    return BlockRecurrentTransformerConfig(**{**sizes, **lengths, "recurrent_layer": 2, **options})
+
+
+def make(**options) -> BlockRecurrentTransformer:
+    model = BlockRecurrentTransformer(small(**options)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)  # so that everything matters
+    return model
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+# --- the model in plain torch ---
+
+
+def heads(flat: Tensor, attention) -> Tensor:
+    return flat.unflatten(-1, (attention.n_heads, -1))
+
+
+def among_tokens(attention, x: Tensor) -> Tensor:
+    """Each token over the last BLOCK tokens, score by score; earlier blocks get no gradient."""
+    w_k, w_v = attention.keys_values.weight.chunk(2)
+    encoding = sinusoids(BLOCK, D_MODEL, like=x).flip(0)  # of the distances 0, 1, ...
+    mixed = []
+    for i in range(x.shape[1]):
+        q, scores, values = heads(x[:, i] @ attention.queries.weight.T, attention), [], []
+        for j in range(max(0, i - BLOCK + 1), i + 1):
+            other = x[:, j] if j // BLOCK == i // BLOCK else x[:, j].detach()
+            k, v = heads(other @ w_k.T, attention), heads(other @ w_v.T, attention)
+            r = heads(encoding[i - j] @ attention.position_keys.weight.T, attention)
+            score = ((q + attention.content_bias) * k).sum(-1) + ((q + attention.position_bias) * r).sum(-1)
+            scores.append(score / attention.d_head**0.5)
+            values.append(v)
+        weights = torch.stack(scores, -1).softmax(-1)  # (B, H, j)
+        mixed.append((weights[..., None] * torch.stack(values, 2)).sum(2).flatten(1))
+    return torch.stack(mixed, 1)
+
+
+def over_all(attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention without positions: (B, n, C) from queries (B, n, C) and keys (B, m, C)."""
+    q, k, v = (heads(part, attention) for part in (q, k, v))
+    weights = (torch.einsum("bnhd,bmhd->bhnm", q, k) / attention.d_head**0.5).softmax(-1)
+    return torch.einsum("bhnm,bmhd->bnhd", weights, v).flatten(2)
+
+
+def next_vectors(gate, kind: str, c: Tensor, h: Tensor) -> Tensor:
+    if kind == "fixed":
+        g = torch.sigmoid(gate.bias)
+        return g * c + (1 - g) * (h @ gate.candidate.weight.T + gate.candidate.bias)
+    weights, biases = gate.candidate_and_gates.weight.chunk(3), gate.candidate_and_gates.bias.chunk(3)
+    z, i, f = (h @ w.T + b for w, b in zip(weights, biases))
+    return torch.sigmoid(f + 1) * c + torch.sigmoid(i - 1) * torch.tanh(z)
+
+
+def with_vectors(attention: BlockRecurrentAttention, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The recurrent layer over a whole stream: outputs, and the vectors behind the last whole block."""
+    seen, c, outputs = among_tokens(attention, x), x.new_zeros(len(x), *attention.vector_ids.shape), []
+    w_k, w_v = attention.keys_values.weight.chunk(2)
+    for start in range(0, x.shape[1], BLOCK):
+        block = x[:, start : start + BLOCK]
+        norm = attention.norm_vectors
+        e = functional.layer_norm(c, (D_MODEL,), norm.weight, norm.bias) + attention.vector_ids
+        q_vectors, q_tokens, k, v = (e @ w.T for w in attention.of_vectors.weight.chunk(4))
+        read = over_all(attention, block @ attention.vector_queries.weight.T, k, v)
+        both = torch.cat([seen[:, start : start + BLOCK], read], -1)
+        outputs.append(both @ attention.output_projection.weight.T)
+        if block.shape[1] == BLOCK:
+            of_block = over_all(attention, q_tokens, block @ w_k.T, block @ w_v.T)
+            h = torch.cat([over_all(attention, q_vectors, k, v), of_block], -1)
+            c = next_vectors(attention.gate, kind, c, h)
+    return torch.cat(outputs, 1), c
+
+
+def in_plain_torch(model, text: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits, and the state vectors of the second layer, the recurrent one."""
+    table = model.embedding.tables[0]
+    x = table[text] * D_MODEL**0.5
+    for number, block in enumerate(model.blocks, 1):
+        attention = block.attention
+        if number == model.config.recurrent_layer:
+            attended, vectors = with_vectors(attention, x, model.config.gate)
+        else:
+            attended = among_tokens(attention, x) @ attention.output_projection.weight.T
+        x = block.norm_attention(x + attended)
+        up, down = block.feed_forward[0], block.feed_forward[3]
+        hidden = torch.relu(functional.linear(x, up.weight, up.bias))
+        x = block.norm_feed_forward(x + functional.linear(hidden, down.weight, down.bias))
+    return x @ table.T + model.head.biases[0], vectors
+
+
+def vectors_of(state) -> Tensor:
+    return next(layer.vectors for layer in state.layers if hasattr(layer, "vectors"))
+
+
+@pytest.mark.parametrize(("gate", "length"), [("fixed", 11), ("lstm", 11), ("fixed", 3)])
+def test_it_is_the_model_in_plain_torch_logits_vectors_and_gradients(gate, length):
+    model, text = make(gate=gate), tokens(2, length)
+    logits, state = model(text)
+    expected, vectors = in_plain_torch(model, text)
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(vectors_of(state), vectors, rtol=1e-10, atol=1e-10)
+    parameters = dict(model.named_parameters())
+    every = {"allow_unused": True, "materialize_grads": True}
+    found, wanted = (
+        torch.autograd.grad(one.sin().sum() + two.sin().sum(), parameters.values(), **every)
+        for one, two in ((logits, vectors_of(state)), (expected, vectors))
+    )
+    for name, one, other in zip(parameters, found, wanted):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_vectors_carry_what_no_window_sees():
+    """Same last blocks, another first one: three layers of windows do not reach it, the vectors do."""
+    model, last = make(), tokens(1, 6 * BLOCK)
+    one, other = (torch.cat([torch.full((1, BLOCK), first), last], 1) for first in (1, 2))
+    assert not torch.allclose(model(one)[0][:, -1], model(other)[0][:, -1])
+    with torch.no_grad():
+        model.blocks[1].attention.vector_queries.weight.zero_()
+        model.blocks[1].attention.output_projection.weight[:, D_MODEL:] = 0
+    torch.testing.assert_close(model(one)[0][:, -1], model(other)[0][:, -1])
+
+
+def test_an_open_block_leaves_the_vectors_alone():
+    model = make()
+    _, state = model(tokens(2, BLOCK))
+    for _ in range(BLOCK - 1):
+        _, following = model(tokens(2, 1), state)
+        assert torch.equal(vectors_of(following), vectors_of(state))
+        state = following
+    _, following = model(tokens(2, 1), state)
+    assert not torch.allclose(vectors_of(following), vectors_of(state))
+
+
+@pytest.mark.parametrize("gate", ["fixed", "lstm"])
+def test_a_closed_gate_keeps_the_vectors(gate):
+    model = make(gate=gate)
+    _, state = model(tokens(2, 2 * BLOCK))
+    module = model.blocks[1].attention.gate
+    with torch.no_grad():
+        if gate == "fixed":
+            module.bias.fill_(60)
+        else:
+            module.candidate_and_gates.bias[D_MODEL : 2 * D_MODEL] = -600
+            module.candidate_and_gates.bias[2 * D_MODEL :] = 600
+    _, following = model(tokens(2, 3 * BLOCK), state)
+    torch.testing.assert_close(vectors_of(following), vectors_of(state), rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_flow_through_the_vectors_until_the_state_is_detached():
+    model, text = make(), tokens(1, BLOCK)
+    ids = model.blocks[1].attention.vector_ids
+    for detach in (False, True):
+        _, state = model(text)
+        vectors = vectors_of(state)
+        state = states.detach(state) if detach else state
+        loss = model(text, state)[0].sin().sum()
+        (gradient,) = torch.autograd.grad(loss, vectors, allow_unused=True)
+        assert (gradient is None) == detach
+        assert torch.autograd.grad(model(text)[0].sin().sum(), ids)[0].abs().sum() > 0
+
+
+def test_every_parameter_gets_a_gradient():
+    model = make(cutoffs=[4, 7])
+    model.loss(tokens(4, 3 * BLOCK), tokens(4, 3 * BLOCK))[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0] == []
+
+
+def test_the_state_is_bounded_and_float32_under_autocast_and_in_bfloat16():
+    model, text = make().float(), tokens(2, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = model(text, model(text)[1])
+    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
+    assert states.n_bytes(model(tokens(1, 11))[1]) == states.n_bytes(model(tokens(1, 31))[1])
+    short = model.bfloat16()
+    logits, state = short(text, short(text)[1])
+    assert logits.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in states.tensors(state)} == {torch.float32}
+
+
+def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
+    numbers = {n_layer: small(n_layer=n_layer, recurrent_layer=None).recurrent_layer for n_layer in (1, 2, 6, 12)}
+    assert numbers == {1: 1, 2: 2, 6: 5, 12: 10}
+    for chosen in (1, 3):
+        model = make(recurrent_layer=chosen)
+        is_recurrent = [isinstance(attention, BlockRecurrentAttention) for attention in model.attentions]
+        assert is_recurrent == [number == chosen for number in (1, 2, 3)]
+        assert model(tokens(1, 9))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_states": 0}, "n_states is 0; expected at least 1"),
+        ({"gate": "gru"}, "gate is 'gru'; expected one of fixed, lstm"),
+        ({"recurrent_layer": 4}, "recurrent_layer is 4; expected one of the 3 layers, from 1"),
+        ({"segment_length": 0}, "segment_length is 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+def test_other_states_are_refused():
+    model = make()
+    _, state = model(tokens(2, 3))
+    wrong = state.layers[1]._replace(vectors=torch.zeros(2, 4, D_MODEL).double())
+    layers = (state.layers[0], wrong, state.layers[2])
+    with pytest.raises(ValueError, match=r"state.vectors is float64 \(2, 4, 8\) .* \(2, 3, 8\)"):
+        model(tokens(2, 1), state._replace(layers=layers))
