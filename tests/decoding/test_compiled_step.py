@@ -32,6 +32,8 @@ MIXERS = {
     "lru": {},
     "linear-rnn": {},
     "gru": {},
+    "mamba": {},
+    "mamba3": {"n_heads": 2, "d_state": 8},
     "gated-delta-net": {"n_heads": 2},
 }
 

@@ -166,6 +166,8 @@ class Mamba3(Mixer):
 
 def _to_the_last(angles: Float[Tensor, "B L H pairs"]) -> tuple[Tensor, Float[Tensor, "B H pairs"]]:
     """Minus the angles between each step and the last one, and minus those of all steps, within half a turn of 0."""
+    if not isinstance(angles.shape[1], torch.SymInt) and angles.shape[1] == 1:
+        return torch.zeros_like(angles), -angles[:, 0]
     sums = angles.double().cumsum(1)  # float32 would lose digits of long sums
     return _within_a_turn(sums - sums[:, -1:]).to(angles.dtype), _within_a_turn(-sums[:, -1]).to(angles.dtype)
 
