@@ -135,6 +135,41 @@ def test_packed_sequences_are_run_apart(case, module):
     check()
 
 
+def pieces_alone(module, x, cuts, state):
+    """A row in pieces that begin at the cuts, of which only the first has a state, if it has a step."""
+    pieces = x.tensor_split(cuts)
+    pairs = [module(piece[None], None if number else state) for number, piece in enumerate(pieces)]
+    return torch.cat([y[0] for y, _ in pairs]), pairs[-1][1]
+
+
+def test_a_reset_is_a_cut(case, module):
+    """Two calls, one going on from the other, the second with padding; a cut may be at a step that does not count."""
+    entering = start(case, module, in_the_middle=True)
+    lengths, cuts = (8, 6), ([[3, 5], [0], []], [[], [1, 4], [2]])
+    mask = torch.ones(N_ROWS, 6, dtype=torch.bool)
+    mask[1, 3:5], mask[2, :3] = False, False
+    leaves, outputs, state, expected, alone = [*states.tensors(entering)], [], entering, [], None
+    for length, rows, counts in zip(lengths, cuts, (None, mask)):
+        x = draw(case, N_ROWS, length)
+        reset = torch.zeros(N_ROWS, length, dtype=torch.bool)
+        for row, places in enumerate(rows):
+            reset[row, places] = True
+        y, state = module(x, state, reset=reset, **({} if counts is None else {"mask": counts}))
+        outputs.append(y)
+        leaves += [x] if x.requires_grad else []
+        pairs = []
+        for row, places in enumerate(rows):
+            is_counted = torch.ones(length, dtype=torch.bool) if counts is None else counts[row]
+            shifted = [int(is_counted[:place].sum()) for place in places]
+            before = row_of(entering, row) if alone is None else alone[row]
+            pairs.append(pieces_alone(module, x[row][is_counted], shifted, before))
+        expected.append([y for y, _ in pairs])
+        alone = [last for _, last in pairs]
+    assert not outputs[1][~mask].any()
+    found = [*outputs[0], *(y[counts] for y, counts in zip(outputs[1], mask))]
+    assert_rows_are_equal(module, leaves, found, state, [*expected[0], *expected[1]], alone)
+
+
 def test_a_row_of_padding_keeps_its_state(case, module):
     entering = start(case, module, in_the_middle=True)
     mask = mask_of([0, 3, 0], "right")
@@ -188,6 +223,10 @@ def test_errors(case, module, monkeypatch):
         ({"mask": mask[:, :5]}, ValueError, r"\(2, 5\); expected \(B, L\) = \(2, 6\)"),
         ({"mask": mask.long()}, TypeError, "int64 .* expected booleans"),
         ({"cu_seqlens": borders}, ValueError, "a batch of 2"),
+        ({"reset": mask[:, :5]}, ValueError, r"reset is of shape \(2, 5\); expected \(B, L\) = \(2, 6\)"),
+        ({"reset": mask.long()}, TypeError, "reset is int64 .* expected booleans"),
+        ({"reset": mask, "mask": mask[:, :5]}, ValueError, "mask is of shape"),
+        ({"reset": mask, "cu_seqlens": borders}, ValueError, "reset and cu_seqlens are both given"),
     ):
         with pytest.raises(kind, match=message):
             module(x, **wrong)

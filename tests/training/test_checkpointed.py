@@ -71,12 +71,12 @@ def test_a_loss_without_targets():
     torch.testing.assert_close(loss, mixer(x)[0].square().sum(), **EXACT)
 
 
-def test_padding():
+def test_padding_and_resets():
     model = language_model()
     tokens = torch.randint(VOCABULARY, (2, 9))
-    mask = torch.arange(9) >= torch.tensor([[6], [2]])
-    y, last = checkpointed(model, tokens, piece=4, mask=mask)
-    expected, expected_last = model(tokens, mask=mask)
+    mask, reset = torch.arange(9) >= torch.tensor([[6], [2]]), torch.arange(9) == torch.tensor([[7], [4]])
+    y, last = checkpointed(model, tokens, piece=4, mask=mask, reset=reset)
+    expected, expected_last = model(tokens, mask=mask, reset=reset)
     torch.testing.assert_close(y, expected, **EXACT)
     torch.testing.assert_close(last, expected_last, **EXACT)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from recurra.checks import kind_of, require_choice, require_layout, sentence
@@ -15,6 +15,7 @@ from recurra.gateloop.inputs import check_inputs, check_numbers, check_shape
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import PackedSequences, check_cu_seqlens
+from recurra.lengths.reset import check_reset, cut_transitions
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
@@ -33,6 +34,7 @@ def gate_loop(
     mode: str = "auto",
     backend: str = "auto",
     cu_seqlens: Int[Tensor, " borders"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "N H d_qk d_v"]]:
     """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop (7)-(9)).
 
@@ -61,6 +63,8 @@ def gate_loop(
         cu_seqlens: the borders of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
             Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
             (`recurra.lengths.packed.PackedSequences`); nothing passes from one to another.
+        reset: True where a sequence of the batch starts anew: that step is the first of a new one, from zeros. These
+            are transitions of 0: no gradient passes, but 0 times NaN or infinity is NaN.
 
     Returns:
         y, complex if an input is, and h_L. float16 and bfloat16 are computed in float32; a real y has the type of q, k
@@ -72,6 +76,9 @@ def gate_loop(
         RuntimeError: the backend cannot run here, or the mode does not have it.
     """
     _check(q, k, v, a, state, mode, cu_seqlens)
+    if reset is not None:
+        check_reset(q, reset, cu_seqlens)
+        a = cut_transitions(a, reset, a.dim())
     if cu_seqlens is not None:
         return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
     return _compute(q, k, v, a, state, mode, backend)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_at_least, require_tensor, sentence
 from recurra.lengths.padded import blank
+from recurra.lengths.reset import run_resets
 from recurra.lengths.run import run_lengths
 from recurra.state import Ragged
 
@@ -86,6 +87,7 @@ class Mixer(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
         **shared: Any,
     ) -> tuple[Float[Tensor, "B L d_output"], Any]:
         """Mix `x` along time, continuing from `state`.
@@ -95,19 +97,23 @@ class Mixer(nn.Module, ABC):
             state: what the steps before left; None is the start of a stream.
             mask: True where a step counts; padding changes nothing, and its outputs are zeros.
             cu_seqlens: the borders of N packed sequences in x (1, T, d_model); the state is of batch N.
-            shared: what the mixer takes besides, from callers that share it between layers; not with a mask or borders.
+            reset: True where a sequence starts anew: that step is the first of a new one, which enters from zeros, as
+                if the sequence were cut there. The next state is that of the last one. Not with borders.
+            shared: what the mixer takes besides, from callers that share it between layers; with none of the above.
 
         Raises:
-            TypeError: x, the mask or the borders are of another type; the state is another module's.
+            TypeError: x, the mask, the reset or the borders are of another type; the state is another module's.
             ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
                 dtype or device.
         """
         _check_input(x, self.d_model)
-        if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
+        if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
             return self._run(x, state, **shared)
         if shared:
             came = "given for sequences of different lengths"
             raise ValueError(sentence(", ".join(shared), came, "sequences of one length", "omit it"))
+        if reset is not None:
+            return run_resets(self.forward, x, state, reset, mask=mask, cu_seqlens=cu_seqlens)
         return run_lengths(self._run, x, state, mask=mask, cu_seqlens=cu_seqlens, skips_padding=self.skips_padding)
 
     def _run(self, x: Tensor, state: Any, mask: Tensor | None = None, **shared: Any) -> tuple[Tensor, Any]:

@@ -18,6 +18,7 @@ from recurra.checks import kind_of, require_tensor, sentence
 from recurra.layers.vocabulary import counted_targets, counted_tokens
 from recurra.lengths.packed import on_host
 from recurra.lengths.padded import blank, check_lengths
+from recurra.lengths.reset import run_resets
 from recurra.lengths.run import run_lengths
 from recurra.state import Ragged
 
@@ -73,6 +74,7 @@ class LanguageModelShell(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L classes"], Any]:
         """Return the logits after every token, continuing from `state`.
 
@@ -85,14 +87,16 @@ class LanguageModelShell(nn.Module, ABC):
                 vocabulary all the same, or `IGNORED_TARGET`. If the state's layout depends on the position in a
                 segment, the next state is `recurra.state.Ragged`.
             cu_seqlens: the borders of N packed sequences in tokens (1, T); the state is of batch N.
+            reset: True where a sequence starts anew, as if it were cut there: that token is the first of a new one,
+                which continues from nothing. The next state is that of the last one. Not with borders.
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            TypeError: tokens, mask or borders are of another type; the state is another module's.
+            TypeError: tokens, mask, reset or borders are of another type; the state is another module's.
             ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
                 dtype or device.
         """
-        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         return blank(self.head(hidden), mask), state
 
     def loss(
@@ -103,18 +107,19 @@ class LanguageModelShell(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L"], Any]:
         """Return the negative log-likelihood of every target in nats, continuing from `state`.
 
         Args:
-            tokens, state, mask, cu_seqlens: as `forward`; padding has a loss of 0.
+            tokens, state, mask, cu_seqlens, reset: as `forward`; padding has a loss of 0.
             targets: the token that should come after each; `IGNORED_TARGET` gives 0.
 
         Raises:
             IndexError: a token or a target is not in the vocabulary.
             TypeError, ValueError: as `forward`.
         """
-        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+        hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         return self.losses(hidden, counted_targets(targets, mask)), state
 
     def hidden(
@@ -124,9 +129,12 @@ class LanguageModelShell(nn.Module, ABC):
         *,
         mask: Bool[Tensor, "B L"] | None = None,
         cu_seqlens: Int[Tensor, " borders"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Return what the head reads after every token; arguments and errors as `forward`."""
         _check_tokens(tokens)
+        if reset is not None:
+            return run_resets(self.hidden, tokens, state, reset, mask=mask, cu_seqlens=cu_seqlens)
         if mask is None and cu_seqlens is None and not isinstance(state, Ragged):
             return self._run(tokens, state)
         cu_seqlens = None if cu_seqlens is None else on_host(cu_seqlens)  # once, not in every block

@@ -1,13 +1,14 @@
 """The front door of the linear recurrence h_t = a_t h_{t-1} + b_t."""
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, require_tensor, sentence
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
+from recurra.lengths.reset import check_reset, cut_transitions
 from recurra.scan.operators import differentiable_scan, scan_into
 from recurra.scan.reference import linear_scan_reference
 
@@ -23,6 +24,7 @@ def linear_scan(
     backend: str = "auto",
     out: Tensor | None = None,
     cu_seqlens: Int[Tensor, " borders"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
 ) -> Shaped[Tensor, "B L *channels"]:
     """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop (7); notes, linear RNN).
 
@@ -42,6 +44,8 @@ def linear_scan(
             recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
             at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
             that follow. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
+        reset: True where a row starts anew: that step is the first of a new sequence, from zeros (in either direction,
+            no state passes between it and the step before). These are transitions of 0 too, as at borders.
 
     Returns:
         h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
@@ -59,6 +63,8 @@ def linear_scan(
     """
     dtype = common_dtype(a, b, h0)
     check_shapes(a, b, h0, cu_seqlens)
+    if reset is not None:
+        check_reset(b, reset, cu_seqlens)
     chosen = choose_backend(backend, b.device)
     computed = torch.float32 if dtype in HALF else dtype
     if out is not None:
@@ -66,6 +72,8 @@ def linear_scan(
     a, b, h0 = a.to(computed), b.to(computed), None if h0 is None else h0.to(computed)
     if cu_seqlens is not None:
         a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
+    if reset is not None:
+        a = cut_transitions(a, reset, b.dim(), reverse)
     h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
     if b.numel() == 0:  # nothing to scan; the graph stays connected
         return (a * b + h0.unsqueeze(1)).to(dtype) if out is None else out

@@ -20,6 +20,7 @@ def checkpointed(
     loss: Callable[..., Tensor] | None = None,
     targets: Shaped[Tensor, "B L *targets"] | None = None,
     mask: Bool[Tensor, "B L"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Tensor, Any]:
     """Run `module` over a stream piece by piece, and compute each piece again in the backward pass.
 
@@ -41,20 +42,22 @@ def checkpointed(
             are large, as logits are. It is computed again too.
         targets: cut along time as x is, for `loss`.
         mask: (B, L), True where a step counts, cut along time, for a module that takes it.
+        reset: (B, L), True where a sequence starts anew, likewise.
 
     Returns:
         y, or the sum of the losses; and the state after the last step.
 
     Raises:
         TypeError: x is not a tensor, or piece not a whole number.
-        ValueError: piece is below 1, targets or mask are not as long as x, or there are targets without a loss.
+        ValueError: piece is below 1, targets, mask or reset are not as long as x, or there are targets without a loss.
     """
     require_whole_number(1, piece=piece)
-    _check(x, loss, targets, mask)
+    _check(x, loss, targets, mask=mask, reset=reset)
     pieces = x.split(piece, 1)
-    masks, along = (len(pieces) * (None,) if one is None else one.split(piece, 1) for one in (mask, targets))
+    along = (mask, reset, targets)
+    cut = (len(pieces) * (None,) if one is None else one.split(piece, 1) for one in along)
     results: list[Tensor] = []
-    for here in zip(pieces, masks, along):
+    for here in zip(pieces, *cut):
         result, state = checkpoint(_run, module, loss, state, *here, use_reentrant=False)
         if loss is not None and results:
             result = results.pop() + result
@@ -68,21 +71,23 @@ def _run(
     state: Any,
     x: Tensor,
     mask: Tensor | None,
+    reset: Tensor | None,
     targets: Tensor | None,
 ) -> tuple[Tensor, Any]:
-    y, state = module(x, state) if mask is None else module(x, state, mask=mask)
+    given = {name: one for name, one in (("mask", mask), ("reset", reset)) if one is not None}
+    y, state = module(x, state, **given)
     if loss is None:
         return y, state
     return loss(y) if targets is None else loss(y, targets), state
 
 
-def _check(x: Tensor, loss: Callable[..., Tensor] | None, targets: Tensor | None, mask: Tensor | None) -> None:
+def _check(x: Tensor, loss: Callable[..., Tensor] | None, targets: Tensor | None, **lengths: Tensor | None) -> None:
     require_tensor("x", x)
     if x.dim() < 2:
         raise ValueError(sentence("x", kind_of(x), "at least two dimensions, (B, L, ...)"))
     if targets is not None and loss is None:
         raise ValueError(sentence("targets", kind_of(targets), "None without a loss that takes them"))
-    for name, along in (("targets", targets), ("mask", mask)):
+    for name, along in (("targets", targets), *lengths.items()):
         if along is not None and along.shape[:2] != x.shape[:2]:
             expected = f"({', '.join(map(str, x.shape[:2]))}, ...), as x"
             raise ValueError(sentence(name, f"of shape {tuple(along.shape)}", expected))
