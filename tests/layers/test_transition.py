@@ -56,6 +56,20 @@ def test_a_model_that_reinitialises_its_weights_stays_on_the_ring(mixer, transit
             )
 
 
+def test_a_phase_shift_moves_all_phases_of_a_layer_by_less_than_a_step():
+    ring = Ring(max_phase=3.0, phase_shift=1.0)
+    shifts = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        _, phase = ring.draw(4)
+        moved = phase - torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+        torch.testing.assert_close(moved, moved[:1].expand(4))
+        shifts.append(float(moved[0]))
+    assert all(0 <= shift < 1 for shift in shifts)
+    assert len(set(shifts)) == 5
+    assert float(ring.draw(1)[1]) == 0  # one phase alone has no step
+
+
 def test_without_a_ring_nothing_is_placed():
     torch.manual_seed(0)
     expected = create_mixer("gateloop", 8).transition.projection.bias
@@ -73,6 +87,7 @@ def test_without_a_ring_nothing_is_placed():
         ({"max_phase": -1.0}, r"ring\.max_phase is -1.0; expected at least 0"),
         ({"input_share": math.nan}, r"ring\.input_share is nan"),
         ({"radius": 1.0}, "ring is a mapping with 'radius'; expected no other entries than r_min, r_max"),
+        ({"phase_shift": -0.5}, r"ring\.phase_shift is -0.5; expected at least 0"),
     ],
 )
 def test_impossible_rings_are_refused(ring, message):

@@ -53,6 +53,9 @@ class Ring:
     """Largest magnitude, below 1 and not below `r_min`. A channel at r remembers about 1 / (1 - r) steps."""
     max_phase: float = math.pi
     """Largest phase in radians; the phases run from 0 to this angle."""
+    phase_shift: float = 0.0
+    """Largest random shift of a layer's phases, in steps from one phase to the next: 0, or 1 to place the frequencies
+    of several layers between each other's, so that together they resolve longer lists."""
     input_share: float = 0.1
     """Initial factor on the weights of a data-controlled transition; with 0 it does not depend on the data at first."""
 
@@ -63,14 +66,17 @@ class Ring:
                 raise TypeError(sentence(f"ring.{field.name}", repr(value), "a number"))
         require(0 < self.r_min < 1, "ring.r_min", self.r_min, "a number above 0 and below 1")
         require(self.r_min <= self.r_max < 1, "ring.r_max", self.r_max, f"at least r_min = {self.r_min} and below 1")
-        for name in ("max_phase", "input_share"):
+        for name in ("max_phase", "phase_shift", "input_share"):
             require(getattr(self, name) >= 0, f"ring.{name}", getattr(self, name), "at least 0")
 
     def draw(self, n_channels: int) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
-        """Draw magnitudes that are uniform in area, and return them with their phases."""
+        """Draw magnitudes that are uniform in area, and return them with their phases, shifted if that is asked for."""
         area = torch.rand(n_channels, dtype=torch.float64)
         magnitudes = torch.sqrt(area * (self.r_max**2 - self.r_min**2) + self.r_min**2)
-        return magnitudes, torch.linspace(0, self.max_phase, n_channels, dtype=torch.float64)
+        phases = torch.linspace(0, self.max_phase, n_channels, dtype=torch.float64)
+        if self.phase_shift and n_channels > 1:
+            phases += torch.rand((), dtype=torch.float64) * self.phase_shift * phases[1]
+        return magnitudes, phases
 
 
 def ring_of(options: Mapping[str, float] | None) -> Ring | None:
