@@ -17,10 +17,13 @@ def make(**options):
 
 def by_the_sum(layer, x):
     """Step by step and head by head, with complex numbers in the place of rotations."""
-    n_heads, d_head = layer.n_heads, x.shape[-1] // layer.n_heads
-    q, k, v = (part.unflatten(-1, (n_heads, d_head)) for part in layer.qkv(x).chunk(3, -1))
+    n_heads, groups, d_head = layer.n_heads, layer.n_kv_heads, layer.output_projection.in_features // layer.n_heads
+    sizes = [n_heads * d_head, groups * d_head, groups * d_head]
+    q, k, v = (part.unflatten(-1, (-1, d_head)) for part in layer.qkv(x).split(sizes, -1))
+    k, v = (part[:, :, [head * groups // n_heads for head in range(n_heads)]] for part in (k, v))
     q, k = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (q, k))
-    theta = 10000.0 ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    theta = 10000.0 ** (-torch.arange(0, layer.n_rotated, 2, dtype=torch.float64) / layer.n_rotated)
+    theta = torch.cat([theta, torch.zeros(d_head // 2 - len(theta), dtype=torch.float64)])  # the rest stands still
     y = torch.zeros_like(v)
     for n in range(x.shape[1]):
         first = 0 if layer.window is None else max(0, n - layer.window + 1)
@@ -34,6 +37,25 @@ def by_the_sum(layer, x):
 def test_it_is_the_sum(window):
     layer, x = make(n_heads=3, window=window), torch.randn(2, 17, 12, dtype=torch.float64)
     torch.testing.assert_close(layer(x)[0], by_the_sum(layer, x), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_kv_heads": 1},
+        {"n_kv_heads": 2},
+        {"d_head": 8, "rotated_share": 0.5},
+        {"n_kv_heads": 1, "d_head": 10, "rotated_share": 0.4, "output_bias": True},
+    ],
+    ids=str,
+)
+def test_it_is_the_sum_with_shared_keys_and_partial_rotation(options):
+    layer, x = make(n_heads=4 if "d_head" in options else 2, window=5, **options), torch.randn(2, 9, 12).double()
+    torch.testing.assert_close(layer(x)[0], by_the_sum(layer, x), **CLOSE)
+    head, tail = x.split([4, 5], 1)
+    y, state = layer(head)
+    assert state.keys.shape == (2, 4, layer.n_kv_heads, layer.d_head)
+    torch.testing.assert_close(torch.cat([y, layer(tail, state)[0]], 1), layer(x)[0], **CLOSE)
 
 
 @pytest.mark.parametrize("window", [1, 4, None])
@@ -73,8 +95,12 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_bad_options_and_states_are_refused():
-    with pytest.raises(ValueError, match="d_model / n_heads is 3; expected an even number"):
+    with pytest.raises(ValueError, match="rotated channels a head is 3; expected an even number"):
         RotaryAttention(12, n_heads=4)
+    with pytest.raises(ValueError, match="n_kv_heads is 3; expected a divisor of n_heads = 4"):
+        RotaryAttention(16, n_heads=4, n_kv_heads=3)
+    with pytest.raises(ValueError, match="rotated channels a head is 0; expected an even number"):
+        RotaryAttention(16, n_heads=4, rotated_share=0.1)
     with pytest.raises(ValueError, match="window is 0"):
         RotaryAttention(12, n_heads=2, window=0)
     x = torch.randn(1, 9, 12, dtype=torch.float64)

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from torch.nn import functional
 
 from recurra.mixers import GateLoop, RelativeAttention
 from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShape, MixerBlock
@@ -81,6 +82,54 @@ def test_blocks_of_time_mixing_alone():
     torch.testing.assert_close(torch.cat([first, model(tokens[:, 2:], state)[0]], 1), logits, rtol=1e-10, atol=1e-10)
 
 
+ACTIVATIONS = {
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+    "geglu-tanh": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("feed_forward", ACTIVATIONS)
+def test_feed_forward_networks_with_gates(feed_forward, biases):
+    torch.manual_seed(0)
+    model = LanguageModel(small(feed_forward=feed_forward, biases=biases, norm="rms", norm_epsilon=0.1)).double()
+    with torch.no_grad():  # biases start at 0, norms at 1
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    tokens = torch.randint(7, (2, 5))
+    weights = model.state_dict()
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * weights[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"].T + (weights[f"{name}.bias"] if biases else 0)
+
+    x = weights["embedding.weight"][tokens]
+    for number, block in enumerate(model.blocks):
+        x = x + block.mixer(norm(x, f"blocks.{number}.norm_mixing"))[0]
+        normed, name = norm(x, f"blocks.{number}.norm_feed_forward"), f"blocks.{number}.feed_forward"
+        hidden = ACTIVATIONS[feed_forward](linear(normed, f"{name}.gate")) * linear(normed, f"{name}.up")
+        x = x + linear(hidden, f"{name}.down")
+    torch.testing.assert_close(model(tokens)[0], linear(norm(x, "norm"), "head"), rtol=1e-11, atol=1e-11)
+    assert any(name.endswith("feed_forward.gate.bias") for name in weights) == biases
+    assert ("head.bias" in weights) == biases
+
+
+def test_scaled_embeddings_and_capped_logits_with_one_tied_matrix():
+    torch.manual_seed(0)
+    model = LanguageModel(small(embedding_scale=3.0, logit_cap=0.5, tie_embeddings=True)).double()
+    assert model.head.weight is model.embedding.weight
+    tokens, targets = torch.randint(7, (2, 5)), torch.randint(7, (2, 5))
+    matrix = model.embedding.weight
+    x, _ = model.body(3.0 * matrix[tokens], None)
+    logits = 0.5 * torch.tanh(x @ matrix.T / 0.5)
+    torch.testing.assert_close(model(tokens)[0], logits, rtol=1e-12, atol=1e-12)
+    losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 5)
+    torch.testing.assert_close(model.loss(tokens, targets)[0], losses, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{"n_heads": 4}, {"rnn": {}}])
 def test_options_of_a_stack_that_belong_to_no_mixer_are_refused(options):
     with pytest.raises(
@@ -107,6 +156,11 @@ def test_initial_scale():
         ({"d_channel_mixing": -1}, "d_channel_mixing is -1; expected at least 0"),
         ({"output_size": 0}, "output_size is 0"),
         ({"dropout": 1.0}, "dropout is 1.0; expected a probability"),
+        ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),
+        ({"feed_forward": "relu"}, "feed_forward is 'relu'; expected one of gelu, swiglu, geglu, geglu-tanh"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon is 0.0; expected a finite number above 0"),
+        ({"embedding_scale": -1.0}, "embedding_scale is -1.0; expected a finite number above 0"),
+        ({"logit_cap": 0.0}, "logit_cap is 0.0; expected a finite number above 0"),
         ({"mixer": ["gateloop"]}, r"mixer is \['gateloop'\]; expected one name for each of n_layer = 2"),
         (
             {"tie_embeddings": True, "output_size": 5},

@@ -1,5 +1,5 @@
 """Causal softmax attention with rotary positions over a sliding window (Vaswani et al., arXiv 1706.03762, section 3.2;
-rotary positions: Su et al., arXiv 2104.09864, section 3.2)."""
+rotary positions: Su et al., arXiv 2104.09864, section 3.2; keys shared by heads: Ainslie et al., arXiv 2305.13245)."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_heads
+from recurra.checks import require, require_at_least
+from recurra.layers.attention_window import head_size
 from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
@@ -22,8 +23,8 @@ class RotaryAttentionState(NamedTuple):
     float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
     """
 
-    keys: Float[Tensor, "B p H d_head"]
-    values: Float[Tensor, "B p H d_head"]
+    keys: Float[Tensor, "B p G d_head"]
+    values: Float[Tensor, "B p G d_head"]
 
 
 @register_mixer("rotary-attention")
@@ -36,7 +37,11 @@ class RotaryAttention(Mixer):
 
     Args:
         d_model: channels of x and y.
-        n_heads: heads; they divide d_model into even parts.
+        n_heads: heads of the queries.
+        n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
+        d_head: channels of a head; d_model / n_heads if None.
+        rotated_share: share of a head's channels that are rotated, the first ones: an even number.
+        output_bias: whether the output projection has a bias; the others have none.
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
             stream: the state then grows with every step, and so does the time that a step takes.
         dropout: probability of dropping an attention weight.
@@ -45,21 +50,38 @@ class RotaryAttention(Mixer):
         ValueError: a size is out of range.
     """
 
-    def __init__(self, d_model: int, *, n_heads: int = 4, window: int | None = 128, dropout: float = 0.0) -> None:
-        require_heads(n_heads, d_model=d_model)
-        d_head = d_model // n_heads
-        require(d_head % 2 == 0, "d_model / n_heads", d_head, "an even number of channels a head: they rotate in pairs")
-        past = Carried((Steps("p", most_kept(window)), n_heads, d_head))
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        rotated_share: float = 1.0,
+        window: int | None = 128,
+        output_bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        d_head = head_size(d_model, n_heads, d_head)
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        require_at_least(1, n_kv_heads=n_kv_heads)
+        require(n_heads % n_kv_heads == 0, "n_kv_heads", n_kv_heads, f"a divisor of n_heads = {n_heads}")
+        n_rotated = int(d_head * rotated_share)
+        even = 0 < n_rotated <= d_head and n_rotated % 2 == 0
+        require(even, "rotated channels a head", n_rotated, "an even number: they rotate in pairs")
+        past = Carried((Steps("p", most_kept(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
-        self.n_heads, self.window, self.dropout = n_heads, window, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.output_projection = nn.Linear(d_model, d_model, bias=False)
+        self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
+        self.window, self.dropout = window, dropout
+        self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
+        self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
 
     def mix(
         self, x: Float[Tensor, "B L d_model"], state: RotaryAttentionState, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState]:
         """Attend to the steps of the state and of x."""
-        queries, keys, values = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv(x).chunk(3, -1))
+        heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads]
+        queries, keys, values = self.qkv(x).unflatten(-1, (-1, self.d_head)).split(heads, 2)
         known = after(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
         return self.output_projection(y.flatten(2)), still_seen(known, self.window)
@@ -71,16 +93,24 @@ class RotaryAttention(Mixer):
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""
         n_queries, n_keys = queries.shape[1], keys.shape[1]
-        angles = phases(torch.arange(n_keys, device=keys.device), keys.shape[-1])[:, None]  # the same for all heads
-        queries = rotate(queries, angles[n_keys - n_queries :])
-        rotated = rotate(keys, angles)
+        angles = phases(torch.arange(n_keys, device=keys.device), self.n_rotated)[:, None]  # the same for all heads
+        queries = self._rotate(queries, angles[n_keys - n_queries :])
+        rotated = self._rotate(keys, angles)
         queries, rotated, values = (part.to(dtype).transpose(1, 2) for part in (queries, rotated, values))
+        shared_by = self.n_heads // self.n_kv_heads
+        if shared_by > 1:
+            rotated, values = (part.repeat_interleave(shared_by, 1) for part in (rotated, values))
         window = max(n_keys, 1) if self.window is None else self.window
         outputs = []
         for start, stop, first, last in windows(n_queries, n_keys, window):
             seen = (queries[:, :, start:stop], rotated[:, :, first:last], values[:, :, first:last])
             outputs.append(self._softmax(*seen, window=window))
         return torch.cat(outputs, 2).transpose(1, 2) if outputs else queries.transpose(1, 2)
+
+    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        if self.n_rotated == self.d_head:
+            return rotate(x, angles)
+        return torch.cat([rotate(x[..., : self.n_rotated], angles), x[..., self.n_rotated :]], -1)
 
     def _softmax(self, queries: Tensor, keys: Tensor, values: Tensor, *, window: int) -> Tensor:
         n_queries, n_keys = queries.shape[2], keys.shape[2]

@@ -5,21 +5,19 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.layers import FeedForward
-
 
 class MixerBlock(nn.Module):
-    """x = x + TimeMixing(LayerNorm(x)). Pre-norm is our choice; the paper leaves it open.
+    """x = x + TimeMixing(norm(x)). Pre-norm is our choice; the paper leaves it open.
 
     Args:
         mixer: the time mixing layer, `(x, state) -> (y, state)`.
-        d_model: channels.
+        norm: the norm before it.
         dropout: probability of dropping a channel of what the block adds.
     """
 
-    def __init__(self, mixer: nn.Module, d_model: int, dropout: float = 0.0) -> None:
+    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm_mixing = nn.LayerNorm(d_model)
+        self.norm_mixing = norm
         self.mixer = mixer
         self.dropout = nn.Dropout(dropout)
 
@@ -35,19 +33,27 @@ class MixerBlock(nn.Module):
 
 
 class Block(MixerBlock):
-    """x = x + TimeMixing(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
+    """x = x + TimeMixing(norm(x)); x = x + FFN(norm(x)).
 
     Args:
         mixer: the time mixing layer, `(x, state) -> (y, state)`.
-        d_model: channels.
-        d_channel_mixing: hidden channels of the feed-forward network.
-        dropout: probability of dropping a channel of what each half adds, and inside the feed-forward network.
+        norm: the norm before it.
+        feed_forward: the network of each step.
+        norm_feed_forward: the norm before that.
+        dropout: probability of dropping a channel of what each half adds.
     """
 
-    def __init__(self, mixer: nn.Module, d_model: int, d_channel_mixing: int, dropout: float = 0.0) -> None:
-        super().__init__(mixer, d_model, dropout)
-        self.norm_feed_forward = nn.LayerNorm(d_model)
-        self.feed_forward = FeedForward(d_model, d_channel_mixing, dropout)
+    def __init__(
+        self,
+        mixer: nn.Module,
+        norm: nn.Module,
+        feed_forward: nn.Module,
+        norm_feed_forward: nn.Module,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(mixer, norm, dropout)
+        self.norm_feed_forward = norm_feed_forward
+        self.feed_forward = feed_forward
 
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_probability, sentence
+from recurra.checks import require, require_at_least, require_choice, require_positive, require_probability, sentence
+from recurra.layers.feed_forward import FEED_FORWARDS
+from recurra.layers.norms import NORMS
+from recurra.layers.scaled import CappedHead, ScaledEmbedding
 from recurra.lengths.padded import blank
 from recurra.mixers import create_mixer
 from recurra.models.block import Block, MixerBlock
@@ -40,8 +43,20 @@ class LanguageModelShape(BuildsModel):
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
     phase_activation, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
+    feed_forward: str = "gelu"
+    """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU."""
+    norm: str = "layer"
+    """The norms before all layers and the head: "layer" or "rms"."""
+    norm_epsilon: float = 1e-5
+    """What the norms add to the mean square."""
+    biases: bool = True
+    """Give the feed-forward networks and the head biases; a head that is the embedding never has one."""
     tie_embeddings: bool = False
     """Use the token embedding as the output matrix too."""
+    embedding_scale: float = 1.0
+    """What embedded tokens are multiplied by."""
+    logit_cap: float | None = None
+    """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
     """Probability of dropping a channel of the embedding and of what each half of a block adds."""
 
@@ -49,6 +64,11 @@ class LanguageModelShape(BuildsModel):
         require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
         require_at_least(0, d_channel_mixing=self.d_channel_mixing)
         require_probability(dropout=self.dropout)
+        require_choice(FEED_FORWARDS, feed_forward=self.feed_forward)
+        require_choice(NORMS, norm=self.norm)
+        require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
+        if self.logit_cap is not None:
+            require_positive(logit_cap=self.logit_cap)
         if isinstance(self.mixer, str):
             return
         require(len(self.mixer) == self.n_layer, "mixer", self.mixer, f"one name for each of n_layer = {self.n_layer}")
@@ -101,16 +121,18 @@ class LanguageModel(LanguageModelShell):
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = _embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
         )
-        self.norm = nn.LayerNorm(config.d_model)
-        self.head = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=not config.tie_embeddings)
+        self.norm = _norm(config)
+        bias = config.biases and not config.tie_embeddings
+        linear = nn.Linear(config.d_model, config.output_size or config.vocab_size, bias=bias)
+        self.head: nn.Module = linear if config.logit_cap is None else CappedHead(linear, config.logit_cap)
         self.apply(_initialise)
         if config.tie_embeddings:
-            self.head.weight = self.embedding.weight
+            linear.weight = self.embedding.weight
 
     @property
     def kind(self) -> str:
@@ -156,10 +178,23 @@ class LanguageModel(LanguageModelShell):
         return ""
 
 
+def _embedding(config: LanguageModelConfig) -> nn.Embedding:
+    if config.embedding_scale == 1:
+        return nn.Embedding(config.vocab_size, config.d_model)
+    return ScaledEmbedding(config.vocab_size, config.d_model, config.embedding_scale)
+
+
+def _norm(config: LanguageModelConfig) -> nn.Module:
+    return NORMS[config.norm](config.d_model, eps=config.norm_epsilon)
+
+
 def _block(mixer: nn.Module, config: LanguageModelConfig) -> MixerBlock:
     if config.d_channel_mixing == 0:
-        return MixerBlock(mixer, config.d_model, config.dropout)
-    return Block(mixer, config.d_model, config.d_channel_mixing, config.dropout)
+        return MixerBlock(mixer, _norm(config), config.dropout)
+    feed_forward = FEED_FORWARDS[config.feed_forward](
+        config.d_model, config.d_channel_mixing, config.dropout, biases=config.biases
+    )
+    return Block(mixer, _norm(config), feed_forward, _norm(config), config.dropout)
 
 
 def _initialise(module: nn.Module) -> None:
