@@ -72,10 +72,10 @@ def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model,
     targets = targets.view(4, 5)
     formed = []
     model.head.register_forward_hook(lambda head, inputs, logits: formed.append(logits.shape[:-1].numel()))
-    loss, penalty = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
+    loss, objective = trainer._loss(Batch(inputs, targets, continues=False), n_counted)
     assert formed == [n_counted if by_parts else 20]
-    assert penalty == 0.0
-    loss.backward()
+    assert torch.equal(objective, loss)
+    objective.backward()
     found = grads(model)
     model.zero_grad()
     losses, state = model.loss(inputs, targets)
@@ -84,6 +84,33 @@ def test_few_targets_have_the_same_loss_state_and_gradients(make_trainer, model,
     torch.testing.assert_close(trainer.state, detach(state))
     for name, gradient in grads(model).items():
         torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize("q", [0.25, 0.7, 1.0])
+def test_the_generalised_cross_entropy_weighs_gradients_by_powers_of_p(make_trainer, model, monkeypatch, q):
+    monkeypatch.setattr("tests.training.conftest.ToyModel", lambda: model)
+    trainer = make_trainer(generalised_cross_entropy=q)
+    inputs, targets = torch.randint(5, (3, 4)), torch.randint(5, (3, 4))
+    targets[0, :3] = IGNORED_TARGET
+    losses, _ = model.loss(inputs, targets)
+    p = torch.exp(-losses).detach()
+    (p**q * losses).sum().backward()
+    expected = grads(model)
+    model.zero_grad()
+    loss, objective = trainer._loss(Batch(inputs, targets, continues=False), 9)
+    torch.testing.assert_close(loss, losses.sum())  # logs do not change
+    torch.testing.assert_close(objective, ((1 - p**q) / q).sum())
+    objective.backward()
+    for name, gradient in grads(model).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.5])
+def test_exponents_outside_their_range_are_refused(q):
+    with pytest.raises(
+        ValueError, match=rf"^training\.generalised_cross_entropy is {q}; expected a number in \[0, 1\]"
+    ):
+        TrainingConfig(generalised_cross_entropy=q)
 
 
 def grads(model: LanguageModel) -> dict[str, torch.Tensor]:

@@ -169,6 +169,10 @@ class TrainingConfig:
     """Batches whose gradients make up one update; every counted target weighs the same in it."""
     carry_state: bool = True
     """Carry the state, with its gradients cut, into a batch that continues the last one; false: never."""
+    generalised_cross_entropy: float = 0.0
+    """q in [0, 1]: minimise (1 - p^q) / q instead of -log p, where p is the probability that the model gives a target.
+    Its gradient is that of -log p times p^q, so targets that the model cannot predict, or not yet, disturb it less. 0
+    is -log p itself; logs and scores always use that."""
     activation_penalty: float = 0.0
     """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
     change_penalty: float = 0.0
@@ -201,6 +205,8 @@ class TrainingConfig:
         require_whole_number(1, **fields_of(self, "training", *counts))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
+        q = self.generalised_cross_entropy
+        require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_choice(("32-true", "bf16-mixed"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))

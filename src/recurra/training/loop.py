@@ -27,7 +27,7 @@ from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.hardware import hardware
-from recurra.training.losses import few_targets, loss_by_parts
+from recurra.training.losses import few_targets, loss_by_parts, to_minimise
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.optimizer import build_optimizer
 from recurra.training.process import set_up_process
@@ -250,9 +250,9 @@ class Trainer:
         batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         for batch, n_targets in zip(batches, counts):
-            loss, penalty = self._loss(batch, n_targets)
+            loss, objective = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
-            self.fabric.backward((loss + n_targets * penalty) / max(1, sum(counts)))
+            self.fabric.backward(objective / max(1, sum(counts)))
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -262,8 +262,8 @@ class Trainer:
         at.tokens += sum(batch.n_steps for batch in batches)
         return norm
 
-    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor | float]:
-        """Return a batch's summed loss and the penalty on its mean, and keep its last state, with its gradients cut."""
+    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
+        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
         by_parts = self._has_parts and (self.config.has_penalties or few_targets(n_targets, batch.targets))
         inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
         carried = self.state if self.config.carry_state and batch.continues else None
@@ -275,7 +275,7 @@ class Trainer:
             else:
                 losses, state = self.wrapped.loss(inputs, targets, carried)
         self.state = detach(state)
-        return losses.sum(), penalty
+        return losses.sum(), to_minimise(losses, n_targets, penalty, self.config)
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""

@@ -1,11 +1,13 @@
-"""The loss of a language model by its parts: penalties on what the head reads, and logits only where targets count.
+"""What training minimises: cross-entropy, or its generalised form; penalties; and logits only where targets count.
 
 The penalties, on large activations and on fast changes of them, are of AWD-LSTM (Merity et al., "Regularizing and
-optimizing LSTM language models", 2017), where they are called AR and TAR.
+optimizing LSTM language models", 2017), where they are called AR and TAR. The generalised cross-entropy is of Zhang and
+Sabuncu, "Generalized cross entropy loss for training deep neural networks with noisy labels" (arXiv 1805.07836).
 """
 
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -39,6 +41,19 @@ def loss_by_parts(
     hidden, state = model.hidden(inputs, state)
     counted = targets != IGNORED_TARGET
     return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config), state
+
+
+def to_minimise(
+    losses: Float[Tensor, "B L"], n_targets: int, penalty: Tensor | float, config: TrainingConfig
+) -> Float[Tensor, ""]:
+    """Return the sum to minimise over a batch of `losses` -log p, with the penalty on its mean.
+
+    With `generalised_cross_entropy` q it sums (1 - p^q) / q, whose gradient is that of -log p times p^q (Zhang and
+    Sabuncu (6)). A loss of 0, as of targets that do not count, stays 0.
+    """
+    q = config.generalised_cross_entropy
+    summed = (-torch.expm1(-q * losses) / q if q else losses).sum()
+    return summed + n_targets * penalty
 
 
 def _penalty(hidden: Float[Tensor, "B L d_model"], config: TrainingConfig) -> Tensor | float:
