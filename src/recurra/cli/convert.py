@@ -5,6 +5,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.convert.published import ARCHITECTURES
 from recurra.runs.formats import FORMATS, convert_model
 
 DESCRIPTION = """\
@@ -19,13 +20,17 @@ float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied we
                 model.safetensors, tokenizer.json, tokenizer_config.json, and recurra.json with
                 the experiment. Needs the extra hf.
   safetensors   one file: the weights, and in its metadata `recurra`, JSON with the model's class,
-                configuration and experiment, and `tokenizer`."""
+                configuration and experiment, and `tokenizer`.
+  published     a folder of one of transformers' own classes, with their weights: read, and written
+                where the model has the shape of one. It needs neither transformers nor code of the
+                folder. Classes: {classes}."""
 
 
 def run(words: Sequence[str]) -> int:
     """Convert, and print how much the logits differ."""
     own, overrides = split_overrides(words)
-    parser = command_parser("convert", DESCRIPTION)
+    classes = ", ".join(architecture.class_name for architecture in ARCHITECTURES.values())
+    parser = command_parser("convert", DESCRIPTION.format(classes=classes))
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="a run, a folder for transformers or a .safetensors file"
     )

@@ -3,6 +3,7 @@
 run           a folder that `recurra train` writes: config.yaml, tokenizer.json, checkpoints/
 hf            a folder that transformers loads: config.json, model.safetensors, tokenizer.json
 safetensors   one file, with its configuration and tokenizer in the metadata
+published     a folder that transformers loads with a class of its own, such as MambaForCausalLM
 """
 
 import json
@@ -15,13 +16,20 @@ from typing import Any
 
 from recurra.checks import choose, sentence
 from recurra.convert import PortableModel, load_single_file, require_equal, save_single_file, tokenizer_to_json
+from recurra.convert.published import (
+    ARCHITECTURES,
+    from_huggingface,
+    model_type_of,
+    to_huggingface,
+    without_unused_tokens,
+)
 from recurra.files.digests import STAMP
 from recurra.runs.converted import save_run
 from recurra.runs.run import open_run
 from recurra.training import RunFolder
 from recurra.training.experiment import to_plain
 
-FORMATS = ("run", "hf", "safetensors")
+FORMATS = ("run", "hf", "safetensors", "published")
 
 
 def format_of(path: Path) -> str:
@@ -38,7 +46,7 @@ def format_of(path: Path) -> str:
     if RunFolder(path).config.is_file():
         return "run"
     if (path / "config.json").is_file():
-        return "hf"
+        return "published" if model_type_of(path) in ARCHITECTURES else "hf"
     expected = "a run (a folder with config.yaml), a folder for transformers (with config.json) or a .safetensors file"
     raise ValueError(sentence("model", str(path), expected))
 
@@ -88,7 +96,8 @@ def read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str]
         if overrides or checkpoint != "best":
             mend = "--checkpoint and values of a recipe are for runs"
             raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", mend))
-        return load_single_file(path) if found == "safetensors" else _huggingface().load_folder(path)
+        readers = {"safetensors": load_single_file, "published": _read_published}
+        return readers.get(found, lambda path: _huggingface().load_folder(path))(path)
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
     tokenizer = run.tokenizer  # first: only text runs have one
     return PortableModel(run.model, tokenizer, to_plain(run.experiment), run.step)
@@ -111,7 +120,8 @@ def write_model(portable: PortableModel, to: str, target: Path, *, source: Path,
         FileExistsError: the target exists.
         ValueError: the logits differ by more than 1e-5, or the format cannot hold the model.
     """
-    write = choose("to", {"run": _write_run, "hf": _write_hf, "safetensors": _write_single_file}, to)
+    writers = {"run": _write_run, "hf": _write_hf, "safetensors": _write_single_file, "published": _write_published}
+    write = choose("to", writers, to)
     occupied = _require_free(to, target, force)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -132,6 +142,15 @@ def _write_single_file(portable: PortableModel, scratch: Path, target: Path, sou
 def _write_hf(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
     _huggingface().save_folder(portable, scratch)
     return _huggingface().load_folder(scratch)
+
+
+def _read_published(path: Path) -> PortableModel:
+    return without_unused_tokens(from_huggingface(path))
+
+
+def _write_published(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
+    to_huggingface(portable, scratch)
+    return _read_published(scratch)
 
 
 def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:

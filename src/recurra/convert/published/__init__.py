@@ -1,0 +1,17 @@
+"""Published language models of this field in transformers' own folders: one file an architecture."""
+
+from recurra.convert.published import mamba, mamba2, recurrent_gemma, xlstm
+from recurra.convert.published.architecture import ARCHITECTURES
+from recurra.convert.published.folder import from_huggingface, model_type_of, to_huggingface, without_unused_tokens
+
+__all__ = [
+    "ARCHITECTURES",
+    "from_huggingface",
+    "mamba",
+    "mamba2",
+    "model_type_of",
+    "recurrent_gemma",
+    "to_huggingface",
+    "without_unused_tokens",
+    "xlstm",
+]

@@ -1,0 +1,36 @@
+"""The published architectures that can be converted, by the model_type of their config.json."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from recurra.convert.published.rules import Rule
+from recurra.convert.published.settings import Settings
+from recurra.models import LanguageModelConfig
+
+
+class Architecture(NamedTuple):
+    """What a converter knows of a published architecture.
+
+    model_type: its name in config.json.
+    class_name: transformers' class.
+    mixer: the mixer here that it is known by.
+    config: makes the model's shape from config.json.
+    rules: the weights, for a shape.
+    settings: makes the entries of config.json from a shape, for the way back.
+    """
+
+    model_type: str
+    class_name: str
+    mixer: str
+    config: Callable[[Settings], LanguageModelConfig]
+    rules: Callable[[LanguageModelConfig], list[Rule]]
+    settings: Callable[[LanguageModelConfig], dict[str, Any]]
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+"""The architectures by model_type."""
+
+
+def register_architecture(architecture: Architecture) -> None:
+    """Make an architecture known."""
+    ARCHITECTURES[architecture.model_type] = architecture

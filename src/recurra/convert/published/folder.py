@@ -1,0 +1,195 @@
+"""Folders of transformers' own classes: read as a language model here, and written back."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from recurra.checks import choose, sentence
+from recurra.convert.files import read_weights
+from recurra.convert.portable import PortableModel, tied_parameters
+from recurra.convert.published.architecture import ARCHITECTURES, Architecture
+from recurra.convert.published.rules import fill, matched, weights_by_their_names
+from recurra.convert.published.settings import Settings
+from recurra.data import BytePairEncoding
+from recurra.files.reading import read_json
+from recurra.files.writing import replacing
+from recurra.models import LanguageModel
+from recurra.models.outline import outlined
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_MOST_INDEX_BYTES = 64 * 2**20
+
+
+def model_type_of(folder: Path) -> str:
+    """Return the model_type in a folder's config.json; empty if there is none.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    return str(read_json(folder / "config.json", allow_nan=True).get("model_type", ""))
+
+
+def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> PortableModel:
+    """Make a language model of a published one: a folder of transformers' own class with its weights.
+
+    Its logits, and its states at any cut of a stream, are those of transformers' class; neither transformers nor any
+    code of the folder is needed.
+
+    Args:
+        folder: config.json, weights in model.safetensors or pytorch_model.bin, whole or in shards with an index, and
+            tokenizer.json if there is one.
+        dtype: what to compute in; the weights are converted from whatever they are stored in.
+
+    Returns:
+        the model in evaluation mode, and its tokenizer, None if the folder has none.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is damaged, the architecture is none of those known, an entry of config.json is not
+            supported, or the weights are not a whole model's.
+    """
+    folder = Path(folder)
+    entries = read_json(folder / "config.json", allow_nan=True)
+    architecture: Architecture = choose(f"model_type in {folder}", ARCHITECTURES, entries.get("model_type"))
+    settings = Settings(entries, str(folder / "config.json"))
+    config = architecture.config(settings)
+    settings.finish()
+    weights, rules = read_folder_weights(folder), architecture.rules(config)
+    if config.n_layer > len(weights):
+        came = f"{config.n_layer} blocks for {len(weights)} tensors"
+        raise ValueError(sentence(str(folder), came, "at least one tensor a block"))
+    with outlined():  # takes no memory, whatever the sizes
+        outline = LanguageModel(config)
+    places = matched(outline, weights, rules, str(folder))
+    model = _with_memory(outline, dtype)
+    fill(model, weights, places, str(folder))
+    tokenizer = folder / "tokenizer.json"
+    return PortableModel(model.eval(), BytePairEncoding.load(tokenizer) if tokenizer.is_file() else None)
+
+
+def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
+    """Give an outlined model memory, with nothing in it yet, and tie again what was tied."""
+    tied = tied_parameters(outline)
+    assert not list(outline.buffers()), "a buffer is no weight, and would be left empty"
+    model: LanguageModel = outline.to(dtype).to_empty(device="cpu")
+    for name, first in tied.items():
+        module, _, last = name.rpartition(".")
+        setattr(model.get_submodule(module), last, model.get_parameter(first))
+    return model
+
+
+def read_folder_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a folder, in one file or in shards that an index lists.
+
+    Raises:
+        OSError: there are none, or a shard is missing.
+        ValueError: a file is damaged, or the index names tensors that its shards lack.
+    """
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return read_weights(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _read_shards(folder, index)
+    raise FileNotFoundError(sentence(f"{folder}", "without weights", f"{' or '.join(_WEIGHTS)}, or their shards"))
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    content = read_json(index, most_bytes=_MOST_INDEX_BYTES)
+    places: Any = content.get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(sentence(str(index), "no index", "an object with weight_map, tensors to files"))
+    weights: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(sentence(f"a shard in {index}", repr(name), "a file of the same folder"))
+        weights |= read_weights(folder / name)
+    if absent := sorted(places.keys() - weights.keys()):
+        raise ValueError(sentence(str(index), f"one that lists {absent[0]}", "tensors that its shards hold"))
+    return weights
+
+
+def to_huggingface(portable: PortableModel, folder: Path) -> None:
+    """Write a language model as a folder that transformers loads with its own class, without code of this package.
+
+    Args:
+        portable: a `LanguageModel` of a shape that one of the known architectures has.
+        folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: no known architecture has this shape; the message says what differs.
+    """
+    model = portable.model
+    architecture, entries = _described(model)
+    weights = weights_by_their_names(model, architecture.rules(model.config))  # type: ignore[arg-type]
+    if tied_parameters(model):
+        del weights["lm_head.weight"]
+    folder.mkdir(parents=True, exist_ok=True)
+    entries |= {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(entries, indent=2).encode())
+    with replacing(folder / "model.safetensors") as file:
+        file.write(save(weights, {"format": "pt"}))
+    if isinstance(portable.tokenizer, BytePairEncoding):
+        with replacing(folder / "tokenizer.json") as file:
+            file.write(portable.tokenizer.to_json().encode())
+
+
+def without_unused_tokens(portable: PortableModel) -> PortableModel:
+    """Remove the tokens that the tokenizer does not have: published tables are filled up to a round number of rows.
+
+    Returns:
+        the model itself if it has no such tokens, or no tokenizer.
+
+    Raises:
+        ValueError: the model has fewer tokens than its tokenizer.
+    """
+    model, tokenizer = portable.model, portable.tokenizer
+    if tokenizer is None or not isinstance(model, LanguageModel) or model.config.vocab_size == len(tokenizer):
+        return portable
+    n_tokens, known = len(tokenizer), model.config.vocab_size
+    if known < n_tokens:
+        raise ValueError(sentence("the model's vocabulary", f"{known} tokens", f"the {n_tokens} of its tokenizer"))
+    with outlined():
+        smaller = LanguageModel(replace(model.config, vocab_size=n_tokens))
+    smaller = _with_memory(smaller, next(model.parameters()).dtype)
+    with torch.no_grad():
+        for name, parameter in smaller.named_parameters():
+            ends = name.startswith(("embedding.", "head."))
+            parameter.copy_(model.get_parameter(name)[:n_tokens] if ends else model.get_parameter(name))
+    return portable._replace(model=smaller.eval())
+
+
+def _described(model: nn.Module) -> tuple[Architecture, dict[str, Any]]:
+    """The architecture that has this model's shape, and the entries of its config.json."""
+    if not isinstance(model, LanguageModel):
+        raise ValueError(sentence("model", f"a {type(model).__name__}", "a LanguageModel"))
+    config = model.config
+    names = {name for name, _ in config.mixers}
+    found = next((one for one in ARCHITECTURES.values() if one.mixer in names), None)
+    if found is None:
+        known = ", ".join(one.mixer for one in ARCHITECTURES.values())
+        raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
+    entries = found.settings(config)
+    theirs = found.config(Settings(entries, "config.json"))
+    config = replace(config, output_size=None) if config.output_size == config.vocab_size else config
+    differing = [
+        f"{field.name} {getattr(config, field.name)!r} instead of {getattr(theirs, field.name)!r}"
+        for field in fields(config)
+        if field.name not in ("mixer_options", "dropout") and getattr(config, field.name) != getattr(theirs, field.name)
+    ]
+    if differing:
+        expected = f"the shape of a {found.class_name}"
+        raise ValueError(sentence("model", f"one with {', '.join(differing)}", expected))
+    return found, entries

@@ -1,0 +1,103 @@
+"""Mamba as transformers' MambaForCausalLM has it (state-spaces/mamba-*-hf)."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from recurra.checks import sentence
+from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.rules import Rule
+from recurra.convert.published.settings import Settings
+from recurra.models import LanguageModelConfig
+
+_MIXER = {
+    "input_projection.weight": "in_proj.weight",
+    "convolution.weight": "conv1d.weight",
+    "convolution.bias": "conv1d.bias",
+    "selection.weight": "x_proj.weight",
+    "step_projection.weight": "dt_proj.weight",
+    "step_bias": "dt_proj.bias",
+    "log_decay": "A_log",
+    "skip": "D",
+    "output_projection.weight": "out_proj.weight",
+}
+
+
+def take_common(settings: Settings, d_model: int) -> int:
+    """Take what both Mambas have; return the number of blocks."""
+    settings.only("use_bias", False)
+    settings.only("use_conv_bias", True)
+    settings.only("hidden_act", "silu", "swish")
+    settings.only("rms_norm", True)
+    settings.only("ssm_cfg", {})
+    settings.only("d_model", d_model)
+    n_layer = settings.size("num_hidden_layers")
+    settings.only("n_layer", n_layer)
+    settings.ignore("residual_in_fp32", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan")
+    settings.ignore("fused_add_norm", "pad_vocab_size_multiple", "layer_types")
+    settings.ignore(*(f"time_step_{name}" for name in ("scale", "min", "max", "init_scheme", "floor")))
+    return n_layer
+
+
+def common_rules(mixer: Mapping[str, str]) -> list[Rule]:
+    """Make the rules of both Mambas, around those of the mixer's weights: names here to names there."""
+    layer = r"backbone.layers.\1"
+    return [
+        Rule(r"embedding\.weight", ("backbone.embeddings.weight",)),
+        Rule(r"blocks\.(\d+)\.norm_mixing\.weight", (rf"{layer}.norm.weight",)),
+        *(
+            Rule(rf"blocks\.(\d+)\.mixer\.{re.escape(own)}", (rf"{layer}.mixer.{theirs}",))
+            for own, theirs in mixer.items()
+        ),
+        Rule(r"norm\.weight", ("backbone.norm_f.weight",)),
+        Rule(r"head\.weight", ("lm_head.weight",)),
+    ]
+
+
+def _config(settings: Settings) -> LanguageModelConfig:
+    d_model = settings.size("hidden_size")
+    inner = settings.size("intermediate_size", settings.size("expand", 2) * d_model)
+    if inner % d_model:
+        raise ValueError(sentence("intermediate_size", inner, f"a multiple of hidden_size = {d_model}"))
+    settings.only("d_inner", inner)
+    rank = settings.take("time_step_rank", "auto")
+    return LanguageModelConfig(
+        vocab_size=settings.size("vocab_size", 50280),
+        n_layer=take_common(settings, d_model),
+        d_model=d_model,
+        d_channel_mixing=0,
+        mixer="mamba",
+        mixer_options={
+            "d_state": settings.size("state_size", 16),
+            "d_conv": settings.size("conv_kernel", 4),
+            "expand": inner // d_model,
+            "dt_rank": math.ceil(d_model / 16) if rank == "auto" else rank,
+        },
+        norm="rms",
+        norm_epsilon=settings.number("layer_norm_epsilon", 1e-5),
+        biases=False,
+        tie_embeddings=settings.flag("tie_word_embeddings", True),
+    )
+
+
+def _rules(config: LanguageModelConfig) -> list[Rule]:
+    return common_rules(_MIXER)
+
+
+def _settings(config: LanguageModelConfig) -> dict[str, Any]:
+    options = config.mixer_options
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layer,
+        "state_size": options.get("d_state", 16),
+        "conv_kernel": options.get("d_conv", 4),
+        "expand": options.get("expand", 2),
+        "time_step_rank": options.get("dt_rank") or "auto",
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+register_architecture(Architecture("mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings))

@@ -1,0 +1,166 @@
+"""Griffin as transformers' RecurrentGemmaForCausalLM has it (google/recurrentgemma-2b, -9b)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurra.checks import require
+from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.rules import Rule, one_more
+from recurra.convert.published.settings import Settings
+from recurra.models import LanguageModelConfig
+
+_KINDS = {"recurrent": "rg-lru", "attention": "rotary-attention"}
+_RECURRENT = {
+    "gate": "linear_y",
+    "input_projection": "linear_x",
+    "convolution": "conv_1d",
+    "output_projection": "linear_out",
+}
+_FEED_FORWARD = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_ROTATED_SHARE = 0.5
+
+
+def _config(settings: Settings) -> LanguageModelConfig:
+    d_model, n_layer = settings.size("hidden_size", 2560), settings.size("num_hidden_layers", 26)
+    n_heads = settings.size("num_attention_heads", 10)
+    kinds = settings.take("block_types", ["recurrent", "recurrent", "attention"])
+    require(bool(kinds) and set(kinds) <= _KINDS.keys(), "block_types", kinds, f"a list of {', '.join(_KINDS)}")
+    hidden = settings.size("intermediate_size", 3 * 2560)
+    width = settings.take("lru_width")
+    rotation = settings.take("rope_parameters") or {}
+    theta = rotation.get("rope_theta", settings.take("rope_theta", 10000.0))
+    share = rotation.get("partial_rotary_factor", settings.take("partial_rotary_factor", _ROTATED_SHARE))
+    require(rotation.get("rope_type", "default") == "default", "rope_type", rotation.get("rope_type"), "'default'")
+    require(theta == 10000.0, "rope_theta", theta, "10000.0, as rotary-attention has it")
+    settings.only("hidden_activation", "gelu_pytorch_tanh")
+    settings.only("attention_bias", False)
+    settings.only("head_dim", d_model // n_heads)
+    settings.only("rope_scaling", None)
+    settings.ignore("w_init_variance_scale", "final_w_init_variance_scale", "layer_types", "layers_block_type")
+    return LanguageModelConfig(
+        vocab_size=settings.size("vocab_size", 256000),
+        n_layer=n_layer,
+        d_model=d_model,
+        d_channel_mixing=hidden // 2,
+        mixer=[_KINDS[kinds[number % len(kinds)]] for number in range(n_layer)],
+        mixer_options=_options(
+            [_KINDS[kind] for kind in kinds[:n_layer]],
+            recurrent={
+                "lru_width": d_model if width is None else width,
+                "n_heads": n_heads,
+                "d_conv": settings.size("conv1d_width", 4),
+            },
+            attention={
+                "n_heads": n_heads,
+                "n_kv_heads": settings.take("num_key_value_heads") or n_heads,
+                "rotated_share": float(share),
+                "window": settings.size("attention_window_size", 2048),
+                "output_bias": True,
+                "dropout": settings.number("attention_dropout", 0.0),
+            },
+        ),
+        feed_forward="geglu-tanh",
+        norm="rms",
+        norm_epsilon=settings.number("rms_norm_eps", 1e-6),
+        tie_embeddings=settings.flag("tie_word_embeddings", True),
+        # transformers keeps the factor in bfloat16
+        embedding_scale=float(torch.tensor(d_model**0.5, dtype=torch.bfloat16)),
+        logit_cap=settings.number("logits_soft_cap", 30.0),
+    )
+
+
+def _options(mixers: list[str], *, recurrent: dict[str, Any], attention: dict[str, Any]) -> dict[str, Any]:
+    options = {"rg-lru": recurrent, "rotary-attention": attention}
+    return {name: options[name] for name in dict.fromkeys(mixers)}
+
+
+def _rules(config: LanguageModelConfig) -> list[Rule]:
+    rules = [
+        Rule(r"embedding\.weight", ("model.embed_tokens.weight",)),
+        one_more(r"blocks\.(\d+)\.norm_mixing\.weight", r"model.layers.\1.temporal_pre_norm.weight"),
+        one_more(r"blocks\.(\d+)\.norm_feed_forward\.weight", r"model.layers.\1.channel_pre_norm.weight"),
+        one_more(r"norm\.weight", "model.final_norm.weight"),
+        Rule(r"head\.linear\.weight", ("lm_head.weight",)),
+    ]
+    for own, theirs in _FEED_FORWARD.items():
+        rules.append(Rule(rf"blocks\.(\d+)\.feed_forward\.{own}\.(\w+)", (rf"model.layers.\1.mlp_block.{theirs}.\2",)))
+    for number, (name, options) in enumerate(config.mixers):
+        rules += (_recurrent if name == "rg-lru" else _attention)(number, config.d_model, options)
+    return rules
+
+
+def _recurrent(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
+    own, theirs, n_heads = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block", options["n_heads"]
+    rules = [Rule(rf"{own}\.{name}\.(\w+)", (rf"{theirs}.{other}.\1",)) for name, other in _RECURRENT.items()]
+    rules.append(Rule(rf"{own}\.decay", (f"{theirs}.rg_lru.recurrent_param",)))
+    for name, other in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
+        rules.append(Rule(rf"{own}\.{name}\.weight", (f"{theirs}.rg_lru.{other}_weight",)))
+        bias = (f"{theirs}.rg_lru.{other}_bias",)
+        rules.append(Rule(rf"{own}\.{name}\.bias", bias, torch.flatten, lambda x: (x.unflatten(0, (n_heads, -1)),)))
+    return rules
+
+
+def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
+    own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block"
+    d_head = d_model // options["n_heads"]
+    order = _pairs(d_head, int(d_head * options["rotated_share"]))
+    back = torch.argsort(order)
+    rows = [options[name] * d_head for name in ("n_heads", "n_kv_heads", "n_kv_heads")]
+
+    def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([_reordered(q, order), _reordered(k, order), v])
+
+    def write(qkv: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = qkv.split(rows)
+        return _reordered(q, back), _reordered(k, back), v
+
+    names = tuple(f"{theirs}.{name}_proj.weight" for name in "qkv")
+    return [
+        Rule(rf"{own}\.qkv\.weight", names, read, write),
+        Rule(rf"{own}\.output_projection\.(\w+)", (rf"{theirs}.o_proj.\1",)),
+    ]
+
+
+def _pairs(d_head: int, n_rotated: int) -> Tensor:
+    """The order of a head's channels: transformers turns channel i with i + n / 2, and here 2i turns with 2i + 1."""
+    halves = torch.arange(n_rotated).view(2, -1)
+    return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
+
+
+def _reordered(weight: Tensor, order: Tensor) -> Tensor:
+    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+
+
+def _settings(config: LanguageModelConfig) -> dict[str, Any]:
+    names = {name: kind for kind, name in _KINDS.items()}
+    options = dict(config.mixers)
+    recurrent, attention = options["rg-lru"], options.get("rotary-attention", {})
+    n_heads = recurrent.get("n_heads") or max(1, config.d_model // 256)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layer,
+        "intermediate_size": 2 * config.d_channel_mixing,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": attention.get("n_kv_heads", n_heads),
+        "block_types": [names.get(name, name) for name, _ in config.mixers],
+        "lru_width": recurrent.get("lru_width") or config.d_model,
+        "conv1d_width": recurrent.get("d_conv", 4),
+        "attention_window_size": attention.get("window") or 2048,
+        "attention_dropout": attention.get("dropout", 0.0),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": attention.get("rotated_share", _ROTATED_SHARE),
+        },
+        "rms_norm_eps": config.norm_epsilon,
+        "logits_soft_cap": config.logit_cap or 0.0,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+register_architecture(
+    Architecture("recurrent_gemma", "RecurrentGemmaForCausalLM", "rg-lru", _config, _rules, _settings)
+)

@@ -1,0 +1,106 @@
+"""xLSTM as transformers' xLSTMForCausalLM has it (NX-AI/xLSTM-7b): stacks of mLSTM layers."""
+
+import math
+from typing import Any
+
+from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.rules import Rule, stacked
+from recurra.convert.published.settings import Settings
+from recurra.models import LanguageModelConfig
+
+_HOW_IT_RUNS = (
+    "autocast_kernel_dtype",
+    "chunk_size",
+    "chunkwise_kernel",
+    "inference_state_dtype",
+    "max_inference_chunksize",
+    "mode",
+    "norm_reduction_force_float32",
+    "return_last_states",
+    "sequence_kernel",
+    "step_kernel",
+)
+
+
+def _config(settings: Settings) -> LanguageModelConfig:
+    d_model, n_layer = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32)
+    multiple = settings.size("ffn_round_up_to_multiple_of", 64)
+    hidden = d_model * settings.number("ffn_proj_factor", 2.667)
+    settings.only("embedding_dim", d_model)
+    settings.only("num_blocks", n_layer)
+    settings.only("use_bias", False)
+    settings.only("add_out_norm", True)
+    settings.only("norm_eps", 1e-6)
+    settings.only("eps", 1e-6)
+    settings.only("gate_soft_cap", 15.0)
+    settings.only("weight_mode", "single")
+    settings.ignore(*_HOW_IT_RUNS)
+    return LanguageModelConfig(
+        vocab_size=settings.size("vocab_size", 50304),
+        n_layer=n_layer,
+        d_model=d_model,
+        d_channel_mixing=int((hidden + multiple - 1) // multiple * multiple),
+        mixer="mlstm",
+        mixer_options={
+            "d_qk": int(d_model * settings.number("qk_dim_factor", 0.5)),
+            "d_v": int(d_model * settings.number("v_dim_factor", 1.0)),
+            "n_heads": settings.size("num_heads", 8),
+        },
+        feed_forward="swiglu",
+        norm="rms",
+        norm_epsilon=1e-6,
+        biases=False,
+        tie_embeddings=settings.flag("tie_word_embeddings", False),
+        logit_cap=settings.number("output_logit_soft_cap", 30.0),
+    )
+
+
+def _rules(config: LanguageModelConfig) -> list[Rule]:
+    d_qk, d_v, n_heads = _sizes(config)
+    own, theirs = r"blocks\.(\d+)", r"backbone.blocks.\1"
+    names = (rf"{theirs}.mlstm_layer.{name}.weight" for name in ("q", "k", "v", "ogate_preact"))
+    gates = [rf"{theirs}.mlstm_layer.{name}_preact.\2" for name in ("igate", "fgate")]
+    return [
+        Rule(r"embedding\.weight", ("backbone.embeddings.weight",)),
+        Rule(rf"{own}\.norm_mixing\.weight", (rf"{theirs}.norm_mlstm.weight",)),
+        Rule(rf"{own}\.norm_feed_forward\.weight", (rf"{theirs}.norm_ffn.weight",)),
+        stacked(rf"{own}\.mixer\.qkvo\.weight", list(names), [d_qk, d_qk, d_v, d_v]),
+        stacked(rf"{own}\.mixer\.gates\.(\w+)", gates, [n_heads, n_heads]),
+        Rule(rf"{own}\.mixer\.norm_weight", (rf"{theirs}.mlstm_layer.multihead_norm.weight",)),
+        Rule(rf"{own}\.mixer\.output_projection\.weight", (rf"{theirs}.mlstm_layer.out_proj.weight",)),
+        Rule(rf"{own}\.feed_forward\.gate\.weight", (rf"{theirs}.ffn.proj_up_gate.weight",)),
+        Rule(rf"{own}\.feed_forward\.up\.weight", (rf"{theirs}.ffn.proj_up.weight",)),
+        Rule(rf"{own}\.feed_forward\.down\.weight", (rf"{theirs}.ffn.proj_down.weight",)),
+        Rule(r"norm\.weight", ("backbone.out_norm.weight",)),
+        Rule(r"head\.linear\.weight", ("lm_head.weight",)),
+    ]
+
+
+def _settings(config: LanguageModelConfig) -> dict[str, Any]:
+    d_qk, d_v, n_heads = _sizes(config)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layer,
+        "num_heads": n_heads,
+        "qk_dim_factor": _factor(d_qk, config.d_model),
+        "v_dim_factor": _factor(d_v, config.d_model),
+        "ffn_proj_factor": config.d_channel_mixing / config.d_model,
+        "ffn_round_up_to_multiple_of": max(config.d_channel_mixing, 1),
+        "output_logit_soft_cap": config.logit_cap or math.inf,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _sizes(config: LanguageModelConfig) -> tuple[int, int, int]:
+    options, d_model = config.mixer_options, config.d_model
+    return options.get("d_qk") or d_model // 2, options.get("d_v") or d_model, options.get("n_heads", 8)
+
+
+def _factor(channels: int, d_model: int) -> float:
+    """The factor that makes `channels` of d_model, rounded down as transformers does."""
+    factor = channels / d_model
+    return factor if int(d_model * factor) == channels else math.nextafter(factor, math.inf)
+
+
+register_architecture(Architecture("xlstm", "xLSTMForCausalLM", "mlstm", _config, _rules, _settings))

@@ -1,0 +1,64 @@
+"""Small models of transformers' own classes, with random weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.utils import logging
+
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+    "attention_window_size": 5,
+    "pad_token_id": 0,
+}
+XLSTM = {
+    "num_heads": 4,
+    "ffn_proj_factor": 1.4,
+    "ffn_round_up_to_multiple_of": 8,
+    "autocast_kernel_dtype": "float32",
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
+    "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
+    "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
+    "xlstm": ("xLSTM", XLSTM),
+    "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
+    "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),
+}
+"""Class and settings of each model, by a name for the tests."""
+
+
+def peer(name: str, **changes: Any) -> nn.Module:
+    """Make one of `CASES` in evaluation mode, every weight random."""
+    kind, settings = CASES[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings, **changes})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model
+
+
+@pytest.fixture(scope="session")
+def peers(tmp_path_factory) -> Callable[[str], tuple[nn.Module, Path]]:
+    """A peer of `CASES` and its folder, made once; both are only to be read."""
+    known: dict[str, tuple[nn.Module, Path]] = {}
+    logging.disable_progress_bar()
+
+    def made(name: str) -> tuple[nn.Module, Path]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            model = peer(name)
+            model.save_pretrained(folder)
+            known[name] = (model, folder)
+        return known[name]
+
+    return made

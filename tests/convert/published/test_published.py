@@ -1,0 +1,226 @@
+"""Published models against transformers' own classes: logits, streams, generated text, and the way back."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.convert.published.conftest import CASES, SIZES
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+from recurra.convert import PortableModel
+from recurra.convert.published import from_huggingface, to_huggingface, without_unused_tokens
+from recurra.runs.formats import convert_model, format_of, read_model
+
+TOKENS = torch.randint(50, (2, 19), generator=torch.Generator().manual_seed(1))
+
+
+def logits_of(peer, tokens, **options):
+    with torch.inference_mode():
+        return peer(tokens, use_cache=False, **options).logits
+
+
+@pytest.fixture
+def copy(peers, tmp_path):
+    """A folder of a peer that a test may change."""
+
+    def copied(name):
+        return shutil.copytree(peers(name)[1], tmp_path / name)
+
+    return copied
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_the_peers(name, peers):
+    peer, folder = peers(name)
+    model = from_huggingface(folder).model
+    assert not model.training
+    torch.testing.assert_close(model(TOKENS)[0], logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_in_pieces_and_left_padding(name, peers):
+    _, folder = peers(name)
+    model = from_huggingface(folder, dtype=torch.float64).model
+    whole, last = model(TOKENS)
+    pieces, state = [], None
+    for piece in TOKENS.split([1, 7, 0, 11], 1):
+        logits, state = model(piece, state)
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-10)
+    padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), TOKENS], 1)
+    mask = torch.cat([torch.zeros(2, 4), torch.ones(2, 19)], 1).bool()
+    logits, state = model(padded, mask=mask)
+    torch.testing.assert_close(logits[:, 4:], whole, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model(TOKENS[:, :3], state)[0], model(TOKENS[:, :3], last)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_back_is_transformers_own_class(name, peers, tmp_path):
+    peer, folder = peers(name)
+    to_huggingface(from_huggingface(folder), tmp_path / "back")
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert type(back) is type(peer)
+    ours, theirs = back.state_dict(), peer.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name in ours:  # scales kept as distances from 1 are rounded on the way
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=2e-7)
+    torch.testing.assert_close(logits_of(back, TOKENS), logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
+
+
+def test_greedy_text_is_transformers(peers):
+    peer, folder = peers("mamba")
+    model = from_huggingface(folder).model
+    expected = peer.generate(TOKENS[:1], max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    found, state = TOKENS[:1], None
+    piece = found
+    for _ in range(12):
+        logits, state = model(piece, state)
+        piece = logits[:, -1:].argmax(-1)
+        found = torch.cat([found, piece], 1)
+    assert torch.equal(found, expected)
+
+
+def test_shards_with_an_index(copy):
+    folder = copy("mamba")
+    whole = from_huggingface(folder).model.state_dict()
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    for number, part in enumerate((names[:5], names[5:])):
+        save_file({name: weights[name] for name in part}, folder / f"part-{number}.safetensors")
+    places = {name: f"part-{int(name not in names[:5])}.safetensors" for name in names}
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    found = from_huggingface(folder).model.state_dict()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    index.write_text(json.dumps({"weight_map": {**places, "elsewhere": "part-0.safetensors"}}))
+    with pytest.raises(ValueError, match="one that lists elsewhere; expected tensors that its shards hold"):
+        from_huggingface(folder)
+    index.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
+    with pytest.raises(ValueError, match="expected a file of the same folder"):
+        from_huggingface(folder)
+    index.unlink()
+    with pytest.raises(FileNotFoundError, match=r"without weights; expected model\.safetensors or pytorch_model\.bin"):
+        from_huggingface(folder)
+
+
+def test_bfloat16_weights(peers, tmp_path):
+    _, folder = peers("mamba")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    shutil.copy(folder / "config.json", tmp_path)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    model = from_huggingface(tmp_path).model
+    assert model.embedding.weight.dtype == torch.float32
+    assert torch.equal(model.embedding.weight, weights["backbone.embeddings.weight"].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mamba", {"use_bias": True}, r"use_bias in .*config\.json is True, which is not supported; expected False"),
+        (
+            "mamba",
+            {"hidden_act": "gelu"},
+            "hidden_act .* is 'gelu', which is not supported; expected 'silu' or 'swish'",
+        ),
+        ("mamba", {"hidden_size": None}, "hidden_size in .* is missing; expected a whole number above 0"),
+        ("mamba", {"warp_drive": 9}, "is one with warp_drive; expected no entries that this converter does not know"),
+        ("mamba", {"model_type": "llama"}, "model_type in .* is 'llama'; expected one of"),
+        (
+            "mamba",
+            {"state_size": 6},
+            r"the shape of backbone\.layers\.0\.mixer\.A_log .* is \(48, 5\); expected \(48, 6\)",
+        ),
+        ("mamba", {"num_hidden_layers": 3}, r"not one model's \(missing: backbone\.layers\.2\.norm\.weight"),
+        ("mamba", {"num_hidden_layers": 10**6}, "1000000 blocks for 22 tensors; expected at least one tensor a block"),
+        ("mamba", {"num_hidden_layers": 1}, r"unknown: backbone\.layers\.1\.mixer\.A_log, .* and \d more"),
+        ("mamba-untied", {"tie_word_embeddings": True}, "differ; expected one in which they are equal, as its config"),
+        ("recurrent-gemma", {"rope_theta": 5e5, "rope_parameters": None}, "rope_theta is 500000.0; expected 10000"),
+        ("recurrent-gemma", {"attention_bias": True}, "attention_bias .* is True, which is not supported"),
+        ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types is .*; expected a list of recurrent, attention"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_by_name(copy, name, change, message):
+    folder = copy(name)
+    file = folder / "config.json"
+    entries = {**json.loads(file.read_text()), **change}
+    file.write_text(json.dumps({key: value for key, value in entries.items() if value is not None}))
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(folder)
+
+
+def tokenizer_of(n_tokens):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: number for number, letter in enumerate(alphabet)}
+    merges = [("a", letter) for letter in "bcdefghij"][: n_tokens - 256]
+    words |= {left + right: 256 + number for number, (left, right) in enumerate(merges)}
+    tokenizer = Tokenizer(models.BPE(words, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture
+def with_tokenizer(tmp_path):
+    """A published Mamba of 264 rows whose tokenizer has 260 tokens."""
+    from tests.convert.published.conftest import peer
+
+    model, folder = peer("mamba", vocab_size=264), tmp_path / "peer"
+    model.save_pretrained(folder)
+    tokenizer_of(260).save(str(folder / "tokenizer.json"))
+    return model, folder
+
+
+def test_a_run_has_the_tokens_of_the_tokenizer(with_tokenizer, tmp_path):
+    peer, folder = with_tokenizer
+    assert format_of(folder) == "published"
+    assert from_huggingface(folder).model.config.vocab_size == 264
+    assert convert_model(folder, tmp_path / "run", "run") <= 1e-5
+    tokens = torch.randint(260, (1, 9))
+    run = read_model(tmp_path / "run")
+    assert run.model.config.vocab_size == len(run.tokenizer) == 260
+    torch.testing.assert_close(run.model(tokens)[0], logits_of(peer, tokens)[..., :260], rtol=1e-5, atol=1e-5)
+    assert convert_model(tmp_path / "run", tmp_path / "back", "published") == 0
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    torch.testing.assert_close(logits_of(back, tokens), logits_of(peer, tokens)[..., :260], rtol=1e-6, atol=1e-6)
+    assert read_model(tmp_path / "back").tokenizer.encode("abba\n").tolist() == run.tokenizer.encode("abba\n").tolist()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(with_tokenizer):
+    _, folder = with_tokenizer
+    tokenizer_of(265).save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="the model's vocabulary is 264 tokens; expected the 265 of its tokenizer"):
+        without_unused_tokens(from_huggingface(folder))
+
+
+def test_models_that_no_class_of_transformers_has_are_refused(tmp_path):
+    from recurra.models import LanguageModel, LanguageModelConfig
+
+    def refused(message, **options):
+        shape = {"vocab_size": 50, "n_layer": 1, "d_model": 8, "d_channel_mixing": 0, **options}
+        with pytest.raises(ValueError, match=message):
+            to_huggingface(PortableModel(LanguageModel(LanguageModelConfig(**shape)), None), tmp_path / "no")
+
+    refused("mixer is gateloop; expected one that transformers has a class for: mamba")
+    refused("norm 'layer' instead of 'rms'; expected the shape of a MambaForCausalLM", mixer="mamba", biases=False)
+    assert not (tmp_path / "no").exists()
+
+
+def test_our_own_mamba_of_published_shape_is_exported(tmp_path):
+    from recurra.models import LanguageModel, LanguageModelConfig
+
+    shape = {"vocab_size": 50, "n_layer": 2, "d_model": 24, "d_channel_mixing": 0, "mixer": "mamba", "norm": "rms"}
+    model = LanguageModel(LanguageModelConfig(**shape, biases=False)).eval()
+    to_huggingface(PortableModel(model, None), tmp_path / "theirs")
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    torch.testing.assert_close(logits_of(peer, TOKENS), model(TOKENS)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_every_case_is_of_a_registered_architecture(peers):
+    assert SIZES["vocab_size"] == 50
+    for name in CASES:
+        assert format_of(peers(name)[1]) == "published"
