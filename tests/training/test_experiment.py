@@ -118,7 +118,7 @@ def test_plain_data_holds_no_objects():
     plain = to_plain(TextExperiment(data=TextConfig(path="somewhere")))
     assert plain["experiment"] == "text"
     assert plain["data"]["path"] == "somewhere"
-    assert plain["model"] == asdict(LanguageModelShape())
+    assert plain["model"] == {**asdict(LanguageModelShape()), "init_from": None}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_experiment_that_was_made_is_as_one_that_was_written():
     """It has a corpus, the model's shape and the sections of all experiments, in the order of a recipe."""
     experiment = EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
     assert list(to_plain(experiment)) == list(to_plain(TextExperiment(data=TextConfig(path="somewhere"))))
-    assert to_plain(experiment)["model"] == asdict(RecurrentMemoryTransformerShape())
+    assert to_plain(experiment)["model"] == {**asdict(RecurrentMemoryTransformerShape()), "init_from": None}
     assert experiment == EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
     assert experiment != EXPERIMENTS["text-crt"](data=TextConfig(path="somewhere"))
     model = segmented(EXPERIMENTS["text-rmt"], RecurrentMemoryTransformerShape, 5, n_memory=3)

@@ -16,8 +16,15 @@ from recurra.data.tasks import InductionConfig, RecallConfig, StateTrackingConfi
 from recurra.data.video import MotionsConfig, VideoConfig
 from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.training.language_start import start_language_model
 from recurra.training.metrics import Unit
-from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, TimeSformerRecipe
+from recurra.training.models import (
+    CompactRecurrentViTRecipe,
+    LanguageModelRecipe,
+    ModelRecipe,
+    TimeSformerRecipe,
+    language_model_recipe,
+)
 from recurra.training.starting_weights import start_from
 
 
@@ -90,12 +97,22 @@ class TextExperiment(Experiment):
     """The kind of experiment."""
     data: TextConfig
     """The corpus."""
-    model: LanguageModelShape = field(default_factory=LanguageModelShape)
+    model: LanguageModelRecipe = field(default_factory=LanguageModelRecipe)
     """The model."""
+
+    def __post_init__(self) -> None:
+        # in Python the model's shape alone is enough
+        recipe = next(field.default_factory for field in fields(self) if field.name == "model")
+        if not hasattr(self.model, "init_from"):
+            self.model = recipe(**vars(self.model))  # type: ignore[operator]
 
     def sizes(self, data: DataSet) -> DataSizes:
         """Return the sizes that the model takes from `data`: the vocabulary and the length of a segment."""
         return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
+
+    def load_initial_weights(self, model: nn.Module) -> str:
+        """Load the weights of `model.init_from` into a fresh model."""
+        return start_language_model(model, self.model.init_from) if self.model.init_from else ""
 
 
 def experiment_name(entry: ModelEntry) -> str:
@@ -107,11 +124,12 @@ def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
     """Make the experiment of a registered language model: a corpus, and the model's shape."""
     if (name := experiment_name(entry)) == TextExperiment.experiment:
         return TextExperiment
+    recipe = language_model_recipe(entry)
     kind = make_dataclass(
         f"{entry.label}Experiment",
         [
             ("experiment", Literal[name], field(default=name)),
-            ("model", entry.shape, field(default_factory=entry.shape)),
+            ("model", recipe, field(default_factory=recipe)),
         ],
         bases=(TextExperiment,),
         kw_only=True,

@@ -1,11 +1,11 @@
-"""Models as recipes describe them: shapes that build, and for videos the weights to start from."""
+"""Models as recipes describe them: shapes that build, and the weights to start from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from recurra.models import CompactRecurrentViTShape, TimeSformerShape
+from recurra.models import CompactRecurrentViTShape, LanguageModelShape, ModelEntry, TimeSformerShape
 
 
 @runtime_checkable
@@ -19,6 +19,29 @@ class ModelRecipe(Protocol):
             sizes: the sizes of the data: `DataSizes` or `VideoSizes`, whichever the model takes.
         """
         ...
+
+
+@dataclass(kw_only=True)
+class StartingLanguageModel:
+    """What recipes of language models have beside the shape: the weights to start from."""
+
+    init_from: str | None = None
+    """Start from these weights instead of fresh ones: the folder of a run (its best checkpoint), a checkpoint, a
+    .safetensors file of ours, or a folder of a published model. Shape and vocabulary must be the recipe's; dropouts may
+    differ. A resumed run continues with its own weights."""
+
+
+@dataclass(kw_only=True)
+class LanguageModelRecipe(LanguageModelShape, StartingLanguageModel):
+    """A recurrent language model; its vocabulary comes from the data."""
+
+
+def language_model_recipe(entry: ModelEntry) -> type[Any]:
+    """Make what recipes say of a registered language model: its shape, and the weights to start from."""
+    kind = make_dataclass(f"{entry.label}Recipe", [], bases=(entry.shape, StartingLanguageModel), kw_only=True)
+    kind.__doc__ = entry.shape.__doc__
+    kind.__module__ = __name__
+    return kind
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,71 @@
+"""The weights that a language model starts from: a run's, a single file's, or a published model's."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from recurra.checks import sentence
+from recurra.convert import load_single_file
+from recurra.convert.published import ARCHITECTURES, from_huggingface, model_type_of, without_unused_tokens
+from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
+from recurra.training.run_folder import RunFolder
+
+_READ = "the folder of a run, a checkpoint (.pt), a .safetensors file of ours, or a folder of a published model"
+
+
+def start_language_model(model: nn.Module, path: str) -> str:
+    """Load trained weights into a fresh language model of the same shape and vocabulary; dropouts may differ.
+
+    Args:
+        model: changed in place.
+        path: the folder of a run (its best checkpoint), a checkpoint of a run (.pt), a single file (.safetensors), or
+            a folder of a published model that `recurra convert` reads.
+
+    Returns:
+        a line that says what was done.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+        ValueError: it has no weights of a language model, or of another shape or vocabulary.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise FileNotFoundError(sentence("model.init_from", f"{place}, which does not exist", _READ))
+    weights, shape, what = _read(place)
+    ours = asdict(model.config)  # type: ignore[call-overload]
+    differing = [
+        f"{name} {value!r}, not {ours[name]!r}"
+        for name, value in shape.items()
+        if name in ours and "dropout" not in name and not _same(value, ours[name])
+    ]
+    if differing:
+        raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
+    load_weights(model, weights, place)
+    return f"starts from {what}"
+
+
+def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str]:
+    """Weights by our names, the shape of their model, and what messages call them."""
+    if place.suffix == ".safetensors":
+        portable = load_single_file(place)
+    elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
+        portable = without_unused_tokens(from_huggingface(place))
+    elif RunFolder(place).checkpoints.is_dir() or place.suffix == ".pt":
+        if place.is_dir():
+            file, saved = CheckpointFolder(RunFolder(place).checkpoints).load("best")
+        else:
+            file, saved = place, load_checkpoint(place)
+        return scored_weights(saved), saved["config"]["model"], f"{file}, step {saved['position']['step']}"
+    else:
+        raise ValueError(sentence("model.init_from", f"{place}, which is none of these", _READ))
+    return portable.model.state_dict(), asdict(portable.model.config), str(place)  # type: ignore[call-overload]
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    sequences = (list, tuple)
+    if isinstance(theirs, sequences) and isinstance(ours, sequences):
+        return list(theirs) == list(ours)
+    return bool(theirs == ours)
