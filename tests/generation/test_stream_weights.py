@@ -5,7 +5,7 @@ import torch
 
 from recurra.decoding import RecordedStep
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.generation import GenerationConfig, Stream, Streams
+from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.state import tensors
 
 from .conftest import VOCABULARY
@@ -84,3 +84,19 @@ def test_errors(gateloop):
         Streams(gateloop, weights="int4")
     with pytest.raises(ValueError, match="expected float32 on the CPU"):
         Stream(gateloop.double(), weights="float32")
+
+
+def test_marks_and_drafts_of_compiled_steps(model):
+    """Steps that are compiled leave the states alone that marks hold."""
+    model, likeliest = model.float(), SamplingConfig(temperature=0.0)
+    plain, fast, draft = Stream(model), Stream(model, weights="float32"), Stream(model, weights="float32")
+    speculation = Speculation(fast, draft, n_drafted=3)
+    plain.feed([1, 2, 3])
+    speculation.feed([1, 2, 3])
+    mark, logits = fast.mark(), fast.logits
+    expected = list(plain.generate(9, sampling=likeliest))
+    assert list(speculation.generate(9, sampling=likeliest)) == expected
+    assert speculation.drafts.n_accepted >= 5  # the last draft is shorter
+    fast.rewind(mark)
+    assert torch.equal(fast.logits, logits)
+    assert list(fast.generate(9, sampling=likeliest)) == expected
