@@ -34,6 +34,9 @@ MIXERS = {
     "gru": {},
     "mamba": {},
     "mamba3": {"n_heads": 2, "d_state": 8},
+    "gla": {"n_heads": 2},
+    "mlstm": {"n_heads": 2},
+    "rg-lru": {"n_heads": 2},
     "gated-delta-net": {"n_heads": 2},
 }
 

@@ -32,6 +32,7 @@ STEPS = {
     "roots": (lambda x: ((x * x).sqrt(), (x * x).rsqrt(), 1 / x, x.reciprocal(), x**2), [X]),
     "gelu": (lambda x: (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x)), [X]),
     "softplus": (lambda x: (F.softplus(x), F.softplus(30 * x)), [X]),
+    "log, exp": (lambda x: (F.logsigmoid(x), F.logsigmoid(30 * x), x.expm1(), (9 * x).expm1()), [X]),
     "bounds": (lambda x: (x.relu(), x.clamp(-0.1, 0.2), x.clamp(max=0), x.clamp(min=0), x.clamp_min(0.1)), [(4, 6)]),
     "two": (lambda x, y: (x + y, x - y, x * y, x / y, torch.maximum(x, y), torch.minimum(x, y)), [(3, 1, 6), (2, 6)]),
     "numbers": (lambda x: (x + 2, x - 1.5, 3 - x, x * 0.3, x / 7, 2 / x), [X]),

@@ -49,6 +49,7 @@ def test_relative_errors(wide):
     assert relative("sigmoid", wide, x.sigmoid()) < 1.8e-7
     assert relative("tanh", wide, x.tanh()) < 1.8e-7
     assert relative("softplus", wide, functional.softplus(x, threshold=1000)) < 2.2e-7
+    assert relative("expm1", wide, x.expm1()) < 4e-7
     assert relative("sqrt", wide.abs(), x.abs().sqrt()) < 6e-8
 
 
@@ -85,7 +86,7 @@ def test_what_two_numbers_make():
         assert run(name, torch.tensor([1.0]), torch.tensor([math.nan])).isnan().all()
 
 
-@pytest.mark.parametrize("name", ["exp", "sin", "cos", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "sqrt"])
+@pytest.mark.parametrize("name", ["exp", "expm1", "sin", "cos", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "sqrt"])
 @pytest.mark.parametrize("copies", [1, WIDTH])
 def test_the_edges_are_those_of_torch(name, copies):
     at = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e30, -1e30, 1e-42, -120.0, 120.0]

@@ -20,7 +20,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 FUNCTIONS = (
     *("copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt"),
-    *("exp", "sin", "cos", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "softplus"),
+    *("exp", "sin", "cos", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "softplus", "expm1"),
 )
 """What a MAP computes; its number is the place in this list. Functions of one argument ignore b."""
 

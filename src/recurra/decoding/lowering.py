@@ -59,7 +59,7 @@ def _map(memory: StepMemory, name: str, out: Tensor, x: _Number, y: _Number | No
         memory.map(name, out_im, 0.0 if x_im is None else x_im, missing if y_im is None else y_im)
 
 
-for _name in ("exp", "sin", "cos", "sqrt", "sigmoid", "silu", "tanh", "abs"):
+for _name in ("exp", "sin", "cos", "sqrt", "sigmoid", "silu", "tanh", "expm1", "abs"):
 
     def _unary(memory: StepMemory, out: Tensor, x: Tensor, name: str = _name) -> None:
         memory.map(name, out, x)
@@ -89,6 +89,13 @@ def _softplus(memory: StepMemory, out: Tensor, x: Tensor, beta: float = 1, thres
     if (beta, threshold) != (1, 20):
         raise StepNotCompiled("a softplus has a factor or a threshold of its own")
     memory.map("softplus", out, x)
+
+
+@_rule("aten.log_sigmoid_forward.default")
+def _log_sigmoid(memory: StepMemory, outs: Sequence[Tensor], x: Tensor) -> None:
+    memory.map("neg", outs[0], x)
+    memory.map("softplus", outs[0], outs[0])
+    memory.map("neg", outs[0], outs[0])
 
 
 @_rule("aten.relu.default")

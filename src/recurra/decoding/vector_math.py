@@ -5,6 +5,7 @@ polynomial. The polynomials are fitted here, by Chebyshev interpolation in float
 
     exp, sigmoid, tanh  1.2e-7, 1.8e-7 and 1.8e-7, relative; 0 and infinity where exp leaves float32
     softplus            2.2e-7, relative
+    expm1               4e-7, relative
     sin, cos            9e-8 for |x| up to 2^30; some number from -1 to 1 where the reduction runs out of bits
     gelu (both), silu   1.6e-7 of max(|x|, 1)
 
@@ -157,6 +158,12 @@ class _Math:
         z = builder.fmul(size, size)
         small = self.multiply_add(builder.fmul(self.polynomial(_TANH, z), z), size, size)
         return self.call("copysign", self.choose("<", size, self.constant(_TANH_LARGE), small, large), x)
+
+    def expm1(self, x: ir.Value) -> ir.Value:
+        builder, one = self.builder, self.constant(1.0)
+        t = self.tanh(builder.fmul(x, self.constant(0.5)))
+        small = builder.fdiv(builder.fadd(t, t), builder.fsub(one, t))
+        return self.choose("<", self.absolute(x), one, small, builder.fsub(self.exp(x), one))
 
     def erf(self, x: ir.Value) -> ir.Value:
         size = self.minimum(self.absolute(x), self.constant(_ERF_IS_ONE))

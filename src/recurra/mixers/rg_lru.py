@@ -102,7 +102,8 @@ class RGLRU(Mixer):
         log_a = -_C * functional.softplus(at_least_float32(self.decay)) * r
         power = -torch.expm1(2 * log_a)  # 1 - a^2
         factor = torch.sqrt(power.clamp(min=torch.finfo(power.dtype).tiny))
-        factor = factor.masked_fill(_is_first(state.started, factor, mask)[..., None], 1.0)
+        first = _first_steps(state.started, x.shape[1], mask)[..., None]
+        factor = first + (1 - first) * factor
         h = linear_scan(keep(torch.exp(log_a), mask), blank(factor * i * at_least_float32(u), mask), state.h)
         started = torch.ones_like(state.started)
         if mask is not None:
@@ -111,10 +112,8 @@ class RGLRU(Mixer):
         return y, RGLRUState(last_step(h, state.h), window, started)
 
 
-def _is_first(started: Tensor, steps: Float[Tensor, "B L D"], mask: Tensor | None) -> Bool[Tensor, "B L"]:
-    """Mark the first counted step of every stream."""
+def _first_steps(started: Float[Tensor, "B 1"], length: int, mask: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B L"]:
+    """1 at the first counted step of every stream, 0 elsewhere."""
     if mask is None:
-        at_start = torch.arange(steps.shape[1], device=steps.device) == 0
-    else:
-        at_start = mask & (mask.cumsum(1) == 1)
-    return at_start & (started == 0)
+        return functional.pad(1 - started, (0, length - 1))
+    return (mask & (mask.cumsum(1) == 1)) * (1 - started)
