@@ -42,6 +42,7 @@ STEPS = {
     "joined": (lambda x, y: (torch.cat([x, y, x[:0]], 0), torch.stack([x, x, x + 1], 1)), [(3, 6), (2, 6)]),
     "padded": (lambda x: (F.pad(x, (1, 2), value=1.0), F.pad(x, (0, 1, 2, 0))), [X]),
     "sums": (lambda x: (x.sum(-1), x.sum(0, keepdim=True), x.sum((0, 2)), x.sum(), x.mean(1), x.amax(-1)), [(3, 4, 6)]),
+    "running sums": (lambda x: (x[:1].cumsum(0), x[:, :1].cumsum(1)), [X]),
     "softmax": (lambda x: (x.softmax(-1), x.softmax(0)), [X]),
     "glu": (lambda x: (F.glu(x, -1), F.glu(x, 1)), [(3, 4, 6)]),
     "norms": (lambda x: (F.layer_norm(x.t(), (3,)), F.layer_norm(x, (6,), VECTOR, VECTOR)), [X]),

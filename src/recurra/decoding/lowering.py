@@ -254,6 +254,13 @@ def _cat(memory: StepMemory, out: Tensor, parts: Sequence[Tensor], dim: int = 0)
             start += part.shape[dim]
 
 
+@_rule("aten.cumsum.default")
+def _cumsum(memory: StepMemory, out: Tensor, x: Tensor, dim: int) -> None:
+    if x.shape[dim] != 1:
+        raise StepNotCompiled(f"running sums of {x.shape[dim]} numbers")
+    memory.map("copy", out, x)
+
+
 @_rule("aten.stack.default")
 def _stack(memory: StepMemory, out: Tensor, parts: Sequence[Tensor], dim: int = 0) -> None:
     for number, part in enumerate(parts):

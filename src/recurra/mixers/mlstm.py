@@ -14,6 +14,7 @@ from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
+from recurra.scan.running import running_maximum
 
 _CAP = 15.0  # of the gates' pre-activations, as published
 _EPSILON = 1e-6  # as in the published code
@@ -108,7 +109,5 @@ def stabilisers(
     Differences of running sums lose digits over many steps. That is harmless: numbers near these stabilise as well, if
     the whole recurrence uses the same ones.
     """
-    if not isinstance(log_f.shape[1], torch.SymInt) and log_f.shape[1] == 1:
-        return torch.maximum(log_f + m[:, None], log_i)
     sums = log_f.cumsum(1)
-    return sums + torch.maximum((log_i - sums).cummax(1).values, m[:, None])
+    return sums + torch.maximum(running_maximum(log_i - sums), m[:, None])

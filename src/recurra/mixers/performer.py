@@ -14,6 +14,7 @@ from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
+from recurra.scan.running import running_maximum
 
 _LOWEST = -1e30  # the running maximum before the first step; finite, so that no difference is NaN
 
@@ -80,8 +81,8 @@ class Performer(Mixer):
             if mask is not None:
                 exponents = exponents.masked_fill(~mask[..., None, None], _LOWEST)
             start = torch.where(state.h[..., -1] > 0, state.peak, _LOWEST)[:, None]
-            peaks = torch.cat([start, exponents], 1).detach().cummax(1).values
-            decay, peaks = torch.exp(peaks[:, :-1] - peaks[:, 1:]), peaks[:, 1:]
+            peaks = torch.maximum(running_maximum(exponents.detach()), start.detach())
+            decay = torch.exp(torch.cat([start.detach(), peaks], 1)[:, :-1] - peaks)
             keys = blank(torch.exp(exponents - peaks), mask)
             scores = self._exponents(q) + peaks
             queries = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
