@@ -224,7 +224,7 @@ class Offset(nn.Module):
 
     def forward(self, tokens, state=None):
         logits, state = self.model(tokens, state)
-        return logits.cumsum(-1), state
+        return logits.cumprod(-1), state
 
 
 class Threshold(Offset):
@@ -240,7 +240,7 @@ def test_the_fastest_form_there_is():
     assert type(prepare_for_decoding(gateloop)) is CompiledStep
     assert type(prepare_for_decoding(gateloop, "int8")) is CompiledStep
     assert type(prepare_for_decoding(Offset(gateloop))) is RecordedStep
-    with pytest.raises(StepNotCompiled, match=r"no instruction for aten\.cumsum\.default$"):
+    with pytest.raises(StepNotCompiled, match=r"no instruction for aten\.cumprod\.default$"):
         CompiledStep(Offset(gateloop).eval(), 31)
     with pytest.raises(StepNotCompiled, match="gives a number that depends on the step"):
         CompiledStep(Threshold(gateloop).eval(), 31)

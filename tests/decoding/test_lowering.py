@@ -130,7 +130,8 @@ def test_a_parameter_whose_memory_is_exchanged_stays_readable():
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda x: (x.cumsum(0),), r"no instruction for aten\.cumsum"),
+        (lambda x: (x.cumprod(0),), r"no instruction for aten\.cumprod"),
+        (lambda x: (x.cumsum(0),), "running sums of 3 numbers"),
         (lambda x: (x.double(),), r"turned from torch\.float32 into torch\.float64"),
         (lambda x: (x.double() + 1,), "torch.float"),
         (lambda x: (x.add(x, alpha=2),), "a sum has a factor"),
