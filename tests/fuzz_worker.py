@@ -175,6 +175,31 @@ def of_gate_loop(seed, mode):
     return case.same(call, plain_gate_loop, (q, k, v, a, state), 1e-4)
 
 
+def plain_delta_rule(q, k, v, a, b, h):
+    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t."""
+    if 0 in (q.numel(), v.numel()):
+        return (q * k * a * b).sum(-1, keepdim=True) * v, h + 0 * a.sum()
+    outputs = []
+    for t in range(q.shape[1]):
+        key, rate = k[:, t, :, :, None], b[:, t, :, :, None]
+        h = a[:, t, :, :, None] * (h - rate * key * (key * h).sum(-2, keepdim=True)) + rate * key * v[:, t, :, None, :]
+        outputs.append((q[:, t, :, :, None] * h).sum(-2))
+    return torch.stack(outputs, 1), h
+
+
+def of_the_delta_rule(seed, mode):
+    case = Case(seed, "delta_rule", mode)
+    steps = case.size("B", 3), case.size("L", 5), case.size("H", 3)
+    d_qk, d_v = case.size("d_qk", 3), case.size("d_v", 9)
+    q, k, v = case.tensor("q", (*steps, d_qk)), case.tensor("k", (*steps, d_qk)), case.tensor("v", (*steps, d_v))
+    a, b = case.tensor("a", (*steps, 1), gate=True), case.tensor("b", (*steps, 1), gate=True)
+    state, fits = case.state("state", (steps[0], steps[2], d_qk, d_v), torch.float32)
+    call = lambda q, k, v, a, b, state: recurra.delta_rule(q, k, v, a, b, state, mode=mode)  # noqa: E731
+    if not fits:
+        return case.refused(lambda: call(q, k, v, a, b, state))
+    return case.same(call, plain_delta_rule, (q, k, v, a, b, state), 1e-4)
+
+
 def of_the_real_part(seed, number):
     case = Case(seed, "gate_loop_real_part", number)
     plane = torch.float64 if number == torch.float64 else torch.float32
@@ -297,6 +322,7 @@ CHECKS = (
     (of_associative_scans, ("sequential", "hillis_steele", "blelloch"), 25),
     (of_convolution_scans, SINGLE, 30),
     (of_gate_loop, ("auto", "recurrent", "scan", "chunk", "attention", "fused"), 30),
+    (of_the_delta_rule, ("auto", "recurrent", "chunk"), 30),
     (of_the_real_part, (torch.float32, torch.bfloat16, torch.float64), 50),
     (of_softmax_attention, SINGLE, 30),
     (of_cells, (GRUCell, NCGRUCell), 30),

@@ -16,5 +16,5 @@ def test_random_calls_are_right_or_refused(tmp_path):
     if ended.status < 0:
         status = f"signal {signal.Signals(-ended.status).name}"
     assert ended.status == 0, f"{status} in {last}\n{ended.stderr[-4000:]}"
-    assert sum(line.startswith("done ") for line in lines) == 11
+    assert sum(line.startswith("done ") for line in lines) == 12
     assert sum(line.startswith("case ") for line in lines) > 1000

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from recurra.decoding.step_graph import lower_step
 from recurra.decoding.step_memory import StepNotCompiled
 from recurra.decoding.step_program import StepProgram
+from recurra.deltarule import delta_rule
 from recurra.gateloop import fused  # noqa: F401  (the operator of the rule)
 from recurra.scan import operators  # noqa: F401
 
@@ -22,6 +23,11 @@ def fused_step(x, z):
     y, h_re, h_im = torch.ops.recurra.gate_loop_fused(q, k, v, re, im, *planes, False, "numba")
     real, last, _ = torch.ops.recurra.gate_loop_fused(q, k, v, re, None, planes[0], None, False, "numba")
     return y, torch.complex(h_re, h_im), real, last
+
+
+def delta_step(x, h):
+    q, k, v, ab = x[..., :5], x[..., 5:10], x[..., 10:17], x[..., 17:].sigmoid()
+    return delta_rule(q, k, v, ab[..., 0], ab[..., 1], h, mode="fused")
 
 
 X, Z, S, H = (3, 6), (3, 6, None), (2, 1, 6), (2, 6)  # None: complex
@@ -55,6 +61,7 @@ STEPS = {
     "complex, on": (lambda z, x: (z / x, z.sum(0), z.sum(), torch.stack([z, z], 1), torch.cat([z, z])), [Z, X]),
     "scan": (lambda x, h: (scan(VECTOR.expand(x.shape), x, h, False, "numba"),), [S, H]),
     "complex scan": (lambda x, h: (scan(TURN.expand(x.shape), x, h, False, "numba"),), [(*S, None), (*H, None)]),
+    "delta rule": (delta_step, [(2, 1, 3, 19), (2, 3, 5, 7)]),
     "gate loop": (fused_step, [(2, 6, 5), (2, 6, 1, None)]),
 }  # fmt: skip
 
@@ -160,6 +167,8 @@ def test_steps_that_have_no_instructions(step, message):
 def test_several_steps_of_a_recurrence_are_not_one():
     with pytest.raises(StepNotCompiled, match="a scan of 3 steps"):
         lower_step(lambda x: (scan(x, x, x[:, 0], False, "numba"),), [torch.randn(2, 3, 6)])
+    with pytest.raises(StepNotCompiled, match="a delta rule of 3 steps"):
+        lower_step(delta_step, [torch.randn(2, 3, 3, 19), torch.randn(2, 3, 5, 7)])
     step = torch.ops.recurra.gate_loop_fused
     with pytest.raises(StepNotCompiled, match="a recurrence of 3 steps"):
         lower_step(lambda x: step(x, x, x, x, None, x[:, 0], None, False, "numba")[:2], [torch.randn(2, 3, 6)])

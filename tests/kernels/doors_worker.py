@@ -222,6 +222,21 @@ def of_products():
     return each_wrong(lambda **given: decoding_linear(*given.values()), x, bad)
 
 
+def of_the_delta_rule():
+    steps = (4, 6, 3)
+    x = {"q": ones(*steps, 5), "k": ones(*steps, 5), "v": ones(*steps, 7), "a": ones(*steps, 1), "b": ones(*steps, 1)}
+    x["state"] = ones(4, 3, 5, 7)
+    others = {"batch": (1, 6, 3, 5), "length": (4, 5, 3, 5), "number of heads": (4, 6, 1, 5), "size": (4, 6, 3, 4)}
+    bad = {"k": wrong((*steps, 5), others)}
+    for name, size in (("v", 7), ("a", 1), ("b", 1)):
+        bad[name] = wrong(
+            (*steps, size), {"batch": (1, 6, 3, size), "length": (4, 5, 3, size), "number of dimensions": steps}
+        )
+    bad["state"] = wrong((4, 3, 5, 7), {"batch": (1, 3, 5, 7), "size": (4, 3, 5, 6), "layout": (4, 3, 7, 5)})
+    bad["q"] = {"type": ones(*steps, 5).double(), "number of dimensions": ones(4, 6, 15)}
+    return each_wrong(lambda **given: torch.ops.recurra.delta_rule_fused(*given.values()), x, bad)
+
+
 def of_sequences():
     x = {"projected": ones(4, 6, 15), "h": ones(4, 5), "gates": ones(10, 5), "candidate": ones(5, 5)}
 
@@ -245,7 +260,7 @@ def of_sequences():
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "front": of_the_front_doors, "products": of_products,
-    "cells": of_sequences,
+    "cells": of_sequences, "delta rule": of_the_delta_rule,
 }  # fmt: skip
 
 

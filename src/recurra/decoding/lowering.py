@@ -344,6 +344,31 @@ def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor
     _map(memory, "add", h, h, b)
 
 
+@_rule("recurra.delta_rule_fused.default")
+def _delta_rule(
+    memory: StepMemory,
+    outs: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+) -> None:
+    if q.shape[1] != 1:
+        raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
+    y, q, k, v, a, b = (x[:, 0].flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
+    last, state = outs[1].flatten(0, 1), state.flatten(0, 1)
+    decayed, value = memory.scratch(state.shape), memory.scratch(v.shape)
+    memory.map("mul", decayed, state, a)
+    _matrix_product(memory, value, k, decayed)
+    memory.map("sub", value, v, value)
+    memory.map("mul", value, b, value)
+    memory.map("mul", last, k.mT, value)
+    memory.map("add", last, decayed, last)
+    _matrix_product(memory, y, q, last)
+
+
 @_rule("recurra.gate_loop_fused.default")
 def _gate_loop(
     memory: StepMemory,

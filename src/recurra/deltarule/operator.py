@@ -6,16 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import require_choice
+from recurra.checks import require_choice, sentence
+from recurra.deltarule.fused import fused, why_not_fused
 from recurra.deltarule.inputs import check_inputs
 from recurra.deltarule.modes import chunk, recurrent
 from recurra.kernels.tensors import HALF
 
-MODES = ("auto", "recurrent", "chunk")
+MODES = ("auto", "recurrent", "chunk", "fused")
 _FEW = 4
-"""The most steps that "auto" computes one by one: measured on a CPU (docs/decisions.md)."""
+"""The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/decisions.md)."""
 
-_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk}
+_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": fused}
 
 
 def delta_rule(
@@ -45,7 +46,8 @@ def delta_rule(
         mode: how to compute it; all modes give the same result.
             "recurrent": step by step in plain torch, in O(L) steps.
             "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
-            "auto": "recurrent" for up to 4 steps, else "chunk".
+            "fused": step by step by one Numba kernel: float32 on the CPU, where no gradient is needed.
+            "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
 
     Returns:
         y and h_L. float16 and bfloat16 are computed in float32, also under autocast; y then has the type of q, k and v,
@@ -53,7 +55,7 @@ def delta_rule(
 
     Raises:
         TypeError: an argument is not a tensor of real floating-point numbers.
-        ValueError: shapes or devices do not fit, or the mode does not exist.
+        ValueError: shapes or devices do not fit, or the mode does not exist or is not for such inputs.
     """
     require_choice(MODES, mode=mode)
     check_inputs(q, k, v, a, b, state)
@@ -66,8 +68,7 @@ def delta_rule(
     if state is None:
         state = v.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
     state = state.to(compute)
-    if mode == "auto":
-        mode = "recurrent" if q.shape[1] <= _FEW else "chunk"
+    mode = _choose_mode(mode, q, k, v, a, b, state)
     if 0 in (q.numel(), v.numel()):
         y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
     else:
@@ -75,3 +76,15 @@ def delta_rule(
         with torch.autocast(q.device.type, enabled=False):
             y, last = _MODES[mode](q, k, v, a, b, state)
     return (y.to(given) if given in HALF else y), last
+
+
+def _choose_mode(mode: str, *tensors: Tensor) -> str:
+    """Return `mode` itself, or the choice of "auto". Raises ValueError for "fused" if it does not apply."""
+    if mode not in ("auto", "fused"):
+        return mode
+    obstacle = why_not_fused(*tensors)
+    if not obstacle:
+        return "fused"
+    if mode == "fused":
+        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
+    return "recurrent" if tensors[0].shape[1] <= _FEW else "chunk"
