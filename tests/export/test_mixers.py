@@ -51,7 +51,8 @@ REFUSED = {
     "rotary-attention", "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)
-TOLERANCE = 1e-5  # of the largest logit
+TOLERANCE = 1e-5  # of the largest number
+SMALLEST = 0.1  # a state may be smaller than the errors of a deep stack's inputs, which are of order 1, would allow
 
 
 def make_model(case: str) -> LanguageModel:
@@ -61,7 +62,7 @@ def make_model(case: str) -> LanguageModel:
 
 def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert (found - expected).abs().max() <= TOLERANCE * max(float(expected.abs().max()), SMALLEST)
 
 
 def real(state) -> list[torch.Tensor]:
