@@ -1,4 +1,4 @@
-"""GateLoop with heads, forward and backward: chunks beside the scan, a loop over steps and softmax attention.
+"""GateLoop with heads, forward and backward: chunks beside the delta rule, the scan, a loop and softmax attention.
 
 python -m benchmarks.chunk                    # (4, 4096, 8, 64), some minutes and 10 GB for scan and loop
 python -m benchmarks.chunk --only chunk sdpa  # the two quick ones
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
-from recurra import gate_loop
+from recurra import delta_rule, gate_loop
 from recurra.training.allocator import keep_large_blocks
 
-NAMES = ("chunk", "chunk, vector gate", "chunk, complex gate", "sdpa", "scan", "recurrent")
+NAMES = ("chunk", "chunk, vector gate", "chunk, complex gate", "delta rule", "sdpa", "scan", "recurrent")
 SLOW = ("scan", "recurrent")
 
 
@@ -41,6 +41,9 @@ def _call(name: str, shape: tuple[int, int, int, int]) -> Callable[[], object]:
         if name == "sdpa":
             q, k, v = (x.transpose(1, 2) for x in inputs[:3])
             return scaled_dot_product_attention(q, k, v, is_causal=True), inputs[:3]
+        if name == "delta rule":
+            q, k, v, a = inputs
+            return delta_rule(q, normalize(k, dim=-1), v, a, torch.full_like(a, 0.5))[0], inputs
         return gate_loop(*inputs, mode=name.partition(",")[0])[0], inputs
 
     def call() -> object:
