@@ -7,7 +7,7 @@ frames before the last norm.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,13 +15,57 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.checks import choose, require, sentence
 from recurra.convert.files import weights_of
+from recurra.convert.options import NO_CROSS_ATTENTION, Neutral, renamed, take_neutral
+from recurra.convert.published.settings import OF_NO_CONCERN
+from recurra.models.space_time_blocks import NORM_EPS
 from recurra.models.timesformer import TimeSformer, TimeSformerConfig
 
 _CHANNELS_OF_A_HEAD = 64
 """In all published vision Transformers; the weights do not tell."""
 _TIME_PARTS = ("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection")
 """What a block has with divided attention only."""
+_RENAMED = {
+    "num_channels": "n_channels",
+    "num_frames": "n_frames",
+    "num_labels": "n_classes",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "d_channel_mixing",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "attention_type": "attention",
+    "drop_path_rate": "drop_path",
+}
+"""The options of Hugging Face's TimesformerConfig to those here."""
+_NEUTRAL = {
+    **NO_CROSS_ATTENTION,
+    "hidden_act": Neutral(lambda value: value == "gelu", "'gelu'", "other activations are not supported"),
+    "layer_norm_eps": Neutral(lambda value: value == NORM_EPS, repr(NORM_EPS), "other norms are not supported"),
+    "qkv_bias": Neutral(lambda value: value is True, "True", "attention without biases is not supported"),
+}
+
+
+def _edge(size: Any) -> Any:
+    """The edge of what is square, given as one number or as both edges."""
+    if isinstance(size, (list, tuple)):
+        require(len(size) == 2 and size[0] == size[1], "image_size or patch_size", size, "two equal edges")
+        return size[0]
+    return size
+
+
+_TRANSLATED: dict[str, Callable[[Any], Any]] = {
+    "image_size": _edge,
+    "patch_size": _edge,
+    "hidden_dropout_prob": float,
+    "attention_probs_dropout_prob": float,
+    "drop_path_rate": float,
+    "attention_type": lambda value: choose(
+        "attention_type", {"divided_space_time": "divided", "joint_space_time": "joint", "space_only": "space"}, value
+    ),
+}
 _HEAD = ("head.weight", "head.bias")
 
 
@@ -101,8 +145,11 @@ def timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> T
         state_dict: a checkpoint of the original (`.pyth`, see `read_weights`), whose weights stand under `model_state`,
             or the weights themselves; their names (`model.blocks.0.attn.qkv.weight`, ...) may have `module.` and
             `model.` in front or not.
-        config: what the weights do not tell, by the names of `TimeSformerConfig`: dropouts, and `n_heads` where a head
-            has not 64 channels. Of what they do tell, three may be given and differ:
+        config: what the weights do not tell, by the names of `TimeSformerConfig` or of Hugging Face's
+            TimesformerConfig, which can be given whole: dropouts, `n_heads` if a head does not have 64 channels, and
+            `n_frames`, required with attention over space alone. Hugging Face's options that are not supported must be
+            neutral: `hidden_act` "gelu", `layer_norm_eps` 1e-6, `qkv_bias` True. Of what the weights do tell, three
+            may be given and differ:
             `image_size`: the position embeddings are interpolated over the grid of patches, nearest, as the original
             does in its forward pass. (Its loader interpolates along the row of all patches, which mixes lines.)
             `n_frames`: the time embeddings are interpolated, nearest.
@@ -112,7 +159,8 @@ def timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> T
         The model in evaluation mode, in the type of the weights.
 
     Raises:
-        ValueError: names are missing or unknown; or shapes and options contradict each other. The message says which.
+        ValueError: names are missing or unknown; an option is missing or not supported; or shapes and options
+            contradict each other. The message says which.
         TypeError: an option does not exist.
     """
     weights = weights_of(state_dict)
@@ -141,20 +189,28 @@ def timesformer_from_huggingface(state_dict: Mapping[str, Any], **config: Any) -
 
 
 def _convert(weights: Mapping[str, Tensor], names: _Names, options: dict[str, Any]) -> TimeSformer:
-    known = {field.name for field in fields(TimeSformerConfig)}
-    if wrong := [name for name in options if name not in known]:
-        raise TypeError(f"there is no option {', '.join(wrong)}; there are: {', '.join(sorted(known))}")
+    options = _own_options(options)
     fixed = _fixed_sizes(weights, names)
     for name in fixed.keys() & options.keys():
         if options[name] != fixed[name]:
             raise ValueError(f"{name} is given as {options[name]}; in the weights it is {fixed[name]}")
     of_data = _data_sizes(weights, names, fixed["patch_size"])
+    if fixed["attention"] == "space" and "n_frames" not in options:
+        mend = "with attention over space alone the weights do not tell"
+        raise ValueError(sentence("n_frames", "missing", "the frames of a segment (num_frames)", mend))
     if "n_heads" not in options:
         fixed["n_heads"] = _n_heads(fixed["d_model"])
     model = TimeSformer(TimeSformerConfig(**{**of_data, **fixed, **options}))
     model.to(weights[names.theirs("embedding.patches.projection.weight")].dtype)
     _copy(weights, names, model, keep_head=model.config.n_classes != of_data["n_classes"])
     return model.eval()
+
+
+def _own_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by the names of `TimeSformerConfig`."""
+    left = {name: value for name, value in given.items() if name not in OF_NO_CONCERN | {"tie_word_embeddings"}}
+    take_neutral(left, _NEUTRAL)
+    return renamed(left, (field.name for field in fields(TimeSformerConfig)), _RENAMED, _TRANSLATED)
 
 
 def _shape(weights: Mapping[str, Tensor], names: _Names, own: str) -> torch.Size:

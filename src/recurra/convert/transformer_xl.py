@@ -9,34 +9,17 @@ And that port starts a stream with a memory of mem_len zeros, the original, as h
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recurra.checks import sentence
+from recurra.convert.transformer_xl_options import own_options
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 _CLUSTER_ORDERS = ("reversed", "natural")
-
-_RENAMED_OPTIONS = {
-    "n_token": "vocab_size",
-    "n_head": "n_heads",
-    "d_inner": "d_channel_mixing",
-    "d_embed": "d_embedding",
-    "tgt_len": "segment_length",
-    "dropatt": "attention_dropout",
-    "tie_weight": "tie_embeddings",
-    "tie_projs": "tie_projections",
-    "pre_lnorm": "norm",
-    "untie_r": "share_biases",
-}
-_TRANSLATED_VALUES: dict[str, Callable[[Any], Any]] = {
-    "pre_lnorm": lambda value: "pre" if value else "post",
-    "untie_r": lambda value: not value,
-    "clamp_len": lambda value: value if value is not None and value > 0 else None,
-}
 
 _NAMES = {
     r"embedding\.tables\.(\d+)": r"word_emb.emb_layers.\1.weight",
@@ -69,17 +52,21 @@ def transformer_xl_from_original(
         cluster_order: how the clusters' columns stand in the adaptive softmax: "reversed" as the original PyTorch code
             reads them, or "natural" as Hugging Face's does. None decides by the names: natural where they begin with
             `transformer.` except for `crit.`, as Hugging Face's do.
-        config: what the weights do not tell, by the names of `TransformerXLConfig` or of the original's options:
-            `cutoffs` with a div_val of 1, `segment_length` (`tgt_len`), `mem_len`, `same_length`, `clamp_len`, `norm`
-            (`pre_lnorm`), ties and dropouts. Sizes are read from the weights and need not be given.
+        config: the options by the names of `TransformerXLConfig`, of the original's train.py and model, or of Hugging
+            Face's TransfoXLConfig; a whole config of either can be given. `segment_length` (`tgt_len`), `mem_len` and
+            `norm` (`pre_lnorm`) are required: the weights do not tell them. So are `cutoffs` if there are clusters and
+            div_val is 1, and, with Hugging Face's weights, `same_length` and `clamp_len`, which the original has as
+            False and no limit. Sizes are read from the weights and need not be given. Options that are not supported
+            must be neutral: `attn_type` 0, no `sample_softmax`, `ext_len` 0, `layer_norm_epsilon` 1e-5. Those of
+            training and evaluation (`init`, `lr`, `eval_tgt_len`, ...) are ignored.
 
     Returns:
         The model in evaluation mode, in the type of the weights.
 
     Raises:
-        ValueError: names are missing or unknown; or shapes, tied weights and options contradict each other. The
-            message says which.
-        TypeError: an option does not exist.
+        ValueError: names are missing or unknown; an option is missing or not supported; or shapes, tied weights and
+            options contradict each other. The message says which.
+        TypeError: an option does not exist, or is not the flag that it should be.
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"
@@ -90,7 +77,7 @@ def transformer_xl_from_original(
         raise ValueError(
             "state_dict has the same names with and without transformer. in front; give one set of weights"
         )
-    options = _own_options(config)
+    options = own_options(config, of_port=_is_port(state_dict))
     sizes = _sizes(weights, options)
     for name in sizes.keys() & options.keys():
         if options[name] is not None and options[name] != sizes[name]:
@@ -107,20 +94,6 @@ def _is_port(state_dict: Mapping[str, Tensor]) -> bool:
     return bool(prefixed) and not any(name.startswith("crit.") for name in prefixed)
 
 
-def _own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options by the names of `TransformerXLConfig`."""
-    known = {field.name for field in fields(TransformerXLConfig)}
-    own: dict[str, Any] = {}
-    for name, value in options.items():
-        own_name = _RENAMED_OPTIONS.get(name, name)
-        if own_name not in known:
-            raise TypeError(f"there is no option {name}; there are: {', '.join(sorted({*known, *_RENAMED_OPTIONS}))}")
-        if own_name in own:
-            raise TypeError(f"{own_name} is given twice, once as {name}")
-        own[own_name] = _TRANSLATED_VALUES[name](value) if name in _TRANSLATED_VALUES else value
-    return own
-
-
 def _sizes(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
     """What the weights tell of the configuration."""
 
@@ -129,6 +102,8 @@ def _sizes(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[st
             raise ValueError(f"state_dict is no Transformer-XL, or not a whole one; missing: {name}")
         return weights[name].shape
 
+    if "layers.0.dec_attn.kv_net.weight" in weights:
+        raise ValueError("state_dict has layers.0.dec_attn.kv_net.weight; absolute attention is not supported")
     n_tables = _count(weights, r"(?:word_emb\.emb_layers|crit\.out_layers)\.(\d+)\.")
     tables = [shape(f"word_emb.emb_layers.{table}.weight") for table in range(max(1, n_tables))]
     share_biases = "r_w_bias" in weights
@@ -147,6 +122,10 @@ def _sizes(weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[st
     if len(tables) > 1:
         sizes["div_val"] = tables[0][1] // tables[1][1]
         sizes["cutoffs"] = list(itertools.accumulate(n_tokens for n_tokens, _ in tables[:-1]))
+    elif "crit.cluster_weight" in weights and "cutoffs" not in options:
+        n_clusters = len(weights["crit.cluster_weight"])
+        expected = f"the {n_clusters} words where the clusters of the adaptive softmax end, all but the last"
+        raise ValueError(sentence("cutoffs", "missing", expected, "with a div_val of 1 the weights do not tell"))
     return sizes
 
 

@@ -5,7 +5,37 @@ from typing import Any
 
 from recurra.checks import sentence
 
-_OF_NO_CONCERN = {
+_OF_GENERATION = {
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+}
+"""How transformers before 5 goes on from a model's logits: they stood in every config."""
+
+OF_NO_CONCERN = _OF_GENERATION | {
     "_name_or_path",
     "architectures",
     "attn_implementation",
@@ -14,6 +44,7 @@ _OF_NO_CONCERN = {
     "chunk_size_feed_forward",
     "dtype",
     "eos_token_id",
+    "finetuning_task",
     "id2label",
     "initializer_range",
     "is_encoder_decoder",
@@ -22,11 +53,17 @@ _OF_NO_CONCERN = {
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
+    "prefix",
     "problem_type",
     "return_dict",
     "sep_token_id",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tokenizer_class",
     "torch_dtype",
+    "torchscript",
     "transformers_version",
+    "use_bfloat16",
     "use_cache",
 }
 """What says nothing about what the model computes."""
@@ -41,7 +78,7 @@ class Settings:
     """
 
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
-        self._left = {key: value for key, value in entries.items() if key not in _OF_NO_CONCERN}
+        self._left = {key: value for key, value in entries.items() if key not in OF_NO_CONCERN}
         self._name = name
 
     def size(self, key: str, default: int | None = None) -> int:
