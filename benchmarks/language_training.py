@@ -42,6 +42,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "retnet": {"n_heads": 10},
     "rotary-attention": {"n_heads": 10, "window": 140},
     "gateloop-attention": {"n_heads": 10, "window": 140},
+    "gla": {"n_heads": 5},
+    "mamba2": {"n_heads": 10},
+    "mamba3": {"n_heads": 10},
+    "mlstm": {"n_heads": 10},
+    "reformer": {"n_heads": 10, "window": 140},
+    "hyena": {"window": 140},
 }
 """Where a mixer's own options do not fit 380 channels or such rows."""
 

@@ -1,0 +1,141 @@
+"""Every mixer in one table: size, state, training speed beside a Transformer's, time of a token, export, lines of code.
+
+    python -m benchmarks.mixers
+    python -m benchmarks.mixers --only mamba gateloop --updates 20
+
+3 blocks of 384 channels with feed-forward networks of 1,024, 1,000 tokens, embedding and head tied. An update reads 8
+sequences of 256 tokens in float32; the Transformer is the same stack with rotary attention, and takes its updates in
+turn with each model in one process. A token is a step of one stream, after 1,000 tokens, through the model prepared for
+decoding; its time is the median of blocks of 8 tokens.
+"""
+
+import argparse
+import inspect
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.table import cpu_name
+from benchmarks.timing import interleaved, median_ratio
+from recurra import list_mixers
+from recurra.decoding import prepare_for_decoding
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.state import detach
+from recurra.training import build_optimizer
+from recurra.training.allocator import keep_large_blocks
+from recurra.training.config import OptimizerConfig
+
+N_TOKENS, D_MODEL, BATCH, LENGTH, CONTEXT = 1000, 384, 8, 256, 1000
+TRANSFORMER = "rotary-attention"
+WINDOW = {"window": 256}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gateloop": {"n_heads": D_MODEL},
+    "rotary-attention": {"n_heads": 6, **WINDOW},
+    "relative-attention": {"n_heads": 6, "segment_length": 128, "mem_len": 128},
+    "gateloop-attention": {"n_heads": 6, **WINDOW},
+    "reformer": {"n_heads": 6, **WINDOW},
+    "hyena": WINDOW,
+}
+"""Where the defaults are not what is compared: one head a channel, and windows as long as the sequences."""
+
+
+def build(name: str) -> LanguageModel:
+    torch.manual_seed(0)
+    options = OPTIONS.get(name, {})
+    return LanguageModel(
+        LanguageModelConfig(N_TOKENS, None, 3, D_MODEL, 1024, mixer=name, mixer_options=options, tie_embeddings=True)
+    )
+
+
+class Trained:
+    """A model that takes updates."""
+
+    def __init__(self, name: str) -> None:
+        self.model = build(name).train()
+        self.optimizer = build_optimizer(self.model, OptimizerConfig(learning_rate=1e-4))
+        self.tokens = torch.randint(N_TOKENS, (BATCH, LENGTH + 1))
+
+    def update(self) -> None:
+        self.model.loss(self.tokens[:, :-1], self.tokens[:, 1:])[0].mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def state_bytes(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    return sum(map(state_bytes, state)) if isinstance(state, tuple) else 0
+
+
+@torch.inference_mode()
+def decoded(model: LanguageModel) -> tuple[float, int]:
+    """Milliseconds of a token, and the bytes of a stream's state then."""
+    fast = prepare_for_decoding(model.eval(), "float32")
+    _, state = model(torch.randint(N_TOKENS, (1, CONTEXT)))
+    token, times = torch.zeros(1, 1, dtype=torch.int64), []
+    for _ in range(12):
+        start = time.perf_counter()
+        for _ in range(8):
+            _, state = fast(token, state)
+        times.append((time.perf_counter() - start) / 8)
+    return 1e3 * statistics.median(times[2:]), state_bytes(detach(state))
+
+
+def measured(name: str, n_updates: int) -> dict[str, Any]:
+    ours, transformer = Trained(name), Trained(TRANSFORMER)
+    seconds = interleaved({"ours": ours.update, "transformer": transformer.update}, rounds=n_updates)
+    milliseconds, size = decoded(ours.model)
+    mixer = ours.model.blocks[0].mixer
+    return {
+        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),  # type: ignore[union-attr]
+        "state": size,
+        "speed": median_ratio(seconds["transformer"], seconds["ours"]),
+        "tokens_per_second": BATCH * LENGTH / statistics.median(seconds["ours"]),
+        "milliseconds": milliseconds,
+        "not_exportable": mixer.why_not_exportable(),  # type: ignore[operator, union-attr]
+        "lines": len(Path(inspect.getfile(type(mixer))).read_text().splitlines()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list_mixers(), default=list_mixers())
+    parser.add_argument("--updates", type=int, default=7, help="timed updates of each model (default: 7)")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_large_blocks()
+    results = {name: measured(name, arguments.updates) for name in track(arguments.only, transient=True)}
+    columns = ("parameters", "state, bytes", "tokens/s", "over the Transformer's", "ms a token", "export", "lines")
+    table = Table("mixer", *columns)
+    for name, found in results.items():
+        table.add_row(
+            name,
+            f"{found['parameters']:,}",
+            f"{found['state']:,}",
+            f"{found['tokens_per_second']:,.0f}",
+            f"{found['speed']:.2f}",
+            f"{found['milliseconds']:.2f}",
+            "no" if found["not_exportable"] else "yes",
+            str(found["lines"]),
+        )
+    console = Console(width=140)
+    console.print(table)
+    for name, found in results.items():
+        if found["not_exportable"]:
+            console.print(f"{name}: {found['not_exportable']}")
+    path = Path("runs/benchmarks-mixers.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"cpu": cpu_name(), "threads": arguments.threads, "mixers": results}, indent=1))
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
