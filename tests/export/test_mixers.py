@@ -15,7 +15,7 @@ from recurra.state import tensors
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
 SIZES = {"vocab_size": 11, "d_model": 6, "d_channel_mixing": 7}
-MIXERS = {  # one block each, so that one trace does for all
+MIXERS = {  # one block each, so that one trace does for many
     "gateloop": {},
     "gla": {"n_heads": 3},
     "hgrn2": {"n_heads": 2},
@@ -37,8 +37,14 @@ MIXERS = {  # one block each, so that one trace does for all
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
 }
+HALVES = {"one half": [*MIXERS][::2], "the other": [*MIXERS][1::2]}  # two stacks, for two workers
 CASES = {
-    "all": LanguageModelConfig(**SIZES, n_layer=len(MIXERS), mixer=list(MIXERS), mixer_options=MIXERS),
+    **{
+        case: LanguageModelConfig(
+            **SIZES, n_layer=len(names), mixer=names, mixer_options={name: MIXERS[name] for name in names}
+        )
+        for case, names in HALVES.items()
+    },
     "heads, output gate, tied": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"n_heads": 3, "d_v": 9, "output_gate": True}, tie_embeddings=True
     ),
@@ -79,7 +85,9 @@ def programs() -> Callable[[str, int | None], tuple[StreamProgram, StreamProgram
     return cache(lambda case, batch: tuple(trace(make_model(case), batch=batch) for trace in TRACES))
 
 
-@pytest.mark.parametrize(("case", "batch"), [("all", 1), ("heads, output gate, tied", 3), ("fixed", None)])
+@pytest.mark.parametrize(
+    ("case", "batch"), [("one half", 1), ("the other", 1), ("heads, output gate, tied", 3), ("fixed", None)]
+)
 @torch.no_grad()
 def test_torch_programs(programs, case, batch):
     model, (prefill, step) = make_model(case), programs(case, batch)
@@ -98,9 +106,10 @@ def test_torch_programs(programs, case, batch):
             require_close(one, other)
 
 
+@pytest.mark.parametrize("case", HALVES)
 @pytest.mark.parametrize(("which", "length"), [(0, 4), (1, 1)], ids=["prefill", "step"])
-def test_torch_programs_run_with_gradients(programs, which, length):
-    model, traced, tokens = make_model("all"), programs("all", 1)[which], torch.randint(11, (1, length))
+def test_torch_programs_run_with_gradients(programs, case, which, length):
+    model, traced, tokens = make_model(case), programs(case, 1)[which], torch.randint(11, (1, length))
     module = traced.program.module()
     found, expected = module(tokens, *zero_state(traced.state, 1))[0], model(tokens)[0]
     require_close(found, expected)

@@ -49,7 +49,7 @@ def to_minimise(
     """Return the sum to minimise over a batch of `losses` -log p, with the penalty on its mean.
 
     With `generalised_cross_entropy` q it sums (1 - p^q) / q, whose gradient is that of -log p times p^q (Zhang and
-    Sabuncu (6)). A loss of 0, as of targets that do not count, stays 0.
+    Sabuncu, section 3.3). A loss of 0, as of targets that do not count, stays 0.
     """
     q = config.generalised_cross_entropy
     summed = (-torch.expm1(-q * losses) / q if q else losses).sum()
