@@ -204,10 +204,9 @@ def test_logits_memories_and_likelihoods_are_the_original_s(case):
         torch.testing.assert_close(logits.log_softmax(-1), log_probabilities[:, at], **close)
         chosen = log_probabilities[:, at].gather(-1, targets[:, at, None])[..., 0]
         torch.testing.assert_close(losses, -chosen, **close)
-        if not CASES[case].get("pre_lnorm"):
-            for layer, layer_state in enumerate(state.layers):
-                memory = torch.stack([torch.stack(history[number][layer]) for _, history in expected])
-                torch.testing.assert_close(layer_state.memory, memory, **close)
+        for layer, layer_state in enumerate(state.layers):
+            memory = torch.stack([torch.stack(history[number][layer]) for _, history in expected])
+            torch.testing.assert_close(layer_state.memory, memory, **close)
 
 
 def test_without_cutoffs_the_logits_are_the_linear_ones():

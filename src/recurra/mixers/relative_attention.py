@@ -1,6 +1,7 @@
 """Relative attention with a memory of hidden states (Transformer-XL, arXiv 1901.02860, section 3)."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,6 +31,10 @@ class RelativeAttentionState(NamedTuple):
     segment: Float[Tensor, "B p 2*H*d_head"]
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 @register_mixer("relative-attention")
 class RelativeAttention(Mixer):
     """y_i = W_o sum_j softmax_j(A_ij / sqrt(d_head)) v_j, A_ij = (q_i + u)^T k_j + (q_i + v)^T W_R R_{i-j}.
@@ -51,6 +56,8 @@ class RelativeAttention(Mixer):
         ValueError: a size or a length is out of range, or the heads do not divide the channels.
     """
 
+    state_class: ClassVar[type[Any]] = RelativeAttentionState
+
     def __init__(
         self,
         d_model: int,
@@ -68,7 +75,7 @@ class RelativeAttention(Mixer):
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
         channels = n_heads * d_head
-        super().__init__(d_model, RelativeAttentionState, **_carried(d_model, channels, window))
+        super().__init__(d_model, self.state_class, **self._carried(d_model, channels, window))
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
@@ -94,19 +101,21 @@ class RelativeAttention(Mixer):
             encoding: `self.encode(x, state)`, where several layers of the same window share one; not for sequences of
                 different lengths, which have no distances in common.
         """
-        if encoding is None:
-            encoding = self.encode(x, state)
+        return self._by_segments(x, state, self.encode(x, state) if encoding is None else encoding)
+
+    def _by_segments(
+        self, x: Tensor, state: RelativeAttentionState, encoding: Tensor, norm: Callable[[Tensor], Tensor] = _as_it_is
+    ) -> tuple[Tensor, RelativeAttentionState]:
         outputs = []
         for piece in x.split(self.window.pieces(x.shape[1], position=state.segment.shape[1]), 1):
-            y, state = self._attend(piece, state, encoding)
+            y, state = self._attend(piece, state, encoding, norm)
             outputs.append(y)
         return self.output_projection(torch.cat(outputs, 1)), state
 
     def with_window(self, window: AttentionWindow) -> None:
         """Change the lengths of the window; states of the old one do not fit the new."""
         self.window = window
-        carried = _carried(self.d_model, self.n_heads * self.d_head, window)
-        self.state_layout = RelativeAttentionState(**carried)  # type: ignore[arg-type]
+        self.state_layout = self.state_class(**self._carried(self.d_model, self.n_heads * self.d_head, window))
 
     def why_not_exportable(self) -> str:
         """It keeps a segment of steps."""
@@ -119,11 +128,11 @@ class RelativeAttention(Mixer):
         return sinusoids(n_keys + 1, self.d_model, like=x, clamp_len=self.window.clamp_len)
 
     def _attend(
-        self, x: Tensor, state: RelativeAttentionState, encoding: Tensor
+        self, x: Tensor, state: RelativeAttentionState, encoding: Tensor, norm: Callable[[Tensor], Tensor] = _as_it_is
     ) -> tuple[Tensor, RelativeAttentionState]:
         """Attend from steps that lie in one segment: (B, L, H * d_head), before the output projection."""
-        keys_values = self._keys_values(x, state)
-        queries = self._heads(self.queries(x))
+        own, keys_values = self._keys_values(x, state, norm)
+        queries = self._heads(self.queries(own))
         keys, values = (self._heads(part) for part in keys_values.chunk(2, -1))
         n_queries, n_keys, scale = queries.shape[2], keys.shape[2], self.d_head**-0.5
         scores = self._position_scores(
@@ -139,12 +148,16 @@ class RelativeAttention(Mixer):
         )
         return y.transpose(1, 2).flatten(2), self._next(x, state, keys_values)
 
-    def _keys_values(self, x: Tensor, state: RelativeAttentionState) -> Tensor:
-        """Keys and values of the memory, the open segment and x, in this order."""
+    def _keys_values(
+        self, x: Tensor, state: RelativeAttentionState, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """norm(x), and keys and values of the memory, the open segment and x, in this order."""
         if not state.segment.shape[1]:
-            return self.keys_values(torch.cat([state.memory.to(x.dtype), x], 1))
-        new = self.keys_values(x)
-        return torch.cat([state.context.to(new.dtype), state.segment.to(new.dtype), new], 1)
+            seen = norm(torch.cat([state.memory.to(x.dtype), x], 1))
+            return seen[:, seen.shape[1] - x.shape[1] :], self.keys_values(seen)
+        own = norm(x)
+        new = self.keys_values(own)
+        return own, torch.cat([state.context.to(new.dtype), state.segment.to(new.dtype), new], 1)
 
     def _position_scores(self, queries: Tensor, encoding: Tensor) -> Tensor:
         """(q_i + v)^T W_R R_{i-j} for queries (B, H, L, d_head) and all K keys: (B, H, L, K).
@@ -180,13 +193,67 @@ class RelativeAttention(Mixer):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
 
+    @staticmethod
+    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
+        return {
+            "memory": Carried((Steps("m", window.mem_len), d_model)),
+            "context": Carried((Steps("c", window.mem_len), 2 * channels)),
+            "segment": Carried((Steps("p", window.segment_length - 1), 2 * channels)),
+        }
 
-def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
-    return {
-        "memory": Carried((Steps("m", window.mem_len), d_model)),
-        "context": Carried((Steps("c", window.mem_len), 2 * channels)),
-        "segment": Carried((Steps("p", window.segment_length - 1), 2 * channels)),
-    }
+
+class PreNormAttentionState(NamedTuple):
+    """As `RelativeAttentionState`, with the memory before its norm, as the published code keeps it.
+
+    Keys and values of the open segment are apart: states of earlier versions, whose memory was normalised, have another
+    number of tensors and are refused.
+    """
+
+    memory: Float[Tensor, "B m d_model"]
+    context: Float[Tensor, "B c 2*H*d_head"]
+    segment_keys: Float[Tensor, "B p H*d_head"]
+    segment_values: Float[Tensor, "B p H*d_head"]
+
+
+class PreNormRelativeAttention(RelativeAttention):
+    """Relative attention over norm(x) and norm(memory), as the published code's `pre_lnorm` has it.
+
+    The memory holds x itself, and the norm is applied when a segment reads it: no gradient flows into the memory, but
+    the norm's weights get theirs from it. The options are those of `RelativeAttention`.
+    """
+
+    state_class = PreNormAttentionState
+
+    def mix(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: PreNormAttentionState,
+        mask: None,
+        *,
+        norm: nn.Module,
+        encoding: Float[Tensor, "n d_model"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], PreNormAttentionState]:
+        """Attend segment by segment, with the norm that belongs to the block."""
+        inner = _joined(state)
+        y, inner = self._by_segments(x, inner, self.encode(x, inner) if encoding is None else encoding, norm)
+        return y, PreNormAttentionState(inner.memory, inner.context, *inner.segment.chunk(2, -1))
+
+    def encode(
+        self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState | PreNormAttentionState
+    ) -> Float[Tensor, "n d_model"]:
+        """Encode the distances that a call meets, as `RelativeAttention.encode`."""
+        return super().encode(x, _joined(state) if isinstance(state, PreNormAttentionState) else state)
+
+    @staticmethod
+    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
+        own = Carried((Steps("p", window.segment_length - 1), channels))
+        carried = RelativeAttention._carried(d_model, channels, window)
+        return {**{name: carried[name] for name in ("memory", "context")}, "segment_keys": own, "segment_values": own}
+
+
+def _joined(state: PreNormAttentionState) -> RelativeAttentionState:
+    segment = torch.cat([state.segment_keys, state.segment_values], -1)
+    return RelativeAttentionState(state.memory, state.context, segment)
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

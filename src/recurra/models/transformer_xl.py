@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from recurra.checks import require
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.vocabulary import Clusters
-from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block
+from recurra.mixers.relative_attention import (
+    PreNormAttentionState,
+    PreNormRelativeAttention,
+    RelativeAttention,
+    RelativeAttentionState,
+)
+from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
 from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_xl_block import PreNormMemoryBlock
 
 _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 
@@ -76,7 +82,7 @@ class TransformerXLConfig(TransformerXLShape):
 class TransformerXLState(NamedTuple):
     """One state per block, in the blocks' order."""
 
-    layers: tuple[RelativeAttentionState, ...]
+    layers: tuple[RelativeAttentionState, ...] | tuple[PreNormAttentionState, ...]
 
 
 @register_model("transformer-xl", shape=TransformerXLShape, config=TransformerXLConfig, label="TransformerXL")
@@ -95,7 +101,7 @@ class TransformerXL(AdaptiveShell):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config, d_embedding=config.d_embedding, div_val=config.div_val)
-        self.blocks = nn.ModuleList(make_block(config, _make_attention(config)) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(_make_block(config) for _ in range(config.n_layer))
         self.head = self._make_head()
         self.apply(initialise)
         if config.share_biases:
@@ -120,7 +126,7 @@ class TransformerXL(AdaptiveShell):
         self, x: Float[Tensor, "B L d_model"], state: TransformerXLState | None, **lengths: Any
     ) -> tuple[Float[Tensor, "B L d_model"], TransformerXLState]:
         """Run the blocks, which share the encoding of distances."""
-        layers = (self._start(x) if state is None else self._entering(state, x)).layers
+        layers: tuple[Any, ...] = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
         encoding = self.dropout(first.encode(x, layers[0])[None])[0]
@@ -155,11 +161,15 @@ class TransformerXL(AdaptiveShell):
         return twin
 
 
-def _make_attention(config: TransformerXLConfig) -> RelativeAttention:
-    return RelativeAttention(
-        config.d_model,
-        n_heads=config.n_heads,
-        d_head=config.d_head,
-        dropout=config.attention_dropout,
+def _make_block(config: TransformerXLConfig) -> nn.Module:
+    """Make a block; before its norm, the memory needs an attention and a block of its own."""
+    options = {
+        "n_heads": config.n_heads,
+        "d_head": config.d_head,
+        "dropout": config.attention_dropout,
         **{name: getattr(config, name) for name in _LENGTHS},
-    )
+    }
+    if config.norm == "post":
+        return make_block(config, RelativeAttention(config.d_model, **options))
+    attention = PreNormRelativeAttention(config.d_model, **options)
+    return PreNormMemoryBlock(attention, config.d_channel_mixing, lambda: make_dropout(config))

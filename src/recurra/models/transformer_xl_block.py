@@ -47,8 +47,8 @@ class PostNormBlock(TransformerXLBlock):
 class PreNormBlock(TransformerXLBlock):
     """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
 
-    The published code's option `pre_lnorm`. Its memory holds x, that of relative attention LayerNorm(x), which is what
-    enters it: the outputs are the same; the norm gets no gradient from the memory.
+    The attention's memory, if it has one, holds LayerNorm(x), and the norm gets no gradient from it.
+    `PreNormMemoryBlock` is the published code's.
     """
 
     def forward(
@@ -56,6 +56,21 @@ class PreNormBlock(TransformerXLBlock):
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
         """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
         attended, state = self.attention(self.norm_attention(x), state, **shared)
+        x = x + self.dropout(attended)
+        return x + self.feed_forward(self.norm_feed_forward(x)), state
+
+
+class PreNormMemoryBlock(TransformerXLBlock):
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with a memory of x (the published `pre_lnorm`).
+
+    The attention applies the norm to memory and segment together, so that the norm's weights get gradients from both.
+    """
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state
 
