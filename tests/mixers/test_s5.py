@@ -95,6 +95,46 @@ def test_transition_parameters_make_a():
     assert layer.transition_parameters() == {layer.log_step, layer.log_decay, layer.frequency}
 
 
+@pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
+def test_the_bare_model_in_both_discretisations_with_clipped_eigenvalues(discretisation):
+    layer = S5(3, d_state=4, discretisation=discretisation, clip_eigs=True, gated=False).double()
+    assert layer.gate is None
+    with torch.no_grad():
+        layer.log_decay.copy_(torch.tensor([math.log(1e-7), math.log(0.3)]))
+    x = torch.randn(1, 7, 3, dtype=torch.float64)
+    eigenvalues = [
+        complex(-max(math.exp(d), 1e-4), f) for d, f in zip(layer.log_decay.tolist(), layer.frequency.tolist())
+    ]
+    expected = x * layer.skip
+    for n, eigenvalue in enumerate(eigenvalues):
+        z = math.exp(layer.log_step[n].item()) * eigenvalue
+        a = cmath.exp(z) if discretisation == "zoh" else (2 + z) / (2 - z)
+        factor = (a - 1) / eigenvalue  # holds for both rules
+        b, c = (torch.view_as_complex(w.detach()) for w in (layer.input_weights, layer.output_weights))
+        h = 0j
+        for t in range(7):
+            h = a * h + factor * (b[n] @ x[0, t].to(b.dtype)).item()
+            expected[0, t] += 2 * (c[:, n] * h).real
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_start_as_equal_hippo_n_matrices():
+    """In the real coordinates the state matrix is block-diagonal, and B and C are real draws."""
+    layer = S5(200, d_state=12, blocks=3)
+    modes = hippo_normal_modes(4)
+    torch.testing.assert_close(layer.frequency, modes.frequency.float().repeat(3))
+    vectors = torch.block_diag(*[modes.vectors] * 3)
+    b = 2 * (vectors @ torch.view_as_complex(layer.input_weights.detach().double())).real
+    kept = torch.view_as_complex(layer.input_weights.detach().double())
+    torch.testing.assert_close(vectors.mH @ b.to(vectors.dtype), kept, rtol=1e-6, atol=1e-6)
+    assert b.std().item() == pytest.approx(200**-0.5, rel=0.1)
+    p = (torch.arange(4, dtype=torch.float64) + 0.5).sqrt()
+    legs = -2 * torch.outer(p, p).tril(-1) - torch.diag(torch.arange(4) + 1.0) + torch.outer(p, p)
+    state_matrix = torch.block_diag(legs, legs, legs).to(vectors.dtype)
+    frequencies = modes.frequency.repeat(3)
+    torch.testing.assert_close(state_matrix @ vectors, vectors * (-0.5 + 1j * frequencies), rtol=1e-12, atol=1e-12)
+
+
 def test_state_holds_the_kept_modes():
     _, state = S5(3, d_state=10)(torch.randn(2, 6, 3))
     assert isinstance(state, S5State)
@@ -120,6 +160,9 @@ def test_a_bfloat16_layer_recurs_in_float32():
     [
         ({"d_state": 5}, "d_state is 5; expected an even number"),
         ({"max_step": 0.0001}, "min_step is 0.001; expected at most max_step = 0.0001"),
+        ({"d_state": 12, "blocks": 4}, "blocks is 4; expected a divisor of d_state / 2 = 6"),
+        ({"blocks": 0}, "blocks is 0; expected at least 1"),
+        ({"discretisation": "euler"}, "discretisation is 'euler'; expected one of zoh, bilinear"),
         ({"d_model": 0}, "d_model is 0; expected at least 1"),
     ],
     ids=str,

@@ -29,27 +29,55 @@ class S5(DenseModes, Mixer):
     `recurra.ssm.dense_modes` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
     weighted sigmoid gate unit of the published layer; its dropout and normalisation belong to `recurra.models.Block`.
 
+    The published code can also run in both directions; under the causal contract here no step sees a later one, so
+    there is no such option.
+
     Args:
         d_model: channels of x and y.
         d_state: modes, an even number (the paper's P).
+        blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2 (the paper's J).
+        discretisation: "zoh" (zero-order hold) or "bilinear".
+        clip_eigs: keep the real parts of the eigenvalues at most at -1e-4.
+        gated: with False, y is SSM(x) + skip x, without GELU and gate.
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.
 
     Raises:
-        ValueError: a size is out of range.
+        ValueError: an option has a value that does not exist, or a size is out of range.
     """
 
     skips_padding = True
 
-    def __init__(self, d_model: int, *, d_state: int = 64, min_step: float = 0.001, max_step: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        blocks: int = 1,
+        discretisation: str = "zoh",
+        clip_eigs: bool = False,
+        gated: bool = True,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+    ) -> None:
         require_pairs(d_state)
         super().__init__(d_model, S5State, h=Carried((d_state // 2,), is_complex=True))
-        self.make_modes(d_model, d_state=d_state, min_step=min_step, max_step=max_step)
-        self.gate = nn.Linear(d_model, d_model)
+        self.make_modes(
+            d_model,
+            d_state=d_state,
+            min_step=min_step,
+            max_step=max_step,
+            blocks=blocks,
+            discretisation=discretisation,
+            clip_eigs=clip_eigs,
+        )
+        self.gate = nn.Linear(d_model, d_model) if gated else None
 
     def mix(
         self, x: Float[Tensor, "B L d_model"], state: S5State, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], S5State]:
         """Run one set of modes over all channels, then the gate."""
         y, h = self.run_modes(x, state.h, mask)
+        if self.gate is None:
+            return y, S5State(h)
         u = functional.gelu(y)
         return u * torch.sigmoid(self.gate(u)), S5State(h)
