@@ -173,7 +173,9 @@ def _model_cases() -> list[Case]:
 
 
 def _cases() -> list[Case]:
-    return _mixer_cases() + [case for case in _model_cases() if case.name != "timesformer"]  # it carries nothing
+    return _mixer_cases() + [
+        case for case in _model_cases() if case.name not in ("timesformer", "pi-vit")
+    ]  # they carry nothing
 
 
 def _compiled_cases() -> list[Case]:

@@ -15,6 +15,7 @@ from recurra.models import (
     LanguageModelConfig,
     LanguageModelShape,
     ModelEntry,
+    PIViT,
     RecurrentMemoryTransformer,
     TimeSformer,
     TransformerXL,
@@ -32,6 +33,7 @@ NAMES = {
     "block-recurrent-transformer": BlockRecurrentTransformer,
     "crt": CompactRecurrentTransformer,
     "crvit": CompactRecurrentViT,
+    "pi-vit": PIViT,
     "recurrent": LanguageModel,
     "rmt": RecurrentMemoryTransformer,
     "timesformer": TimeSformer,
@@ -55,8 +57,8 @@ def sizes_of(entry: ModelEntry) -> DataSizes | VideoSizes:
 def test_names_are_sorted_and_lead_to_their_classes():
     assert {entry.name: entry.model for entry in list_models()} == NAMES
     assert [entry.name for entry in list_models()] == sorted(NAMES)
-    assert [entry.name for entry in list_models(VideoSizes)] == ["crvit", "timesformer"]
-    assert {entry.name for entry in list_models(DataSizes)} == NAMES.keys() - {"crvit", "timesformer"}
+    assert [entry.name for entry in list_models(VideoSizes)] == ["crvit", "pi-vit", "timesformer"]
+    assert {entry.name for entry in list_models(DataSizes)} == NAMES.keys() - {"crvit", "pi-vit", "timesformer"}
     for name, model in NAMES.items():
         assert find_model(name).model is model
 
@@ -64,7 +66,7 @@ def test_names_are_sorted_and_lead_to_their_classes():
 def test_an_unknown_name_lists_those_that_exist():
     with pytest.raises(
         ValueError,
-        match=r"'lstm'.*block-recurrent-transformer, crt, crvit, recurrent, rmt, times",
+        match=r"'lstm'.*block-recurrent-transformer, crt, crvit, pi-vit, recurrent, rmt, times",
     ):
         find_model("lstm")
 

@@ -22,6 +22,7 @@ from recurra.models.compact_recurrent_vit import (
 from recurra.models.from_timesformer import load_timesformer
 from recurra.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelShape, LanguageModelState
 from recurra.models.likelihood import negative_log_likelihood
+from recurra.models.pi_vit import PIViT, PIViTConfig, PIViTShape, TaskLosses
 from recurra.models.recurrent_memory_transformer import (
     RecurrentMemoryTransformer,
     RecurrentMemoryTransformerConfig,
@@ -63,10 +64,14 @@ __all__ = [
     "LanguageModelState",
     "MixerBlock",
     "ModelEntry",
+    "PIViT",
+    "PIViTConfig",
+    "PIViTShape",
     "RecurrentMemoryTransformer",
     "RecurrentMemoryTransformerConfig",
     "RecurrentMemoryTransformerShape",
     "RecurrentMemoryTransformerState",
+    "TaskLosses",
     "TimeSformer",
     "TimeSformerConfig",
     "TimeSformerShape",

@@ -151,5 +151,6 @@ class BuildsModel:
         Raises:
             TypeError, ValueError: as `ModelEntry.build`.
         """
-        entry = next(entry for entry in list_models() if isinstance(self, entry.shape))
+        entries = [entry for entry in list_models() if isinstance(self, entry.shape)]
+        entry = max(entries, key=lambda entry: len(entry.shape.__mro__))  # a shape may extend another model's
         return entry.build(self, sizes)

@@ -55,10 +55,16 @@ class SpaceTimeEncoder(nn.Module):
         self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"], *shared: Tensor
     ) -> Float[Tensor, "N tokens d_model"]:
         """Return the tokens after the last block, the class token first; each block also gets `shared`."""
-        x = torch.cat([class_token[:, None], self.dropout(patches + self.times).flatten(1, 2)], 1)
+        x = self.with_times(class_token, patches)
         for block in self.blocks:
             x = block(x, *shared)
         return x
+
+    def with_times(
+        self, class_token: Float[Tensor, "N d_model"], patches: Float[Tensor, "N P T d_model"]
+    ) -> Float[Tensor, "N tokens d_model"]:
+        """Return the tokens before the first block: the class token, and the patches with the embedding of time."""
+        return torch.cat([class_token[:, None], self.dropout(patches + self.times).flatten(1, 2)], 1)
 
 
 class DividedEncoder(SpaceTimeEncoder):

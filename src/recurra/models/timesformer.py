@@ -65,5 +65,8 @@ class TimeSformer(VideoModel):
     ) -> tuple[Float[Tensor, "B S n_classes"], TimeSformerState]:
         """Return the logits of each segment."""
         tokens = self.encoder(*self.embedding(segments.flatten(0, 1)))
-        logits = self.head(self.head_dropout(self.norm(tokens[:, 0])))
-        return logits.unflatten(0, segments.shape[:2]), state
+        return self.classify(tokens).unflatten(0, segments.shape[:2]), state
+
+    def classify(self, tokens: Float[Tensor, "N tokens d_model"]) -> Float[Tensor, "N n_classes"]:
+        """Return the logits for the tokens after the last block."""
+        return self.head(self.head_dropout(self.norm(tokens[:, 0])))

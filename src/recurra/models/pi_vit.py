@@ -1,0 +1,165 @@
+"""PI-ViT: a TimeSformer that learns from poses in training and needs none later (Reilly and Das, arXiv 2311.18840)."""
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import require, require_at_least, require_choice
+from recurra.layers.poses import Poses, require_poses
+from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.models.likelihood import negative_log_likelihood
+from recurra.models.registry import VideoSizes, register_model
+from recurra.models.skeleton_induction import JointInduction, SkeletonInduction
+from recurra.models.space_time_blocks import initialise
+from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerShape, TimeSformerState
+from recurra.models.video_shape import require_clip
+
+INDUCTION = "induction."
+"""What the names of the weights begin with that only training uses."""
+
+
+@dataclass(kw_only=True)
+class PIViTShape(TimeSformerShape):
+    """The shape of a PI-ViT without the sizes of its data; the defaults are those published for Toyota Smarthome.
+
+    The attention is "divided", as published, or "joint".
+    """
+
+    n_joints: int = 13
+    """Joints of the 2D skeletons."""
+    d_skeleton: int = 216
+    """Channels of the skeleton model's features; those of the published Hyperformer are 216."""
+    joints_after: int = 1
+    """The block, counted from 1, whose tokens learn where the joints are (2D-SIM)."""
+    skeleton_after: int | None = None
+    """The block, counted from 1, whose tokens learn the skeleton's features (3D-SIM); the last one if None."""
+    joint_weight: float = 1.6
+    """Weight of the loss of 2D-SIM."""
+    skeleton_weight: float = 1.0
+    """Weight of the difference between projected and skeleton features in 3D-SIM."""
+    skeleton_class_weight: float = 1.0
+    """Weight of the cross-entropy of the classifier in 3D-SIM."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(("divided", "joint"), attention=self.attention)
+        require_at_least(1, n_joints=self.n_joints, d_skeleton=self.d_skeleton)
+        blocks = f"a block, 1 to n_layer = {self.n_layer}"
+        require(1 <= self.joints_after <= self.n_layer, "joints_after", self.joints_after, blocks)
+        last = self.skeleton_after
+        require(last is None or 1 <= last <= self.n_layer, "skeleton_after", last, blocks)
+        require_at_least(0, joint_weight=self.joint_weight, skeleton_weight=self.skeleton_weight)
+        require_at_least(0, skeleton_class_weight=self.skeleton_class_weight)
+
+
+@dataclass(kw_only=True)
+class PIViTConfig(PIViTShape, TimeSformerConfig):
+    """A PI-ViT; the defaults are those of the published model over 8 frames of 224 pixels."""
+
+
+class TaskLosses(NamedTuple):
+    """The losses of each segment by task, without their weights; 0 where there is no target.
+
+    classes: -log p of the class. joints: of 2D-SIM. skeleton, skeleton_classes: the two of 3D-SIM.
+    """
+
+    classes: Float[Tensor, "B S"]
+    joints: Float[Tensor, "B S"]
+    skeleton: Float[Tensor, "B S"]
+    skeleton_classes: Float[Tensor, "B S"]
+
+
+@register_model("pi-vit", shape=PIViTShape, config=PIViTConfig, label="PIViT", reads=VideoSizes)
+class PIViT(TimeSformer):
+    """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
+
+    Called without poses, it is a TimeSformer: `forward` never uses the modules, and `timesformer` gives a model without
+    them. `loss` with poses adds to -log p of the class the losses of both tasks by their weights (the published ones by
+    default). A segment without a target learns nothing from poses either: our choice.
+
+    Published: 2D-SIM after the first block, 3D-SIM after the last, before the final norm, on the mean over all patches
+    ("global" alignment). The paper also tries other blocks, alignment by frames and several modules at once, which are
+    not here.
+
+    Args:
+        config: the model's shape.
+    """
+
+    config: PIViTConfig
+
+    def __init__(self, config: PIViTConfig) -> None:
+        super().__init__(config)
+        joints = JointInduction(config.d_model, config.n_joints)
+        skeleton = SkeletonInduction(config.d_model, config.d_skeleton, config.n_classes)
+        self.induction = nn.ModuleDict({"joints": joints, "skeleton": skeleton})
+        self.induction.apply(initialise)
+
+    def loss(
+        self,
+        clip: Float[Tensor, "B T C H W"],
+        targets: Int[Tensor, "B S"],
+        state: Any = None,
+        poses: Poses | None = None,
+    ) -> tuple[Float[Tensor, "B S"], TimeSformerState]:
+        """Return the loss of each segment: -log p of its class in nats, and with poses the weighted other tasks.
+
+        Args:
+            clip, targets, state: as `VideoModel.loss`.
+            poses: of the clips, or None.
+
+        Raises:
+            IndexError: a target is not a class.
+            TypeError, ValueError: as `forward`, or the poses are not of these clips.
+        """
+        if poses is None:
+            return super().loss(clip, targets, state)
+        if state is not None:
+            self.require_state(state, clip.shape[0])
+        losses, config = self.task_losses(clip, targets, poses), self.config
+        skeleton = config.skeleton_weight * losses.skeleton + config.skeleton_class_weight * losses.skeleton_classes
+        return losses.classes + config.joint_weight * losses.joints + skeleton, TimeSformerState()
+
+    def task_losses(self, clip: Float[Tensor, "B T C H W"], targets: Int[Tensor, "B S"], poses: Poses) -> TaskLosses:
+        """Return the losses of each segment by task.
+
+        Args:
+            clip: normalised frames, a whole number S >= 1 of segments.
+            targets: the class of each segment; `IGNORED_TARGET` gives 0 in every loss.
+            poses: of the clips.
+
+        Raises:
+            IndexError: a target is not a class.
+            ValueError: the frames have another size or are not a whole number of segments, or the poses are not of
+                these clips.
+        """
+        config = self.config
+        require_clip(clip, config)
+        n_segments = clip.shape[1] // config.n_frames
+        require_poses(poses, clip, n_segments=n_segments, n_joints=config.n_joints, d_features=config.d_skeleton)
+        segments = clip.unflatten(1, (n_segments, config.n_frames)).flatten(0, 1)
+        joints = poses.joints.unflatten(1, (n_segments, config.n_frames)).flatten(0, 1)
+        flat = targets.flatten()
+        tokens = self.encoder.with_times(*self.embedding(segments))
+        in_skeleton = flat.new_zeros(len(flat), dtype=joints.dtype)
+        in_joints, in_classes = in_skeleton, in_skeleton
+        for number, block in enumerate(self.encoder.blocks, 1):
+            tokens = block(tokens)
+            patches = tokens[:, 1:].unflatten(1, (config.n_patches, config.n_frames))
+            if number == config.joints_after:
+                in_joints = self.induction["joints"].loss(patches, joints, image_size=config.image_size)
+            if number == (config.skeleton_after or config.n_layer) and poses.features is not None:
+                in_skeleton, in_classes = self.induction["skeleton"].loss(patches, poses.features.flatten(0, 1), flat)
+        classes = negative_log_likelihood(self.classify(tokens)[:, None], flat[:, None])[:, 0]
+        counted = flat != IGNORED_TARGET
+        losses = (classes, in_joints.where(counted, 0.0), in_skeleton.where(counted, 0.0), in_classes)
+        return TaskLosses(*(each.view_as(targets) for each in losses))
+
+    def timesformer(self) -> TimeSformer:
+        """Return a TimeSformer with copies of these weights and without the modules; it gives the same logits."""
+        shared = {field.name: getattr(self.config, field.name) for field in fields(TimeSformerConfig)}
+        plain = TimeSformer(TimeSformerConfig(**shared))
+        plain = plain.to(self.head.weight).train(self.training)
+        plain.load_state_dict({n: w for n, w in self.state_dict().items() if not n.startswith(INDUCTION)})
+        return plain
