@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from recurra.layers.poses import Poses
+
 Split: TypeAlias = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
@@ -23,11 +25,13 @@ class Batch(NamedTuple):
         clip.
     continues: True if sequence b continues sequence b of the previous batch, so that the state is carried over; False
         if every sequence starts a stream (state None).
+    poses: of the persons in clips, for models that learn from them; None without.
     """
 
     inputs: Tensor
     targets: Tensor
     continues: bool
+    poses: Poses | None = None
 
     @property
     def n_steps(self) -> int:

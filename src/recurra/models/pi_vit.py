@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurra.checks import require, require_at_least, require_choice
 from recurra.layers.poses import Poses, require_poses
@@ -12,11 +12,12 @@ from recurra.layers.vocabulary import IGNORED_TARGET
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.skeleton_induction import JointInduction, SkeletonInduction
+from recurra.models.space_time import SpaceTimeEncoder
 from recurra.models.space_time_blocks import initialise
 from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerShape, TimeSformerState
 from recurra.models.video_shape import require_clip
 
-INDUCTION = "induction."
+INDUCTION = ("joint_induction.", "skeleton_induction.")
 """What the names of the weights begin with that only training uses."""
 
 
@@ -88,13 +89,14 @@ class PIViT(TimeSformer):
     """
 
     config: PIViTConfig
+    encoder: SpaceTimeEncoder
 
     def __init__(self, config: PIViTConfig) -> None:
         super().__init__(config)
-        joints = JointInduction(config.d_model, config.n_joints)
-        skeleton = SkeletonInduction(config.d_model, config.d_skeleton, config.n_classes)
-        self.induction = nn.ModuleDict({"joints": joints, "skeleton": skeleton})
-        self.induction.apply(initialise)
+        self.joint_induction = JointInduction(config.d_model, config.n_joints)
+        self.skeleton_induction = SkeletonInduction(config.d_model, config.d_skeleton, config.n_classes)
+        for module in (self.joint_induction, self.skeleton_induction):
+            module.apply(initialise)
 
     def loss(
         self,
@@ -148,9 +150,9 @@ class PIViT(TimeSformer):
             tokens = block(tokens)
             patches = tokens[:, 1:].unflatten(1, (config.n_patches, config.n_frames))
             if number == config.joints_after:
-                in_joints = self.induction["joints"].loss(patches, joints, image_size=config.image_size)
+                in_joints = self.joint_induction.loss(patches, joints, image_size=config.image_size)
             if number == (config.skeleton_after or config.n_layer) and poses.features is not None:
-                in_skeleton, in_classes = self.induction["skeleton"].loss(patches, poses.features.flatten(0, 1), flat)
+                in_skeleton, in_classes = self.skeleton_induction.loss(patches, poses.features.flatten(0, 1), flat)
         classes = negative_log_likelihood(self.classify(tokens)[:, None], flat[:, None])[:, 0]
         counted = flat != IGNORED_TARGET
         losses = (classes, in_joints.where(counted, 0.0), in_skeleton.where(counted, 0.0), in_classes)

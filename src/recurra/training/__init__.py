@@ -9,12 +9,13 @@ from recurra.training.experiment import (
     CompactRecurrentViTExperiment,
     Experiment,
     MemoryHorizonExperiment,
+    PIViTExperiment,
     TextExperiment,
     TimeSformerExperiment,
     VideoExperiment,
 )
 from recurra.training.loop import Trainer, TrainingDiverged
-from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, TimeSformerRecipe
+from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, PIViTRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
 from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_variant
@@ -33,6 +34,8 @@ __all__ = [
     "MemoryHorizonExperiment",
     "ModelRecipe",
     "OptimizerConfig",
+    "PIViTExperiment",
+    "PIViTRecipe",
     "RecipeError",
     "RecipeFamily",
     "RunFolder",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
 from recurra.data.tasks import InductionConfig, RecallConfig, StateTrackingConfig
 from recurra.data.video import MotionsConfig, VideoConfig
@@ -22,6 +22,7 @@ from recurra.training.models import (
     CompactRecurrentViTRecipe,
     LanguageModelRecipe,
     ModelRecipe,
+    PIViTRecipe,
     TimeSformerRecipe,
     language_model_recipe,
 )
@@ -170,7 +171,11 @@ class VideoExperiment(Experiment):
 
     experiment: str
     data: VideoConfig | MotionsConfig
-    model: TimeSformerRecipe | CompactRecurrentViTRecipe
+    model: TimeSformerRecipe | PIViTRecipe | CompactRecurrentViTRecipe
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, PIViTRecipe):
+            require(getattr(self.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
 
     def sizes(self, data: DataSet) -> VideoSizes:
         """Return the sizes that the model takes from `data`: the classes and the size of a segment."""
@@ -210,6 +215,23 @@ class CompactRecurrentViTExperiment(VideoExperiment):
 
 
 @dataclass(kw_only=True)
+class PIViTExperiment(VideoExperiment):
+    """Classification of videos with PI-ViT, a TimeSformer that learns from `data.poses` in training."""
+
+    experiment: Literal["video-pi-vit"] = "video-pi-vit"
+    """The kind of experiment."""
+    data: VideoConfig
+    """The videos, with poses."""
+    model: PIViTRecipe = field(default_factory=PIViTRecipe)
+    """The model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        q = self.training.generalised_cross_entropy
+        require(not q, "training.generalised_cross_entropy", q, "0 for PI-ViT, whose loss is not of classes alone")
+
+
+@dataclass(kw_only=True)
 class MotionsTimeSformerExperiment(TimeSformerExperiment):
     """The generated motions with TimeSformer."""
 
@@ -233,6 +255,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "memory-horizon": MemoryHorizonExperiment,
     **{kind.experiment: kind for kind in map(_text_experiment, sorted(list_models(DataSizes), key=experiment_name))},
     "video-timesformer": TimeSformerExperiment,
+    "video-pi-vit": PIViTExperiment,
     "video-crvit": CompactRecurrentViTExperiment,
     "motions-timesformer": MotionsTimeSformerExperiment,
     "motions-crvit": MotionsCompactRecurrentViTExperiment,
@@ -246,6 +269,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 RESUMABLE = frozenset(
     {
         "data.path",
+        "data.poses",
         "data.cache",
         "training.epochs",
         "training.max_steps",

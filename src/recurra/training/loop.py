@@ -265,7 +265,8 @@ class Trainer:
     def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
         """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
         by_parts = self._has_parts and (self.config.has_penalties or few_targets(n_targets, batch.targets))
-        inputs, targets = self.fabric.to_device((batch.inputs, batch.targets))
+        inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
+        extra = {} if poses is None else {"poses": poses}
         carried = self.state if self.config.carry_state and batch.continues else None
         penalty: Tensor | float = 0.0
         # Fabric applies the precision only to calls of forward.
@@ -273,7 +274,7 @@ class Trainer:
             if by_parts:
                 losses, penalty, state = loss_by_parts(self.wrapped, inputs, targets, carried, self.config)
             else:
-                losses, state = self.wrapped.loss(inputs, targets, carried)
+                losses, state = self.wrapped.loss(inputs, targets, carried, **extra)
         self.state = detach(state)
         return losses.sum(), to_minimise(losses, n_targets, penalty, self.config)
 

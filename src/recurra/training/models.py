@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from recurra.models import CompactRecurrentViTShape, LanguageModelShape, ModelEntry, TimeSformerShape
+from recurra.models import CompactRecurrentViTShape, LanguageModelShape, ModelEntry, PIViTShape, TimeSformerShape
 
 
 @runtime_checkable
@@ -57,6 +57,11 @@ class StartingWeights:
 @dataclass(kw_only=True)
 class TimeSformerRecipe(TimeSformerShape, StartingWeights):
     """A TimeSformer; classes, frames of a segment and pixels come from the data."""
+
+
+@dataclass(kw_only=True)
+class PIViTRecipe(PIViTShape, StartingWeights):
+    """A PI-ViT; classes, frames of a segment and pixels come from the data."""
 
 
 @dataclass(kw_only=True)

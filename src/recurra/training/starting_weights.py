@@ -12,6 +12,7 @@ from torch.nn import functional
 from recurra.checks import sentence
 from recurra.convert import read_weights, timesformer_from_huggingface, timesformer_from_original
 from recurra.models import CompactRecurrentViT, TimeSformer, TimeSformerConfig, load_timesformer
+from recurra.models.pi_vit import INDUCTION
 from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
 from recurra.training.run_folder import RunFolder
 
@@ -33,7 +34,8 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
 
     A CR-ViT can start from a TimeSformer (`load_timesformer`) or a CR-ViT; a TimeSformer only from a TimeSformer. If
     the image size or the number of frames differs, the embeddings of places or times are interpolated (nearest). If the
-    number of classes differs, the classifier stays fresh.
+    number of classes differs, the classifier stays fresh. A PI-ViT counts as a TimeSformer: the modules that it has for
+    training are not read, and stay fresh.
 
     Args:
         model: changed in place.
@@ -51,7 +53,8 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     source = _of_checkpoint(model, place) if _is_ours(place) else _published(model, place)
     own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _HEAD}
     fresh_head = source.n_classes != model.config.n_classes
-    weights = dict(source.weights)
+    weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(INDUCTION)}
+    weights |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith(INDUCTION)}
     has_memory = any(name.startswith("memory.") for name in weights)
     if has_memory and isinstance(model, TimeSformer):
         raise ValueError(sentence(source.what, "a CR-ViT", "a TimeSformer, for a TimeSformer to start from"))

@@ -2,6 +2,7 @@
 
 from recurra.data.video.layouts import VIDEO_LAYOUTS, Listing, Video
 from recurra.data.video.motions import MotionsConfig, write_motions
+from recurra.data.video.poses import PoseFolder, read_poses
 from recurra.data.video.reader import VideoError, VideoFile, VideoFrames, VideoInfo, probe_video
 from recurra.data.video.sampling import FrameSampling
 from recurra.data.video.smarthome import SMARTHOME_PROTOCOLS, parse_smarthome_name
@@ -16,6 +17,7 @@ __all__ = [
     "FrameSampling",
     "Listing",
     "MotionsConfig",
+    "PoseFolder",
     "Video",
     "VideoConfig",
     "VideoData",
@@ -29,6 +31,7 @@ __all__ = [
     "normalise",
     "parse_smarthome_name",
     "probe_video",
+    "read_poses",
     "training_clip",
     "write_motions",
 ]

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from recurra.data.order import VIDEO_CLIPS, random_generator
 from recurra.data.video.checked import CheckedVideo
+from recurra.data.video.poses import PoseFolder
 from recurra.data.video.reader import VideoFile, VideoFrames
 from recurra.data.video.sampling import FrameSampling
-from recurra.data.video.transforms import evaluation_crops, training_clip
+from recurra.data.video.transforms import draw_view, evaluation_crops, training_clip
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,21 @@ class ClipMaker:
         random = random_generator(self.seed, VIDEO_CLIPS, epoch, number)
         frames = self._frames(video, self.sampling.random(video.info, random))
         return training_clip(frames, random, image_size=self.image_size, scale_jitter=self.scale_jitter, flip=self.flip)
+
+    def training_poses(
+        self, video: CheckedVideo, number: int, epoch: int, *, poses: PoseFolder, n_segments: int
+    ) -> tuple[Float[Tensor, "T J 2"], Float[Tensor, "n_segments F"] | None]:
+        """Return the joints in pixels of the clip that `training` makes, and the features of its segments.
+
+        It draws what `training` draws. Mirrored joints keep their numbers: a left hand stays the left hand.
+
+        Raises ValueError if the pose file cannot be read.
+        """
+        random, info = random_generator(self.seed, VIDEO_CLIPS, epoch, number), video.info
+        joints, features = poses.at(video, self.sampling.random(info, random), n_segments)
+        jitter = {"scale_jitter": self.scale_jitter, "flip": self.flip}
+        view = draw_view(random, info.height, info.width, image_size=self.image_size, **jitter)  # type: ignore[arg-type]
+        return view.places(joints, info.height, info.width), features
 
     def evaluation(
         self, video: CheckedVideo, *, view: int = 0, n_views: int = 1, n_crops: int = 1

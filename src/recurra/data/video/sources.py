@@ -15,7 +15,9 @@ from recurra.data.sample_order import SampleOrder
 from recurra.data.video.ahead import ReadAhead
 from recurra.data.video.checked import CheckedVideo
 from recurra.data.video.clips import ClipMaker, gray_clip
+from recurra.data.video.poses import PoseFolder
 from recurra.data.video.reader import VideoError
+from recurra.layers.poses import Poses
 
 
 class ViewBatch(NamedTuple):
@@ -59,7 +61,7 @@ class SplitClips:
     """The videos of a split and how to make clips from them.
 
     videos: the videos. maker: makes their clips. n_segments: segments per clip. bad_files: collects failures. workers:
-    threads that decode the clips of the next step ahead of time; 0 for none.
+    threads that decode the clips of the next step ahead of time; 0 for none. poses: of the videos, for training.
     """
 
     videos: Sequence[CheckedVideo]
@@ -67,6 +69,16 @@ class SplitClips:
     n_segments: int
     bad_files: BadFiles
     workers: int = 0
+    poses: PoseFolder | None = None
+
+    def poses_of(self, numbers: Sequence[int], epoch: int) -> Poses | None:
+        """Return the poses in the training clips of these videos in an epoch; None without a folder of poses."""
+        if self.poses is None:
+            return None
+        options = {"poses": self.poses, "n_segments": self.n_segments}
+        read = [self.maker.training_poses(self.videos[n], n, epoch, **options) for n in numbers]  # type: ignore[arg-type]
+        features = [feature for _, feature in read if feature is not None]
+        return Poses(torch.stack([joints for joints, _ in read]), torch.stack(features) if features else None)
 
     def labelled(self, number: int, clip: Tensor | Exception) -> tuple[Tensor, int]:
         """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed.
@@ -109,7 +121,8 @@ class ClipSource:
             clips.append(clip)
             labels.append(label if place < n_counted else IGNORED_TARGET)
         targets = segment_targets(labels, self._split.n_segments, self._label_segments)
-        return Batch(torch.stack(clips), targets, continues=False)
+        poses = self._split.poses_of(numbers, epoch) if self._order.training else None
+        return Batch(torch.stack(clips), targets, continues=False, poses=poses)
 
     def _decoded(self, epoch: int, step: int, numbers: list[int]) -> list[Tensor | Exception]:
         training = self._order.training

@@ -1,5 +1,7 @@
 """From frames to the clip that a model sees: scale, crop, flip, normalise. All frames of a clip share one draw."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
@@ -19,12 +21,52 @@ def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
 
 def resize_short_side(frames: Float[Tensor, "T C H W"], short_side: int) -> Float[Tensor, "T C h w"]:
     """Scale pictures bilinearly, so that the shorter side has `short_side` pixels; the aspect ratio stays the same."""
-    height, width = frames.shape[-2:]
-    if min(height, width) == short_side:
+    size = scaled_size(frames.shape[-2], frames.shape[-1], short_side)
+    if size == tuple(frames.shape[-2:]):
         return frames
-    factor = short_side / min(height, width)
-    size = (max(short_side, round(height * factor)), max(short_side, round(width * factor)))
     return interpolate(frames, size=size, mode="bilinear", align_corners=False)
+
+
+def scaled_size(height: int, width: int, short_side: int) -> tuple[int, int]:
+    """Return the height and width of a picture whose shorter side is scaled to `short_side` pixels."""
+    factor = short_side / min(height, width)
+    return max(short_side, round(height * factor)), max(short_side, round(width * factor))
+
+
+class TrainingView(NamedTuple):
+    """What a training clip shows of its frames: a square of the scaled pictures, perhaps mirrored.
+
+    size: height and width of the scaled pictures. top, left: of the square. image_size: pixels on its side.
+    """
+
+    size: tuple[int, int]
+    top: int
+    left: int
+    image_size: int
+    mirrored: bool
+
+    def places(self, places: Float[Tensor, "*shape 2"], height: int, width: int) -> Float[Tensor, "*shape 2"]:
+        """Return where places (x, y) in pixels of pictures of this height and width are in the clip."""
+        scale = places.new_tensor((self.size[1] / width, self.size[0] / height))
+        moved = places * scale - places.new_tensor((self.left, self.top))
+        return torch.stack([self.image_size - moved[..., 0], moved[..., 1]], -1) if self.mirrored else moved
+
+
+def draw_view(
+    random: np.random.Generator,
+    height: int,
+    width: int,
+    *,
+    image_size: int,
+    scale_jitter: tuple[int, int],
+    flip: bool,
+) -> TrainingView:
+    """Draw the view of a training clip of pictures of this height and width; see `training_clip`."""
+    short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
+    places, mirrored = random.random(2), random.random() < 0.5
+    size = scaled_size(height, width, short_side)
+    top, left = (int(place * (side - image_size + 1)) for place, side in zip(places, size))
+    return TrainingView(size, top, left, image_size, bool(flip and mirrored))
 
 
 def training_clip(
@@ -40,12 +82,11 @@ def training_clip(
     Scales the shorter side to a number of pixels drawn uniformly from `scale_jitter` (both ends included), cuts a
     square of `image_size` at a random place, and with `flip` mirrors half of the clips left to right.
     """
-    short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
-    places, mirrored = random.random(2), random.random() < 0.5
-    frames = resize_short_side(frames.float(), short_side)
-    top, left = (int(place * (side - image_size + 1)) for place, side in zip(places, frames.shape[-2:]))
-    cut = frames[..., top : top + image_size, left : left + image_size]
-    return normalise(cut.flip(-1) if flip and mirrored else cut).contiguous()
+    height, width = frames.shape[-2:]
+    view = draw_view(random, height, width, image_size=image_size, scale_jitter=scale_jitter, flip=flip)
+    scaled = resize_short_side(frames.float(), min(view.size))
+    cut = scaled[..., view.top : view.top + image_size, view.left : view.left + image_size]
+    return normalise(cut.flip(-1) if view.mirrored else cut).contiguous()
 
 
 def evaluation_crops(

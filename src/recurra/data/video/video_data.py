@@ -14,6 +14,7 @@ from recurra.data.sample_order import SampleOrder
 from recurra.data.video.checked import CheckedVideo, check_videos
 from recurra.data.video.clips import ClipMaker
 from recurra.data.video.layouts import VIDEO_LAYOUTS, Listing, Video
+from recurra.data.video.poses import PoseFolder
 from recurra.data.video.pyav import require_av
 from recurra.data.video.sampling import FrameSampling
 from recurra.data.video.sources import BadFiles, ClipSource, SplitClips, VideoViews
@@ -71,6 +72,9 @@ class VideoConfig:
     """Threads that decode clips one step ahead. 0: decode on demand."""
     keep_decoded: bool = False
     """Keep all decoded frames in memory at full size, for small data sets."""
+    poses: str | None = None
+    """Training of PI-ViT: folder of pose files, one for each video, in its sub-folder and with its name
+    (.npz or .json; see `recurra.data.video.PoseFolder`). Evaluation needs none."""
     cache: str | None = None
     """Folder that caches the check of all files; null: one in the user's cache folder."""
     seed: int = 0
@@ -135,6 +139,7 @@ class VideoData:
         self._listed: Mapping[Split, Sequence[Video]] = listing.videos
         if "valid" not in self._listed and config.valid_share:
             self._listed = hold_out(self._listed, config.valid_share, config.seed)
+        self._folder = folder
         self._store = Cache(folder, config.cache)
         self.cache_folder = self._store.folder
         self._checked: dict[Split, list[CheckedVideo]] = {}
@@ -173,7 +178,7 @@ class VideoData:
     def source(self, split: Split) -> ClipSource:
         """Return the batches of a split, one clip per video: random in training, otherwise the middle view and crop.
 
-        Raises what `videos` raises.
+        Raises what `videos` raises, and in training what `PoseFolder` raises if there are poses.
         """
         config, training = self.config, split == "train"
         order = SampleOrder(
@@ -183,7 +188,12 @@ class VideoData:
             rank=self.rank,
             world_size=self.world_size,
         )
-        return ClipSource(self._clips(split), order, label_segments=config.label_segments if training else "last")
+        poses = None
+        if training and config.poses is not None:
+            poses = PoseFolder(Path(config.poses).expanduser(), self._folder, self.videos(split))
+        return ClipSource(
+            self._clips(split, poses), order, label_segments=config.label_segments if training else "last"
+        )
 
     def views(self, split: Split) -> VideoViews:
         """Return all views of each video of a split: `test_views` clips along time, `test_crops` crops of each.
@@ -200,9 +210,9 @@ class VideoData:
             world_size=self.world_size,
         )
 
-    def _clips(self, split: Split) -> SplitClips:
+    def _clips(self, split: Split, poses: PoseFolder | None = None) -> SplitClips:
         bad_files = BadFiles(self._in_words(split), skip=self.config.on_bad_file == "skip")
-        return SplitClips(self.videos(split), self._maker, self.n_segments, bad_files, self.config.workers)
+        return SplitClips(self.videos(split), self._maker, self.n_segments, bad_files, self.config.workers, poses)
 
     def _in_words(self, split: Split) -> str:
         return f"the {split} split of {self.config.path}"
