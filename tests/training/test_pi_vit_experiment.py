@@ -51,6 +51,6 @@ def test_poses_reach_the_loss(tmp_path):
 def test_poses_and_a_loss_of_classes_alone_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"data\.poses is .*; expected null but for PI-ViT"):
         TimeSformerExperiment(data=VideoConfig(path=str(tmp_path), poses="poses"))
+    training = TrainingConfig(generalised_cross_entropy=0.5)
     with pytest.raises(ValueError, match=r"training\.generalised_cross_entropy is 0\.5; expected 0 for PI-ViT"):
-        training = TrainingConfig(generalised_cross_entropy=0.5)
         PIViTExperiment(data=VideoConfig(path=str(tmp_path)), training=training)
