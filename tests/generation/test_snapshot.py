@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recurra.files.weights import content_digest, read_safetensors
-from recurra.generation import SamplingConfig, Stream
+from recurra.generation import ModelIdentity, SamplingConfig, Stream
 from recurra.state import map_tensors, n_bytes, tensors
 
 from .conftest import SEGMENT, VOCABULARY, build
@@ -87,7 +87,27 @@ def test_files_of_format_1_open_and_are_written_alike(name, tmp_path):
     torch.testing.assert_close(stream.step(4), fresh.step(4))
     stream.load(path)
     stream.save(tmp_path / "stream")
-    assert (tmp_path / "stream").read_bytes() == path.read_bytes()
+    (found, metadata), (expected, earlier) = read_safetensors(tmp_path / "stream"), read_safetensors(path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    content, before = (json.loads(one["recurra"]) for one in (metadata, earlier))
+    assert content.keys() == before.keys()
+    # models have got more options since, at their defaults here
+    assert before["model"]["config"].items() <= content["model"]["config"].items()
+    for part in (content, before):
+        del part["model"]["config"], part["digest"]
+    assert content == before
+
+
+def test_an_option_that_a_file_lacks_counts_as_its_default():
+    model = build("gateloop")
+    identity = ModelIdentity.of(model)
+    older = identity._replace(config={name: value for name, value in identity.config.items() if name != "norm"})
+    assert older.difference(identity) is None
+    other = identity._replace(config={**identity.config, "norm": "rms"})
+    assert older.difference(other) == "norm 'layer' against 'rms'"
+    stranger = identity._replace(kind="OfSomeoneElse")
+    assert stranger._replace(config=older.config).difference(stranger) == "norm None against 'layer'"
 
 
 def test_every_place_of_a_segment_can_be_saved(crt, tmp_path):
