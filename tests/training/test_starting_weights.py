@@ -7,6 +7,8 @@ from torch import nn
 from recurra.models import (
     CompactRecurrentViT,
     CompactRecurrentViTConfig,
+    PIViT,
+    PIViTConfig,
     TimeSformer,
     TimeSformerConfig,
 )
@@ -222,3 +224,16 @@ def test_nothing_there(tmp_path):
         start_from(timesformer(), str(tmp_path))
     with pytest.raises(CheckpointError, match="which does not exist; expected a checkpoint"):
         start_from(timesformer(), str(tmp_path / "nothing.pt"))
+
+
+def test_pi_vit_counts_as_a_timesformer_and_keeps_its_own_modules(tmp_path):
+    def pi_vit(seed):
+        return _drawn(PIViT(PIViTConfig(**SMALL, **DATA, n_joints=3, d_skeleton=5)), seed)
+
+    trained, fresh = pi_vit(1), pi_vit(2)
+    own = fresh.joint_induction.narrow.weight.clone()
+    for source, target in ((trained, timesformer(3)), (trained, fresh), (timesformer(4), fresh)):
+        start_from(target, saved(source, tmp_path / "best.pt"))
+        assert torch.equal(target(clip())[0], source(clip())[0])
+    assert torch.equal(fresh.joint_induction.narrow.weight, own)
+    start_from(crvit(5), saved(trained, tmp_path / "best.pt"))
