@@ -4,6 +4,7 @@ Numbers are float64 in the interpreter, which the kernels themselves can do, and
 """
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from torch.func import jvp, vmap
 from recurra import gate_loop
 from recurra.gateloop import operator, triton_chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels
+from recurra.kernels.triton_tiles import default_tiles
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -91,9 +93,12 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 def _short_chunks(request, monkeypatch):
     """Blocks of 4 steps, which a card cannot multiply, two to a chunk; on a card, chunks keep their size."""
     if INTERPRETED:
-        own = "own_blocks" in request.fixturenames
-        monkeypatch.setattr(triton_chunk, "_BLOCK", triton_chunk._BLOCK if own else 4)
-        monkeypatch.setattr(triton_chunk, "_SPAN", 2 * triton_chunk._BLOCK)
+        block = default_tiles("chunk", False).block if "own_blocks" in request.fixturenames else 4
+
+        def short(number, is_complex, device):
+            return replace(default_tiles("chunk", is_complex), block=block, span=2 * block)
+
+        monkeypatch.setattr(triton_chunk, "chunk_tiles", short)
 
 
 @pytest.fixture

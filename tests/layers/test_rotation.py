@@ -8,6 +8,8 @@ import torch
 
 from recurra.layers.rotation import phases, rotate
 
+ANGLES = phases(torch.arange(5), 6)[:, None]
+
 
 def test_phases_are_those_of_xpos():
     expected = [[n * 10000 ** (-2 * i / 6) for i in range(3)] for n in (-2, 0, 7)]
@@ -36,3 +38,54 @@ def test_products_depend_on_the_distance_only():
     ]
     torch.testing.assert_close(scores[1:], [scores[0]] * 2, rtol=1e-9, atol=1e-9)
     assert (scores[0] - (q * k).sum()).abs() > 0.1
+
+
+def layouts():
+    dense = torch.randn(2, 5, 3, 6, dtype=torch.float64)
+    odd = torch.randn(2, 5, 3, 7, dtype=torch.float64)
+    return {
+        "dense": dense,
+        "a part of a projection": torch.randn(2, 5, 3, 14, dtype=torch.float64)[..., 2:8],
+        "an odd offset": odd[..., 1:],
+        "an odd stride": odd[..., :6],
+        "heads in front": dense.transpose(1, 2).contiguous().transpose(1, 2),
+        "channels apart": torch.randn(2, 5, 6, 3, dtype=torch.float64).transpose(2, 3),
+        "one for all": torch.randn(1, 5, 1, 6, dtype=torch.float64).expand(2, 5, 3, 6),
+    }
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_with_a_gradient_it_is_the_formula(layout):
+    x = layouts()[layout]
+    with torch.no_grad():
+        expected = rotate(x, ANGLES)
+        back = rotate(expected.cos(), -ANGLES)
+    y = rotate(x.requires_grad_(), ANGLES)
+    torch.testing.assert_close(y, expected, rtol=1e-14, atol=1e-14)
+    (gradient,) = torch.autograd.grad(y, x, expected.cos())
+    torch.testing.assert_close(gradient, back, rtol=1e-13, atol=1e-13)
+
+
+def test_second_derivatives():
+    x = torch.randn(1, 5, 2, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, ANGLES).sin(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_types_stay(dtype):
+    x = torch.randn(2, 5, 3, 6, dtype=dtype, requires_grad=True)
+    y = rotate(x, ANGLES)
+    assert y.dtype == torch.autograd.grad(y.sum(), x)[0].dtype == dtype
+
+
+def test_angles_may_need_a_gradient():
+    x, angles = torch.randn(2, 5, 1, 6, dtype=torch.float64, requires_grad=True), ANGLES.clone().requires_grad_()
+    assert torch.autograd.gradcheck(rotate, (x, angles))
+
+
+def test_a_batch_of_gradients():
+    x = torch.randn(2, 5, 1, 6, dtype=torch.float64, requires_grad=True)
+    y, several = rotate(x, ANGLES), torch.randn(3, 2, 5, 1, 6, dtype=torch.float64)
+    together = torch.func.vmap(lambda one: torch.autograd.grad(y, x, one, retain_graph=True)[0])(several)
+    alone = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in several]
+    torch.testing.assert_close(together, torch.stack(alone))

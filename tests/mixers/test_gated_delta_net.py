@@ -4,21 +4,22 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped
 from torch import Tensor
 from torch.nn import functional
 
 from recurra import delta_rule
-from recurra.mixers import DeltaNet, GatedDeltaNet, GatedDeltaNetState
+from recurra.mixers import DeltaNet, DeltaNetState, GatedDeltaNet
 
 D_MODEL = 6
 OPTIONS = {"n_heads": 2, "d_qk": 8, "d_v": 6}
 
 
-def draw_state(layer: GatedDeltaNet, batch: int = 2) -> GatedDeltaNetState:
-    return GatedDeltaNetState(*(torch.randn_like(part.double()) for part in layer.initial_state(batch)))
+def draw_state(layer: GatedDeltaNet, batch: int = 2) -> DeltaNetState:
+    return DeltaNetState(*(torch.randn_like(part.double()) for part in layer.initial_state(batch)))
 
 
-def by_a_loop(layer: GatedDeltaNet, x: Tensor, state: GatedDeltaNetState) -> tuple[Tensor, GatedDeltaNetState]:
+def by_a_loop(layer: GatedDeltaNet, x: Tensor, state: DeltaNetState) -> tuple[Tensor, DeltaNetState]:
     """S_t = a_t S_{t-1} (I - b_t k_t k_t^T) + b_t v_t k_t^T with columns; the convolution as a sum over its window."""
     heads, kernel = layer.n_heads, layer.convolution.weight[:, 0]
     s, window, outputs = state.h.mT, state.inputs, []
@@ -37,7 +38,7 @@ def by_a_loop(layer: GatedDeltaNet, x: Tensor, state: GatedDeltaNetState) -> tup
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm.weight
         gate = step @ layer.gate_projection.weight.T
         outputs.append((y.flatten(1) * gate * torch.sigmoid(gate)) @ layer.output_projection.weight.T)
-    return torch.stack(outputs, 1), GatedDeltaNetState(s.mT, window)
+    return torch.stack(outputs, 1), DeltaNetState(s.mT, window)
 
 
 @pytest.mark.parametrize("negative", [False, True])
@@ -46,7 +47,7 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(length, negative):
     layer = GatedDeltaNet(D_MODEL, **OPTIONS, negative_eigenvalues=negative).double()
     torch.nn.init.normal_(layer.norm.weight)
     x = torch.randn(2, length, D_MODEL, dtype=torch.float64, requires_grad=True)
-    state = GatedDeltaNetState(*(part.requires_grad_() for part in draw_state(layer)))
+    state = DeltaNetState(*(part.requires_grad_() for part in draw_state(layer)))
     results = []
     for y, last in (layer(x, state), by_a_loop(layer, x, state)):
         generator = torch.Generator().manual_seed(1)
@@ -156,30 +157,11 @@ def test_decays_start_in_the_published_range():
 
 
 def test_padding_neither_writes_nor_forgets():
-    layer = GatedDeltaNet(D_MODEL, **OPTIONS).double()
-    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]]).bool()
-    x = torch.randn(1, 7, D_MODEL, dtype=torch.float64)
-    alone, last = layer(x[mask][None])
-    y, state = layer(x.masked_fill(~mask[..., None], torch.nan), mask=mask)
-    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-13)
-    assert y[~mask].eq(0).all()
+    require_padding_skipped(GatedDeltaNet(D_MODEL, **OPTIONS).double(), D_MODEL)
 
 
-def test_a_bfloat16_layer_recurs_in_float32():
-    layer, x = GatedDeltaNet(D_MODEL, **OPTIONS).bfloat16(), torch.randn(2, 30, D_MODEL).bfloat16()
-    y, state = layer(x)
-    assert [y.dtype, *(part.dtype for part in state)] == [torch.bfloat16, torch.float32, torch.float32]
-    assert (y.float() - layer.float()(x.float())[0]).abs().mean() < 0.05
-
-
-def test_the_state_is_float32_under_autocast():
-    layer, x = GatedDeltaNet(D_MODEL, **OPTIONS), torch.randn(2, 30, D_MODEL)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = layer(x)
-        _, state = layer(x, state)
-    assert {part.dtype for part in state} == {torch.float32}
-    assert (y.float() - layer(x)[0]).abs().mean() < 0.05
+def test_the_state_is_float32_in_bfloat16_and_under_autocast():
+    require_float32_states(lambda: GatedDeltaNet(D_MODEL, **OPTIONS), D_MODEL, tolerance=0.1)
 
 
 @pytest.mark.parametrize(("d_model", "d_qk"), [(2048, 1536), (64, 48), (12, 6), (1, 6)])

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.mixers.stepwise import require_float32_states
 
 from recurra.mixers import H3
 
@@ -88,15 +89,7 @@ def test_heads_of_one_channel_multiply_elementwise():
 
 
 def test_the_state_is_float32_in_bfloat16_and_under_autocast():
-    layer, x = H3(D_MODEL, d_state=6), torch.randn(2, 30, D_MODEL)
-    expected = layer(x)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = layer(x, layer(x)[1])
-        y = layer(x)[0]
-    assert [tensor.dtype for tensor in state] == [torch.float32, torch.complex64]
-    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
-    y, state = layer.bfloat16()(x.bfloat16())
-    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, torch.float32, torch.complex64]
+    require_float32_states(lambda: H3(D_MODEL, d_state=6), D_MODEL, tolerance=0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.mixers.stepwise import require_float32_states, require_padding_skipped
 
 from recurra.mixers import S5Hyena, S5HyenaState
 
@@ -61,26 +62,11 @@ def test_a_closed_gate_lets_nothing_out_and_a_closed_key_lets_nothing_in():
 
 
 def test_padding_neither_writes_nor_forgets():
-    layer = S5Hyena(D_MODEL, d_state=4).double()
-    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]]).bool()
-    x = torch.randn(1, 7, D_MODEL, dtype=torch.float64)
-    alone, last = layer(x[mask][None])
-    y, state = layer(x.masked_fill(~mask[..., None], torch.nan), mask=mask)
-    torch.testing.assert_close(y[mask], alone[0], rtol=1e-12, atol=1e-13)
-    for one, other in zip(state, last):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    require_padding_skipped(S5Hyena(D_MODEL, d_state=4).double(), D_MODEL)
 
 
 def test_the_state_is_float32_in_bfloat16_and_under_autocast():
-    layer, x = S5Hyena(D_MODEL, d_state=4), torch.randn(2, 30, D_MODEL)
-    expected = layer(x)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = layer(x, layer(x)[1])
-        y = layer(x)[0]
-    assert [tensor.dtype for tensor in state] == [torch.float32, torch.complex64]
-    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
-    y, state = layer.bfloat16()(x.bfloat16())
-    assert [y.dtype, *(tensor.dtype for tensor in state)] == [torch.bfloat16, torch.float32, torch.complex64]
+    require_float32_states(lambda: S5Hyena(D_MODEL, d_state=4), D_MODEL, tolerance=0.1)
 
 
 @pytest.mark.parametrize(

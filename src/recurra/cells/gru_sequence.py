@@ -2,8 +2,8 @@
 
 Left to autograd, every step backwards multiplies the few sequences of a batch into a gradient as large as the recurrent
 matrices and adds it to the last one: more memory traffic than the step itself. Here the gradients that reach the gates
-are kept, and one product over all sequences and steps makes the matrices' gradients. Whatever can be computed for all
-steps at once is.
+are kept, and one product over all sequences and steps makes the matrices' gradients. On a CPU kernels take the steps
+themselves (`gru_kernels`); elsewhere, and in float64, whatever can be computed for all steps at once is.
 """
 
 from typing import Any
@@ -13,8 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.cells.gru import GRUCell, RecurrentWeights
+from recurra.cells.gru_steps import Steps, backward, forward, kernels_take
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+
+_FEW = 32
+"""The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -77,6 +81,11 @@ def gru_sequence_reference(
     return y, h
 
 
+def _by_kernels(projected: Tensor, h: Tensor) -> bool:
+    """Whether kernels take the steps. They compute in float32, so many sequences are faster by bfloat16 products."""
+    return kernels_take(projected, h) and (projected.dtype == torch.float32 or projected.shape[0] <= _FEW)
+
+
 class _GRUSequence(torch.autograd.Function):
     """Time comes first in everything that is kept: L steps of B sequences."""
 
@@ -84,6 +93,19 @@ class _GRUSequence(torch.autograd.Function):
     def forward(
         ctx: Any, cell: GRUCell, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if _by_kernels(projected, h):
+            ru, c, reset, states = forward(projected, h, of_gates, of_candidate)
+        else:
+            ru, c, reset, states = _GRUSequence._steps(projected, h, of_gates, of_candidate)
+        ctx.cell = cell
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(projected, h, of_gates, of_candidate, ru, c, reset, states)
+        y = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
+        return y, states[-1].clone()
+
+    @staticmethod
+    def _steps(projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor) -> Steps:
+        """Take the steps one torch operation after the other."""
         (batch, length, _), size = projected.shape, h.shape[1]
         gate_inputs, candidate_inputs = projected.transpose(0, 1).split([2 * size, size], -1)
         ru = projected.new_empty(length, batch, 2 * size)
@@ -97,11 +119,7 @@ class _GRUSequence(torch.autograd.Function):
             reset[t] = r * before
             torch.addmm(candidate_inputs[t], reset[t], of_candidate.t(), out=c[t]).tanh_()
             torch.lerp(before, c[t].to(h.dtype), u.to(h.dtype), out=states[t + 1])
-        ctx.cell = cell
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(projected, h, of_gates, of_candidate, ru, c, reset, states)
-        y = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
-        return y, states[length].clone()
+        return Steps(ru, c, reset, states)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -112,8 +130,15 @@ class _GRUSequence(torch.autograd.Function):
                 ctx.cell, projected, h, RecurrentWeights(*weights)
             )
             return None, *differentiable_gradients(reference, inputs, (d_y, d_last))
-        _, _, of_gates, of_candidate = inputs
-        d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
+        projected, h, of_gates, of_candidate = inputs
+        # A batch of gradients, which torch's vmap may pass in, has no address.
+        if _by_kernels(projected, h) and not transforms_are_active():
+            steps = Steps(ru, c, reset, states)
+            d_inputs, d_h = backward(steps, of_gates, of_candidate, d_y, d_last)
+        else:
+            ru, c = ru.to(projected.dtype), c.to(projected.dtype)
+            d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
+        d_inputs = d_inputs.to(projected.dtype)
         rows = d_inputs.flatten(0, 1)
         d_gates, d_candidate = rows.split([ru.shape[-1], c.shape[-1]], -1)
         return (
@@ -121,7 +146,7 @@ class _GRUSequence(torch.autograd.Function):
             d_inputs.transpose(0, 1),
             d_h,
             d_gates.t() @ states[:-1].flatten(0, 1).to(rows.dtype) if wanted[2] else None,
-            d_candidate.t() @ reset.flatten(0, 1) if wanted[3] else None,
+            d_candidate.t() @ reset.flatten(0, 1).to(rows.dtype) if wanted[3] else None,
         )
 
 

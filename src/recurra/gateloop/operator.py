@@ -11,6 +11,7 @@ from recurra.gateloop import modes
 from recurra.gateloop.chunk import chunk
 from recurra.gateloop.chunk_operator import chunk_by_kernels, why_not_kernels
 from recurra.gateloop.fused import Planes, fused
+from recurra.gateloop.heads import chunk_by_heads
 from recurra.gateloop.inputs import check_inputs, check_numbers, check_shape
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
@@ -19,8 +20,8 @@ from recurra.lengths.reset import check_reset, cut_transitions
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
-"""Numbers in a head's state, and in all its states over the sequence, from which "chunk" beats "scan": measured on a
-CPU (docs/decisions.md), not on a GPU."""
+"""Numbers in a head's state, and in all its states over the sequence, from which "chunk" in plain torch beats "scan":
+measured on a CPU (docs/decisions.md), not on a GPU."""
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -52,14 +53,15 @@ def gate_loop(
             "chunk": attention inside chunks of 64 steps and the recurrence between them, in matrix products, in
                 O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for float32, float16 and
                 bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
-                "auto" uses plain torch on a GPU too, and "triton" raises.
+                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types:
+                they walk through time, with chunks only in the backward pass, and take less memory than that.
             "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
             "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
-            "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for large
-                states of long sequences (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and otherwise "scan". "scan" also if
-                torch.export traces it for any length.
-        backend: as for `recurra.linear_scan`. "scan" and "fused" have kernels; "chunk" has Triton's, and Numba's
-            between chunks.
+            "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for heads
+                with more than one channel by Numba's kernels, and otherwise for large states of long sequences
+                (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and "scan" for the rest. "scan" also if torch.export traces
+                it for any length.
+        backend: as for `recurra.linear_scan`. "scan", "chunk" and "fused" have kernels.
         cu_seqlens: the borders of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
             Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
             (`recurra.lengths.packed.PackedSequences`); nothing passes from one to another.
@@ -88,7 +90,7 @@ def _compute(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Convert the arguments, which are checked, to their dtypes, and run the mode."""
-    chosen = choose_mode(mode, q, k, v, a, state)
+    chosen = choose_mode(mode, q, k, v, a, state, backend)
     if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
         expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
         raise RuntimeError(sentence("backend", repr(backend), expected))
@@ -116,7 +118,7 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Pad the sequences into batches; after the end of each, a = 1 and k = 0 keep its state as it is."""
-    packed, mode = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state)
+    packed, mode = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state, backend)
     inputs = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
     outputs, states = [], []
     for *batch, h0 in zip(*inputs, packed.states(state)):
@@ -180,10 +182,15 @@ def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backe
     return y[..., None], _join(result.last)[..., None, None]
 
 
+def _chunk_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    by_kernels = choose_backend(backend, q.device) == "numba"
+    return chunk_by_heads(q, k, v, a, state) if by_kernels else chunk(q, k, v, a, state, backend)
+
+
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "recurrent": modes.recurrent,
     "scan": modes.scan,
-    "chunk": chunk,
+    "chunk": _chunk_mode,
     "attention": modes.attention,
     "fused": _fused_mode,
 }
@@ -208,8 +215,10 @@ def _join(planes: Planes) -> Tensor:
     return planes.re if planes.im is None else torch.complex(planes.re, planes.im)
 
 
-def choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None) -> str:
-    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto".
+def choose_mode(
+    mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None, backend: str = "auto"
+) -> str:
+    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto" for this backend.
 
     Raises:
         ValueError: the mode is "fused", which does not take such inputs.
@@ -231,6 +240,8 @@ def choose_mode(mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Te
     if q.shape[1] == 1:
         return "recurrent"
     per_state = q.shape[3] * v.shape[3]
+    if per_state > 1 and choose_backend(backend, q.device) == "numba":
+        return "chunk"
     return "chunk" if per_state >= _CHUNK_STATE and q.shape[1] * per_state >= _CHUNK_STATES else "scan"
 
 

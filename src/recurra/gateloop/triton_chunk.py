@@ -26,12 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recurra.kernels.triton_tiles import ChunkTiles, chunk_tiles
 from recurra.kernels.triton_tools import floats, multiply, on_device_of
 from recurra.scan.triton_kernels import entering_states
-
-_SPAN = 64  # steps per chunk
-_BLOCK = 16  # steps per block, the fewest that a matrix product takes
-_TILES = {False: 32, True: 16}  # rows or columns of the state in one program, by whether they are complex
 
 
 class Layout(NamedTuple):
@@ -46,11 +43,13 @@ class Layout(NamedTuple):
     is_complex: bool
     has_complex_inputs: bool
     number: torch.dtype
+    work: ChunkTiles
 
     @property
     def span(self) -> int:
         """Steps per chunk, a multiple of those per block."""
-        return min(_SPAN, -(-self.length // _BLOCK) * _BLOCK)
+        tiles = self.work
+        return min(tiles.span, -(-self.length // tiles.block) * tiles.block)
 
     @property
     def chunks(self) -> int:
@@ -70,10 +69,11 @@ class Layout(NamedTuple):
         """
         blocks = {"qk": _padded(self.d_qk), "v": _padded(self.d_v)}
         blocks[tiled] = self._tile(tiled)
+        warps = self.work.warps if tiled == "v" else self.work.key_warps
         precision = {torch.float32: "tf32x3", torch.float64: "ieee"}.get(self.number, "tf32")
         return {
-            "SPAN": self.span, "T": _BLOCK, "DK": blocks["qk"], "DV": blocks["v"], "SCALAR": self.is_scalar,
-            "C": self.is_complex, "X": self.has_complex_inputs, "PRECISION": precision, "num_warps": 4,
+            "SPAN": self.span, "T": self.work.block, "DK": blocks["qk"], "DV": blocks["v"], "SCALAR": self.is_scalar,
+            "C": self.is_complex, "X": self.has_complex_inputs, "PRECISION": precision, "num_warps": warps,
         }  # fmt: skip
 
     def tiles(self, tiled: str) -> int:
@@ -85,7 +85,9 @@ class Layout(NamedTuple):
         return (self.batch * self.heads * chunks * self.tiles(tiled),)
 
     def _tile(self, tiled: str) -> int:
-        return min(_padded(self.d_v if tiled == "v" else self.d_qk), _TILES[self.is_complex])
+        if tiled == "v":
+            return min(_padded(self.d_v), self.work.tile)
+        return min(_padded(self.d_qk), self.work.key_tile)
 
 
 def _padded(channels: int) -> int:
@@ -98,7 +100,8 @@ def layout(q: Tensor, v: Tensor, a: Tensor) -> Layout:
     batch, length, heads, d_qk = q.shape
     number = q.dtype.to_real() if q.is_complex() else q.dtype
     return Layout(
-        batch, length, heads, d_qk, v.shape[-1], a.shape[-1] == 1, a.is_complex(), q.is_complex(), number
+        batch, length, heads, d_qk, v.shape[-1], a.shape[-1] == 1, a.is_complex(), q.is_complex(), number,
+        chunk_tiles(number, a.is_complex(), q.device),
     )  # fmt: skip
 
 

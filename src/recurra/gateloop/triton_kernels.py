@@ -20,7 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recurra.kernels.triton_tiles import walk_tiles
 from recurra.kernels.triton_tools import (
+    Plan,
     floats,
     grid,
     load,
@@ -32,8 +34,6 @@ from recurra.kernels.triton_tools import (
     store,
 )
 from recurra.scan.triton_kernels import entering_states
-
-_STAGES = tl.constexpr(3)  # reads in flight per program, which reads up to nine tensors
 
 
 @triton.jit
@@ -49,7 +49,8 @@ def _load_planes(re_at, im_at, mask, IS_COMPLEX: tl.constexpr):  # type: ignore[
 def _forward(  # type: ignore[no-untyped-def]
     q, k, v, a_re, a_im, entering, y, h_re, h_im,
     q_batch, q_time, k_batch, k_time, v_batch, v_time, ar_batch, ar_time, ai_batch, ai_time,
-    length, channels, chunks, span, IS_COMPLEX: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+    length, channels, chunks, span, IS_COMPLEX: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill y (B, L, D), and h with all states (B, L, D) if they are kept, else with the last (B, 1, D)."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
@@ -63,7 +64,7 @@ def _forward(  # type: ignore[no-untyped-def]
     at = (sequence * length + start) * channels + d
     x_re, x_im = load(entering + WIDTH * ((sequence * chunks + chunk) * channels + d), mask, IS_COMPLEX)
     stop = tl.minimum(start + span, length)
-    for _ in tl.range(start, stop, num_stages=_STAGES):
+    for _ in tl.range(start, stop, num_stages=STAGES):
         q_t = tl.load(q_at, mask=mask, other=0.0).to(PLANE)
         k_t = tl.load(k_at, mask=mask, other=0.0).to(PLANE)
         v_t = tl.load(v_at, mask=mask, other=0.0).to(PLANE)
@@ -93,7 +94,7 @@ def _backward(  # type: ignore[no-untyped-def]
     dq, dk, dv, da_re, da_im, dx0_re, dx0_im,
     dy_batch, dy_time, q_batch, q_time, k_batch, k_time, v_batch, v_time, ar_batch, ar_time, ai_batch, ai_time,
     dhr_batch, dhr_time, dhi_batch, dhi_time,
-    length, channels, chunks, span, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
+    length, channels, chunks, span, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill all gradients, from the last step to the first; entering (B, chunks, D) holds the carries c."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
@@ -113,7 +114,7 @@ def _backward(  # type: ignore[no-untyped-def]
     first = sequence * channels + d
     c_re, c_im = load(entering + WIDTH * ((sequence * chunks + chunk) * channels + d), mask, IS_COMPLEX)
     stop = tl.minimum(start + span, length)
-    for i in tl.range(start, stop, num_stages=_STAGES):
+    for i in tl.range(start, stop, num_stages=STAGES):
         before = at - channels
         xr_at = tl.where(i == length - 1, x0_re + first, h_re + before)
         xi_at = tl.where(i == length - 1, x0_im + first, h_im + before)
@@ -149,7 +150,8 @@ def _backward(  # type: ignore[no-untyped-def]
 def _summarise(  # type: ignore[no-untyped-def]
     u, w, a_re, a_im, dh_re, dh_im, products, lasts,
     u_batch, u_time, w_batch, w_time, ar_batch, ar_time, ai_batch, ai_time, dhr_batch, dhr_time, dhi_batch, dhi_time,
-    length, channels, chunks, span, IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
+    length, channels, chunks, span, IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
 
@@ -173,7 +175,7 @@ def _summarise(  # type: ignore[no-untyped-def]
     x_im, p_re, p_im = x_re, x_re + 1, x_re
     if not IS_COMPLEX:
         p_im = p_re
-    for _ in tl.range(0, span, num_stages=_STAGES):
+    for _ in tl.range(0, span, num_stages=STAGES):
         b_t = tl.load(u_at, mask=mask, other=0.0).to(PLANE) * tl.load(w_at, mask=mask, other=0.0).to(PLANE)
         ar_t, ai_t = _load_planes(ar_at, ai_at, mask, IS_COMPLEX)
         if IS_BACKWARD:
@@ -196,6 +198,12 @@ def _summarise(  # type: ignore[no-untyped-def]
     store(lasts + at, x_re, x_im, mask, IS_COMPLEX)
 
 
+def _plan(q: Tensor, is_complex: bool) -> Plan:
+    """Plan the walk over (B, L, D)."""
+    batch, length, channels = q.shape
+    return plan(batch, length, channels, q.device, walk_tiles("fused", q.dtype, is_complex, q.device))
+
+
 def _strides(*tensors: Tensor) -> list[int]:
     return [n for tensor in tensors for n in tensor.stride()[:2]]
 
@@ -210,7 +218,7 @@ def forward_into(
 ) -> None:  # fmt: skip
     """Fill y and the states, all or only the last (length 1), of a's type; x0 is the state that enters."""
     batch, length, channels = q.shape
-    laid_out = plan(batch, length, channels, q.device)
+    laid_out = _plan(q, a_im is not None)
     is_complex, chunks = a_im is not None, laid_out.chunks - 1
     gates = a_re, a_re if a_im is None else a_im  # without an imaginary plane its address is not used
     x0 = _joined(x0_re, x0_im)
@@ -237,7 +245,7 @@ def backward_into(
 ) -> None:  # fmt: skip
     """Fill dq, dk, dv, the planes of da and those of dx0, which come in holding the gradient of the last state."""
     batch, length, channels = q.shape
-    laid_out = plan(batch, length, channels, q.device)
+    laid_out = _plan(q, a_im is not None)
     chunks = laid_out.chunks - 1
     if a_im is None or x0_im is None or dh_im is None:
         dq, dk, dv, da_re, dx0_re = gradients

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.adaptive_embedding import AdaptiveEmbedding
+from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.vocabulary import IGNORED_TARGET, Clusters, require_tokens
 
 
@@ -93,11 +94,11 @@ class AdaptiveSoftmax(nn.Module):
         head_targets = targets
         for cluster, (low, _) in enumerate(self.clusters.bounds[1:]):
             head_targets = torch.where(targets >= low, self.clusters.sizes[0] + cluster, head_targets)
-        losses = _cross_entropy(self._head(hidden), head_targets)
+        losses = cross_entropy(self._head(hidden), head_targets)
         for (low, high), (cluster, weight, bias) in zip(self.clusters.bounds[1:], tails):
             rows = ((targets >= low) & (targets < high)).nonzero().squeeze(1)
             logits = self._logits(cluster, hidden[rows], weight, bias)
-            losses = losses.index_add(0, rows, _cross_entropy(logits, targets[rows] - low))
+            losses = losses.index_add(0, rows, cross_entropy(logits, targets[rows] - low))
         return losses
 
     def _parts(self) -> list[tuple[Tensor, Tensor]]:
@@ -124,8 +125,3 @@ class AdaptiveSoftmax(nn.Module):
 
 def _log_softmax(logits: Tensor) -> Tensor:
     return functional.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="none")

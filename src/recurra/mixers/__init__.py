@@ -2,7 +2,7 @@
 
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.delta_net import DeltaNet, DeltaNetState
-from recurra.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetState
+from recurra.mixers.gated_delta_net import GatedDeltaNet
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
 from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
@@ -52,7 +52,6 @@ __all__ = [
     "GateLoopAttentionState",
     "GateLoopState",
     "GatedDeltaNet",
-    "GatedDeltaNetState",
     "GatedLinearAttention",
     "GatedLinearAttentionState",
     "H3State",

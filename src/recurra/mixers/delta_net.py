@@ -13,13 +13,13 @@ from recurra.layers.precision import at_least_float32
 from recurra.layers.rms_norm import RMSNorm
 from recurra.layers.short_convolution import ShortConvolution
 from recurra.layers.unit_length import unit_length
-from recurra.lengths.padded import blank
+from recurra.lengths.padded import blank, keep
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 
 
 class DeltaNetState(NamedTuple):
-    """h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t and the last inputs of the convolution.
+    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (a_t = 1 without gates), and the convolution's last inputs.
 
     Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
     """
@@ -28,8 +28,56 @@ class DeltaNetState(NamedTuple):
     inputs: Float[Tensor, "B K_1 channels"]
 
 
+class DeltaMixer(Mixer):
+    """What DeltaNet and Gated DeltaNet share: projections, the convolution, the rate b_t, the operator and the norm.
+
+    Subclasses end with the output: `mix`. Arguments as those of `DeltaNet`, with all sizes given.
+    """
+
+    skips_padding = True
+
+    def __init__(
+        self, d_model: int, d_qk: int, d_v: int, n_heads: int, kernel_size: int, negative_eigenvalues: bool
+    ) -> None:
+        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
+        super().__init__(
+            d_model,
+            DeltaNetState,
+            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
+            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
+        )
+        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
+        self.largest_rate = 2.0 if negative_eigenvalues else 1.0
+        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
+        self.convolution = convolution
+        self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
+        self.norm = RMSNorm(d_v // n_heads)
+        self.output_projection = nn.Linear(d_v, d_model, bias=False)
+
+    def read(
+        self,
+        x: Float[Tensor, "B L d_model"],
+        a: Float[Tensor, "B L H"] | None,
+        state: DeltaNetState,
+        mask: Bool[Tensor, "B L"] | None,
+    ) -> tuple[Float[Tensor, "B L d_v"], DeltaNetState]:
+        """Convolve, run the delta rule with decay `a`, 1 if None, and norm each head's output."""
+        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
+        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
+        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
+        b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
+        a = b.new_ones(()).expand(b.shape) if a is None else keep(a, mask)
+        y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
+        return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
+
+    def why_not_exportable(self) -> str:
+        """It computes in chunks."""
+        return f"{type(self).__name__} computes in chunks: its graph has as many as the prompt that it was traced with"
+
+
 @register_mixer("delta-net")
-class DeltaNet(Mixer):
+class DeltaNet(DeltaMixer):
     """y_t = norm(q_t h_t / sqrt(d_k)) W_o, h_t = (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t (sections 2.2 and 3.4).
 
     q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head.
@@ -50,8 +98,6 @@ class DeltaNet(Mixer):
         ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
-    skips_padding = True
-
     def __init__(
         self,
         d_model: int,
@@ -63,34 +109,11 @@ class DeltaNet(Mixer):
         negative_eigenvalues: bool = False,
     ) -> None:
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
-        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
-        convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
-        super().__init__(
-            d_model,
-            DeltaNetState,
-            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
-            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
-        )
-        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
-        self.largest_rate = 2.0 if negative_eigenvalues else 1.0
-        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
-        self.convolution = convolution
-        self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
-        self.norm = RMSNorm(d_v // n_heads)
-        self.output_projection = nn.Linear(d_v, d_model, bias=False)
+        super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues)
 
     def mix(
         self, x: Float[Tensor, "B L d_model"], state: DeltaNetState, mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L d_model"], DeltaNetState]:
         """Convolve, then run the delta rule."""
-        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
-        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
-        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
-        b = self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x)))
-        never = b.new_ones(()).expand(b.shape)
-        y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, never, blank(b, mask), state.h)
-        return self.output_projection(self.norm(y).flatten(-2).to(x.dtype)), DeltaNetState(h, inputs)
-
-    def why_not_exportable(self) -> str:
-        """It computes in chunks."""
-        return "delta-net computes in chunks, and its graph has as many as the prompt that it was traced with"
+        y, state = self.read(x, None, state, mask)
+        return self.output_projection(y.to(x.dtype)), state

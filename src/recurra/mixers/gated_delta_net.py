@@ -1,38 +1,21 @@
 """Gated DeltaNet: the delta rule with a decay (Yang, Kautz and Hatamizadeh 2025, arXiv 2412.06464)."""
 
-import math
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads
-from recurra.deltarule import delta_rule
 from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.layers.unit_length import unit_length
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.delta_net import DeltaMixer, DeltaNetState
 from recurra.mixers.registry import register_mixer
+from recurra.ssm.selective import inverse_softplus_of_steps
 
 _SMALLEST_STEP, _LARGEST_STEP, _LARGEST_RATE = 0.001, 0.1, 16.0
 
 
-class GatedDeltaNetState(NamedTuple):
-    """h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t and the last inputs of the convolution.
-
-    Both are float32 whatever the precision of the layer's inputs (float64 in a float64 layer).
-    """
-
-    h: Float[Tensor, "B H d_k d_v"]
-    inputs: Float[Tensor, "B K_1 channels"]
-
-
 @register_mixer("gated-delta-net")
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(DeltaMixer):
     """y_t = (SiLU(W_g x_t) * norm(q_t h_t / sqrt(d_k))) W_o, h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t.
 
     q, k, v = SiLU(convolution(W x)), a causal filter of K steps a channel; then q and k have length 1 in each head
@@ -58,8 +41,6 @@ class GatedDeltaNet(Mixer):
         ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
-    skips_padding = True
-
     def __init__(
         self,
         d_model: int,
@@ -73,26 +54,11 @@ class GatedDeltaNet(Mixer):
         require_heads(n_heads)
         d_qk = n_heads * max(1, 3 * d_model // (4 * n_heads)) if d_qk is None else d_qk
         d_v = 2 * d_qk if d_v is None else d_v
-        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
-        convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
-        super().__init__(
-            d_model,
-            GatedDeltaNetState,
-            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
-            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
-        )
-        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
-        self.largest_rate = 2.0 if negative_eigenvalues else 1.0
-        self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
-        self.convolution = convolution
-        self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
+        super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues)
         self.decay_projection = nn.Linear(d_model, n_heads, bias=False)
         self.A_log = nn.Parameter(torch.log(_LARGEST_RATE * (1 - torch.rand(n_heads))))  # never log(0)
-        step = torch.empty(n_heads).uniform_(math.log(_SMALLEST_STEP), math.log(_LARGEST_STEP)).exp()
-        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+        self.dt_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, _SMALLEST_STEP, _LARGEST_STEP))
         self.gate_projection = nn.Linear(d_model, d_v, bias=False)
-        self.norm = RMSNorm(d_v // n_heads)
-        self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
         """The parameters that make a_t, for a learning rate and weight decay of their own."""
@@ -105,18 +71,8 @@ class GatedDeltaNet(Mixer):
         return a, torch.zeros_like(a)
 
     def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GatedDeltaNetState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], GatedDeltaNetState]:
+        self, x: Float[Tensor, "B L d_model"], state: DeltaNetState, mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], DeltaNetState]:
         """Convolve, then run the gated delta rule."""
-        qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
-        parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
-        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
-        b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
-        a = keep(self.transition(x)[0], mask)
-        y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
-        y = (self.norm(y).flatten(-2) * functional.silu(self.gate_projection(x))).to(x.dtype)
-        return self.output_projection(y), GatedDeltaNetState(h, inputs)
-
-    def why_not_exportable(self) -> str:
-        """It computes in chunks."""
-        return "gated-delta-net computes in chunks, and its graph has as many as the prompt that it was traced with"
+        y, state = self.read(x, self.transition(x)[0], state, mask)
+        return self.output_projection((y * functional.silu(self.gate_projection(x))).to(x.dtype)), state

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra.cells.gru_after import HiddenWeights, gru_after, gru_after_reference
+from recurra.cells.gru_steps import kernels_take
 from recurra.kernels.operators import transforms_are_active
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
@@ -23,9 +25,9 @@ class GRUState(NamedTuple):
 class GRU(Mixer):
     """y_t = h_t of `torch.nn.GRU` with one layer (Cho et al., arXiv 1406.1078, with the reset gate after the product).
 
-    It has no parallel form over time: training takes one step after the other. Under autocast it computes in the
-    precision of its weights. The Compact Recurrent Transformer uses another cell, whose reset gate acts before the
-    product: `recurra.mixers.RNN` runs it.
+    It has no parallel form over time: training takes one step after the other, on a CPU in one kernel for all of them.
+    Autocast takes the products with x down to its type there, and leaves the recurrence in float32. The Compact
+    Recurrent Transformer uses another cell, whose reset gate acts before the product: `recurra.mixers.RNN` runs it.
 
     Args:
         d_model: channels of x and y, and of the hidden state.
@@ -46,28 +48,31 @@ class GRU(Mixer):
         self, x: Float[Tensor, "B L d_model"], state: GRUState, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], GRUState]:
         """Run the GRU along time."""
+        cell, h = self.cell, state.h
+        if x.is_cpu and not torch.compiler.is_compiling() and not transforms_are_active():
+            projected, weights = functional.linear(x, cell.weight_ih, cell.bias_ih), HiddenWeights(*self._of_state())
+            if kernels_take(projected, h):
+                many = x.shape[1] > 1 or torch.is_grad_enabled()
+                y, last = gru_after(projected, h, weights) if many else self._one_step(projected, h, weights)
+                return y.to(projected.dtype), GRUState(last)
+        return self._by_torch(x, h.to(cell.weight_hh.dtype))
+
+    def _of_state(self) -> tuple[Tensor, Tensor]:
+        return self.cell.weight_hh, self.cell.bias_hh
+
+    def _one_step(self, projected: Tensor, h: Tensor, weights: HiddenWeights) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            return gru_after_reference(projected, h, weights)
+
+    def _by_torch(self, x: Tensor, h: Tensor) -> tuple[Tensor, GRUState]:
+        """Call nn.GRU's own function, as torch.compile refuses the module."""
         cell = self.cell
-        h = state.h.to(cell.weight_hh.dtype)
-        weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-        # nn.GRU's own function, as torch.compile refuses the module; on a GPU autocast would take it down to 16 bits
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):  # on a GPU it would take the state down to 16 bits
             if transforms_are_active():  # torch.gru has no rules for them
-                y, last = _step_by_step(x.to(h.dtype), h, *weights)
+                projected = functional.linear(x.to(h.dtype), cell.weight_ih, cell.bias_ih)
+                y, last = gru_after_reference(projected, h, HiddenWeights(*self._of_state()))
                 return y.to(x.dtype), GRUState(at_least_float32(last))
+            weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
             # with biases, one layer, no dropout, one direction, batch first
             y, last = torch.gru(x.to(h.dtype), h.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
         return y.to(x.dtype), GRUState(at_least_float32(last.squeeze(0)))
-
-
-def _step_by_step(
-    x: Float[Tensor, "B L d_model"], h: Float[Tensor, "B N"], w_x: Tensor, w_h: Tensor, b_x: Tensor, b_h: Tensor
-) -> tuple[Float[Tensor, "B L N"], Float[Tensor, "B N"]]:
-    """Compute what `torch.gru` computes from the weights of a `torch.nn.GRUCell`, in plain operators."""
-    states = []
-    for step in functional.linear(x, w_x, b_x).unbind(1):
-        r_x, u_x, c_x = step.chunk(3, -1)
-        r_h, u_h, c_h = functional.linear(h, w_h, b_h).chunk(3, -1)
-        candidate = torch.tanh(c_x + torch.sigmoid(r_x + r_h) * c_h)
-        h = torch.lerp(candidate, h, torch.sigmoid(u_x + u_h))
-        states.append(h)
-    return torch.stack(states, 1), h

@@ -9,13 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require_at_least
+from recurra.checks import require, require_at_least
 from recurra.layers import ShortConvolution
 from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.selective import inverse_softplus_of_steps, selective_scan
+from recurra.selectivescan import selective_scan
+from recurra.ssm.selective import inverse_softplus_of_steps
 
 
 class MambaState(NamedTuple):
@@ -52,6 +53,8 @@ class Mamba(Mixer):
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
         dt_rank: the bottleneck before the step sizes; d_model / 16, rounded up, if None.
+        selection_norm: epsilon of a root mean square norm, without a scale, of W_1 u_t, B_t and C_t each, as in Falcon
+            Mamba (arXiv 2410.05355); none, as in the paper, if None.
         min_step, max_step: the range of step sizes at the start.
 
     Raises:
@@ -68,6 +71,7 @@ class Mamba(Mixer):
         d_conv: int = 4,
         expand: int = 2,
         dt_rank: int | None = None,
+        selection_norm: float | None = None,
         min_step: float = 0.001,
         max_step: float = 0.1,
     ) -> None:
@@ -77,7 +81,9 @@ class Mamba(Mixer):
         d_inner = expand * d_model
         carried = {"h": Carried((d_state, d_inner)), "inputs": Carried((d_conv - 1, d_inner))}
         super().__init__(d_model, MambaState, **carried)
-        self.d_state, self.dt_rank = d_state, rank
+        if selection_norm is not None:
+            require(selection_norm > 0, "selection_norm", selection_norm, "a number above 0, or None")
+        self.d_state, self.dt_rank, self.selection_norm = d_state, rank, selection_norm
         self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z
         self.convolution = ShortConvolution(d_inner, d_conv)
         self.selection = nn.Linear(d_inner, rank + 2 * d_state, bias=False)  # W_1, and those of B and C
@@ -118,7 +124,10 @@ class Mamba(Mixer):
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Delta (B, L, d_inner), B and C (B, L, d_state) of every step."""
-        narrow, b, c = self.selection(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        parts = self.selection(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        if self.selection_norm is not None:
+            parts = tuple(functional.rms_norm(part, part.shape[-1:], eps=self.selection_norm) for part in parts)
+        narrow, b, c = parts
         step = at_least_float32(self.step_projection(narrow)) + at_least_float32(self.step_bias)
         return functional.softplus(step), at_least_float32(b), at_least_float32(c)
 

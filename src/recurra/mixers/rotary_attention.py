@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least
 from recurra.layers.attention_window import head_size
-from recurra.layers.dot_product_attention import dot_product_attention
+from recurra.layers.dot_product_attention import causal_attention
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rotation import phases, rotate
 from recurra.layers.sliding_window import after, most_kept, still_seen, windows
@@ -116,8 +116,8 @@ class RotaryAttention(Mixer):
         n_queries, n_keys = queries.shape[2], keys.shape[2]
         dropout = self.dropout if self.training else 0.0
         if n_queries == n_keys <= window:
-            return dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout)
+            return causal_attention(queries, keys, values, dropout_p=dropout)
         steps = torch.arange(n_keys, device=keys.device)
         age = steps[n_keys - n_queries :, None] - steps
         visible = (age >= 0) & (age < window)
-        return dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
+        return causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)

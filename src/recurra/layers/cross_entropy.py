@@ -1,0 +1,79 @@
+"""The cross-entropy of every position over a vocabulary, without a copy of the logits in float32."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.layers.vocabulary import IGNORED_TARGET
+
+_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Return -log softmax(logits)[target] in nats, in float32 or better; `IGNORED_TARGET` gives 0.
+
+    On a CPU kernels read the logits as they are, float32 or bfloat16, and the backward pass needs nothing beside them
+    but a number for each row. It is the reference itself for other types and devices, and under torch.compile,
+    torch.func and forward derivatives. All targets are in the vocabulary or ignored.
+    """
+    if (
+        logits.dtype not in _NUMBERS
+        or not logits.is_cpu
+        or not logits.numel()
+        or torch.compiler.is_compiling()
+        or transforms_are_active()
+        or choose_backend("auto", logits.device) != "numba"
+    ):
+        return cross_entropy_reference(logits, targets)
+    losses: Tensor = _CrossEntropy.apply(logits, targets)
+    return losses
+
+
+def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Compute the same by torch's own function, on a copy in float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="none")
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """loss = log_sum - x_target; its gradient is softmax(x), less 1 at the target."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+
+        dense, (rows, columns) = logits.detach().contiguous(), logits.shape
+        largest, sums = torch.empty(rows), torch.empty(rows)
+        cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
+            dense.data_ptr(), largest.data_ptr(), sums.data_ptr(), rows, columns, jobs=rows, work=dense.numel()
+        )
+        log_sums = largest + sums.log()
+        ctx.save_for_backward(logits, targets, log_sums)
+        counts = targets != IGNORED_TARGET
+        chosen = dense.gather(1, targets.where(counts, 0)[:, None])[:, 0].float()
+        return (log_sums - chosen).where(counts, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        logits, targets, log_sums = ctx.saved_tensors
+        # gradients that will be differentiated again, or a batch of them, which has no address
+        if torch.is_grad_enabled() or transforms_are_active():
+            reference = lambda logits: (cross_entropy_reference(logits, targets),)  # noqa: E731
+            return differentiable_gradients(reference, (logits,), (gradient,))[0], None
+        from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+
+        dense, (rows, columns) = logits.contiguous(), logits.shape
+        counts = targets != IGNORED_TARGET
+        scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
+        cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(
+            *(x.data_ptr() for x in (dense, log_sums, scales, found)), rows, columns, jobs=rows, work=dense.numel()
+        )
+        # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.
+        at = targets.where(counts, 0)[:, None]
+        less = torch.expm1(dense.gather(1, at)[:, 0].float() - log_sums) * scales
+        return found.scatter_(1, at, less[:, None].to(found.dtype)), None
