@@ -1,13 +1,15 @@
 """A cache on disk that is damaged or full costs time, and nothing else."""
 
 import errno
+import threading
 import warnings
+from contextlib import contextmanager
 
 import numba
 import pytest
-from numba.core.caching import IndexDataCacheFile
 
 from recurra.kernels import disk_cache
+from recurra.kernels.disk_cache import KeyedFiles
 from recurra.kernels.launch import compile_function
 
 
@@ -38,14 +40,20 @@ def call_quietly(function=plus_one):
         return call(function)
 
 
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def make_codes(folder, arguments):
+    compiled = compile_function(plus_one)
+    for argument in arguments:
+        compiled(argument)
+    return set(folder.rglob("*.nbc"))
+
+
 @pytest.mark.parametrize(
     "damage", [lambda old: b"", lambda old: old[: len(old) // 2], lambda old: b"\x80\x05" + b"?" * len(old)]
 )
-def test_a_damaged_file_is_made_anew(folder, suffix, damage):
+def test_a_damaged_file_is_made_anew(folder, damage):
     assert call_quietly() == (11, 0)
     assert call_quietly() == (11, 1)
-    (file,) = folder.rglob(f"*.{suffix}")
+    (file,) = folder.rglob("*.nbc")
     file.write_bytes(damage(file.read_bytes()))
     with pytest.warns(
         RuntimeWarning, match=r"the compiled kernels in .* cannot be read \(\w+: .*compiled again"
@@ -55,15 +63,48 @@ def test_a_damaged_file_is_made_anew(folder, suffix, damage):
     assert call_quietly() == (11, 1)
 
 
-@pytest.mark.parametrize("failing", ["_save_index", "_save_data"])
-def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, monkeypatch, failing):
+def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(IndexDataCacheFile, failing, full)
+        patch.setattr(KeyedFiles, "_save_data", full)
         with pytest.warns(RuntimeWarning, match=r"cannot be written \(OSError: .*No space left on device\)") as told:
             assert [call(), call(plus_two)] == [(11, 0), (12, 0)]
         assert len(told) == 1
-    assert [path for path in folder.rglob("*") if path.is_file()] == [], "no index without its data"
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
     assert [call_quietly(), call_quietly()] == [(11, 0), (11, 1)]
+
+
+def test_processes_that_write_at_once_keep_each_others_code(folder, monkeypatch):
+    """Numba's own files lost one of two signatures here, or gave its number to the other's code."""
+    both_write, plain = threading.Barrier(2), KeyedFiles._open_for_write
+
+    @contextmanager
+    def together(self, path):
+        with plain(self, path) as file:
+            both_write.wait(timeout=60)
+            yield file
+
+    def files():
+        return KeyedFiles(str(folder), "kernel", (1, 2))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyedFiles, "_open_for_write", together)
+        writers = [threading.Thread(target=files().save, args=(key, f"code of {key}")) for key in ("float", "double")]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    assert [files().load(key) for key in ("float", "double", "half")] == ["code of float", "code of double", None]
+
+
+def test_code_of_another_signature_or_of_older_sources_is_not_run(folder):
+    (float_code,), double = make_codes(folder, [1.0]), make_codes(folder, [1.0, 1j])
+    (double_code,) = double - {float_code}
+    double_code.write_bytes(float_code.read_bytes())
+    compiled = compile_function(plus_one)
+    assert [compiled(1j), sum(compiled.stats.cache_hits.values())] == [1 + 1j, 0]
+    newer = KeyedFiles(str(folder), "kernel", (1, 2))
+    newer.save("float", "code")
+    assert KeyedFiles(str(folder), "kernel", (1, 3)).load("float") is None

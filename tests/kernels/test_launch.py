@@ -250,7 +250,7 @@ print("right", right == [True] * 4, recurra.__file__)
 
 def test_threads_may_compile_a_kernel_at_once(tmp_path, run_python):
     assert "right True" in run_python(FIRST_CALLS, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
-    assert list((tmp_path / "cache").rglob("*.nbi")), "what was compiled is kept"
+    assert list((tmp_path / "cache").rglob("*.nbc")), "what was compiled is kept"
 
 
 KERNEL = """
@@ -356,4 +356,4 @@ def test_no_folder_for_compiled_code(tmp_path, run_python):
     printed = run_python(program, PYTHONPATH=str(copy.parent), PYTHONDONTWRITEBYTECODE="1", **places)
     assert "right True" in printed
     assert str(copy) in printed
-    assert not list(tmp_path.rglob("*.nbi"))
+    assert not list(tmp_path.rglob("*.nbc"))

@@ -1,14 +1,52 @@
-"""Numba's cache on disk, whose failures are no failures of the kernels: they are then compiled again, in memory."""
+"""Numba's cache on disk: safe where processes share it, and its failures are no failures of the kernels."""
 
 import glob
+import hashlib
 import os
+import pickle
 import warnings
 from contextlib import suppress
 from typing import Any
 
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 _has_warned = False
+
+
+class KeyedFiles(IndexDataCacheFile):
+    """One file for each signature, named by its key, which stands in the file too. There is no index.
+
+    Numba numbers the files and keeps the numbers in an index. Two processes that write at once can give two signatures
+    one number; then one of them runs machine code that was compiled for arguments of other types.
+    """
+
+    def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
+        super().__init__(cache_path, filename_base, source_stamp)
+        self._base = filename_base
+
+    def flush(self) -> None:
+        """Remove all files of the function."""
+        for path in glob.glob(f"{glob.escape(os.path.join(self._cache_path, self._base))}.*.nbc"):
+            with suppress(OSError):
+                os.unlink(path)
+
+    def save(self, key: Any, data: Any) -> None:
+        """Write the file of a key, in place of an older one."""
+        self._save_data(self._name_of(key), (self._identity(key), self._dump(data)))
+
+    def load(self, key: Any) -> Any:
+        """Return the data of a key; None if there are none, or if they belong to other sources or another key."""
+        try:
+            identity, data = self._load_data(self._name_of(key))
+        except FileNotFoundError:
+            return None
+        return pickle.loads(data) if identity == self._identity(key) else None
+
+    def _identity(self, key: Any) -> tuple:
+        return self._version, self._source_stamp, key
+
+    def _name_of(self, key: Any) -> str:
+        return f"{self._base}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
 
 
 class TolerantCache(FunctionCache):
@@ -17,6 +55,10 @@ class TolerantCache(FunctionCache):
     Numba raises what reading a damaged file or writing to a full disk raises, in the first call of the function, and
     again in every process until someone removes the file.
     """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file = KeyedFiles(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature; None if there is none or it cannot be read."""
@@ -35,14 +77,12 @@ class TolerantCache(FunctionCache):
             self.disable()
 
     def _give_up(self, what: str, error: Exception) -> None:
-        """Warn, and remove all files of the function: its index may name files that were not written."""
+        """Warn, and remove all files of the function."""
         _warn_once(
             f"the compiled kernels in {self.cache_path} cannot be {what} ({type(error).__name__}: {error}); they are "
             f"compiled again, which takes a while"
         )
-        for path in glob.glob(f"{glob.escape(os.path.join(self.cache_path, self._impl.filename_base))}.*"):
-            with suppress(OSError):
-                os.unlink(path)
+        self.flush()
 
 
 def _warn_once(message: str) -> None:
