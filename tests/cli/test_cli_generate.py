@@ -309,3 +309,24 @@ def test_drafts_that_are_refused(capsys, runs):
         capsys, runs["words"], "--draft-tokens", "3"
     )
     assert "expected a model of" in failure(capsys, runs["words"], "--draft", runs["bpe"])
+
+
+@pytest.mark.parametrize("weights", [[], ["--weights", "int4"]])
+def test_several_continuations_side_by_side_are_those_of_their_seeds(runs, capsys, weights):
+    words = [runs["words"], "--prompt", "a cat", "--max-tokens", "6", "--stop", "\n", *weights]
+    alone = [output(capsys, *words, "--seed", str(seed))[0] for seed in (3, 4, 5)]
+    texts, report = output(capsys, *words, "--seed", "3", "-n", "3")
+    assert texts == "".join(f"--- {number} ---\n{text}" for number, text in enumerate(alone, 1))
+    assert len(set(alone)) > 1
+    assert "read 2 tokens" in report
+
+
+def test_continuations_that_cannot_be(runs, capsys, tmp_path):
+    for words, message in (
+        (["-n", "0"], "-n is 0; expected at least 1"),
+        (["-n", "2", "--draft", runs["words"]], "-n is 2; expected 1 with --draft"),
+        (["-n", "2", "--save-state", str(tmp_path / "state")], "-n is 2; expected 1 with --save-state"),
+        (["-n", "2", "--seed", str(2**63 - 1)], "expected seeds below 2^63"),
+    ):
+        assert main(["generate", runs["words"], *words]) != 0
+        assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ from torch import nn
 from recurra import state as states
 from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, lay_out_linear_layers, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.recorded_step import MOST_ROWS
+from recurra.decoding.recorded_step import MOST_ROWS, recorded_rows
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -79,7 +79,7 @@ def test_a_compiled_stream_is_the_models(mixer):
 
 
 @pytest.mark.parametrize("options", [{"n_heads": 2}, {"n_heads": 1, "transition": "fixed"}, {"output_gate": True}])
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8", "int4"])
 def test_heads_and_rounded_weights(options, numbers):
     model = lay_out_linear_layers(language_model(**options), numbers)
     compiled = CompiledStep(model, 31)
@@ -113,12 +113,12 @@ def test_wide_models_over_threads(threads):
     assert_near(compiled(torch.tensor([[300]]), state), model(torch.tensor([[300]]), state))
 
 
-@pytest.mark.parametrize("numbers", ["float32", "int8"])
+@pytest.mark.parametrize("numbers", ["float32", "int8", "int4"])
 def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
     compiled = CompiledStep(lay_out_linear_layers(language_model(), numbers), 31)
     alone = [compiled(torch.tensor([[token % 31]])) for token in range(MOST_ROWS + 1)]
     calls = count_model_calls(compiled)
-    for batch in (3, 1, MOST_VECTORS, MOST_VECTORS + 3, MOST_ROWS, MOST_ROWS + 1, 3):
+    for batch in (3, 1, 9, 33, MOST_VECTORS, MOST_VECTORS + 3, MOST_ROWS, MOST_ROWS + 1, 3, 12, 10):
         tokens, state = torch.randint(31, (batch, 1)), states.concatenate([state for _, state in alone[:batch]])
         compiled(tokens, state)  # recorded where it is the first of its size
         before = len(calls)
@@ -130,7 +130,12 @@ def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
                 right = compiled(tokens[row : row + 1], alone[row][1])
                 assert torch.equal(logits[row : row + 1], right[0])
                 assert all(map(torch.equal, tensors(one), tensors(right[1])))
-    assert [compiled.program(batch) is None for batch in (0, 1, MOST_VECTORS, MOST_VECTORS + 1)] == [1, 0, 0, 1]
+    assert sorted(compiled._programs) == [1, 3, 12, 40, MOST_VECTORS]  # no others were recorded
+    refused = [
+        batch for batch in range(MOST_VECTORS + 10) if recorded_rows(batch) == batch and not compiled.program(batch)
+    ]
+    assert refused == [0, MOST_VECTORS + 8]
+    assert [batch for batch in compiled._programs if recorded_rows(batch) != batch] == []
 
 
 def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatch):

@@ -23,10 +23,31 @@ def _no_gradients():
 def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
     for n_in, n_out in SIZES:
         layer = DecodingLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
-        for shape in ((n_in,), (1, 1, n_in), (2, 3, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
+        for shape in ((n_in,), (1, 1, n_in), (2, 4, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
             x = torch.randn(shape)
             expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
             torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 3), (131, 70), (257, 129)])
+def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
+    layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(MOST_VECTORS, n_in)
+    alone = torch.stack([layer(vector) for vector in x])
+    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    torch.testing.assert_close(alone.double(), expected, rtol=1e-5, atol=3e-6)
+    for count in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 23, MOST_VECTORS - 1, MOST_VECTORS):
+        assert torch.equal(layer(x[-count:]), alone[-count:])
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_more_vectors_than_one_pass_takes(numbers):
+    layer, x = DecodingLinear(nn.Linear(33, 5), numbers), torch.randn(2, 521, 33)
+    y = layer(x)
+    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=3e-6)
+    if numbers != "float32":
+        assert all(torch.equal(layer(x[at]), y[at]) for at in [(0, 0), (0, 511), (0, 512), (1, 7), (1, 520)])
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -37,9 +58,10 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def test_many_rows_and_a_view_of_the_input(threads):
-    layer = DecodingLinear(nn.Linear(96, 1001))  # enough work for threads, rows that do not divide
-    x = torch.randn(96, 4).t()
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_many_rows_and_a_view_of_the_input(threads, numbers):
+    layer = DecodingLinear(nn.Linear(96, 1001), numbers)  # enough work for threads, rows that do not divide
+    x = torch.randn(96, 7).t()
     expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
 
@@ -54,6 +76,33 @@ def test_what_the_numbers_keep_of_a_weight():
     error = (DecodingLinear(linear, "int8").weight - w).abs()
     assert (error <= w.abs().amax(1, keepdim=True) / 254 * 1.0001).all()
     assert (error > 0).any()
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (31, 65), (32, 64), (70, 3)])
+def test_int4_keeps_each_group_within_half_a_step(n_in, n_out):
+    linear = nn.Linear(n_in, n_out)
+    with torch.no_grad():
+        linear.weight[0] = 0.25  # groups of one number
+        linear.weight[-1, -1] = 30.0  # does not widen the groups of other outputs, nor other groups of this one
+    w, mine = linear.weight, DecodingLinear(linear, "int4").weight
+    for start in range(0, n_in, 32):
+        part, kept = w[:, start : start + 32], mine[:, start : start + 32]
+        low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
+        rounding = 2**-11 * (low.abs() + high - low)  # of the minimum and the scale to float16, at either end
+        assert ((kept - part).abs() <= (high - low) / 30 + 2 * rounding).all()
+        assert all(len(set(row.tolist())) <= 16 for row in kept)
+    if n_in > 1:
+        assert not torch.equal(mine, w)
+
+
+def test_int4_takes_5_bits_a_weight_and_refuses_what_float16_cannot_hold():
+    linear = nn.Linear(64, 128)
+    assert DecodingLinear(linear, "int4").stored.nbytes * 8 == 5 * linear.weight.numel()
+    for wrong in (-2e6, float("inf"), float("nan")):
+        with torch.no_grad():
+            linear.weight[3, 5] = wrong
+        with pytest.raises(ValueError, match=r"linear\.weight is .* finite numbers within float16, for int4: use int8"):
+            DecodingLinear(linear, "int4")
 
 
 def test_float32_shares_the_weight():
@@ -93,18 +142,18 @@ def test_laying_out_leaves_the_model_alone_and_shares_what_it_keeps():
     assert laid_out.embedding.weight is model.embedding.weight
 
 
-def test_int8_is_near_and_bfloat16_nearer():
+def test_int4_is_near_int8_nearer_and_bfloat16_nearer_still():
     model = language_model()
     tokens = torch.randint(31, (1, 5))
     expected, _ = model(tokens)
-    int8, bfloat16 = ((lay_out_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in ("int8", "bfloat16"))
-    assert 0 < bfloat16 < int8 < 0.1
+    errors = [(lay_out_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in NUMBERS[1:]]
+    assert 0 < errors[0] < errors[1] < 0.1 > errors[2] / 10 > errors[1] / 10
 
 
 def test_errors():
     linear = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"numbers is 'int4'; expected one of float32, bfloat16, int8"):
-        DecodingLinear(linear, "int4")
+    with pytest.raises(ValueError, match=r"numbers is 'int2'; expected one of float32, bfloat16, int8, int4"):
+        DecodingLinear(linear, "int2")
     with pytest.raises(ValueError, match="numbers is 'fp8'"):
         lay_out_linear_layers(linear, "fp8")
     with pytest.raises(ValueError, match=r"linear\.weight is float64 \(3, 4\) on cpu; expected float32 on the CPU"):

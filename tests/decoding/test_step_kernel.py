@@ -73,7 +73,7 @@ def threads(request):
 
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_matrices_of_odd_sizes(numbers, threads):
-    for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 2)]:
+    for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 11)]:
         layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
         memory, out = StepMemory([x]), torch.empty(vectors, n_out)
         memory.constant(layer.stored), memory.constant(layer.scale), memory.constant(layer.bias)
@@ -82,6 +82,27 @@ def test_matrices_of_odd_sizes(numbers, threads):
         (result,) = run(memory, [x], [out], again=[y])
         expected = nn.functional.linear(y.double(), layer.weight.double(), layer.bias.double())
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("shape", [(20_011,), (3, 7001), (130, 131), (2, 3, 5, 700)])
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_large_maps_over_threads(shape, is_reduced, threads):
+    a = torch.randn(shape)
+    memory, out = (
+        StepMemory([a]),
+        torch.empty((1, *shape[1:]) if is_reduced else shape[::-1] if len(shape) < 4 else (700, 3, 5, 2)),
+    )
+    memory.reduce("maximum", out, a, -5.0) if is_reduced else memory.map("mul", out, a.transpose(0, -1), 3.0)
+    (result,) = run(memory, [a], [out], again=[-a])
+    assert torch.equal(result, (-a).amax(0, keepdim=True) if is_reduced else -3 * a.transpose(0, -1))
+
+
+def test_layer_norms_over_threads(threads):
+    x, out = torch.randn(131, 130), torch.empty(131, 130)
+    memory = StepMemory([x])
+    memory.normalise(out, x, 130, memory.constant(torch.ones(130)), memory.constant(torch.zeros(130)), 1e-3)
+    (result,) = run(memory, [x], [out])
+    torch.testing.assert_close(result, nn.functional.layer_norm(x, (130,), eps=1e-3), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 33, 100])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from recurra.decoding import RecordedStep
-from recurra.decoding.linear import MOST_VECTORS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.state import tensors
 
@@ -58,10 +57,10 @@ def test_streams_share_one_copy_and_are_what_each_is_alone(any_model):
         torch.testing.assert_close(streams[name].logits, alone.logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
     streams, alone = Streams(gateloop.float(), weights=weights), Stream(gateloop, weights=weights)
-    for name in range(MOST_VECTORS + 3):
+    for name in range(11):
         streams.open(name).feed([name])
     streams.feed({name: [1] for name in streams})  # the first step of this many rows records it
     calls = []
@@ -78,10 +77,10 @@ def test_every_round_of_a_recurrence_is_one_recorded_step(gateloop, weights):
 
 
 def test_errors(gateloop):
-    with pytest.raises(ValueError, match="numbers is 'int4'"):
-        Stream(gateloop.float(), weights="int4")
-    with pytest.raises(ValueError, match="numbers is 'int4'"):
-        Streams(gateloop, weights="int4")
+    with pytest.raises(ValueError, match="numbers is 'int3'"):
+        Stream(gateloop.float(), weights="int3")
+    with pytest.raises(ValueError, match="numbers is 'int3'"):
+        Streams(gateloop, weights="int3")
     with pytest.raises(ValueError, match="expected float32 on the CPU"):
         Stream(gateloop.double(), weights="float32")
 

@@ -41,7 +41,7 @@ def test_float32_generates_what_the_model_does(lm, prompt, options, padded):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("numbers", ["float32", "int8"])
+@pytest.mark.parametrize("numbers", ["float32", "int8", "int4"])
 def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, numbers, rows):
     gateloop.prepare_for_decoding(numbers)
     generate(gateloop, prompt[:rows])  # records the step of this many rows
@@ -94,7 +94,7 @@ def test_a_copy_of_a_prepared_model_is_prepared(gateloop, prompt):
 
 
 def test_what_cannot_be_prepared(gateloop):
-    with pytest.raises(ValueError, match="numbers is 'int4'"):
-        gateloop.prepare_for_decoding("int4")
+    with pytest.raises(ValueError, match="numbers is 'int3'"):
+        gateloop.prepare_for_decoding("int3")
     with pytest.raises(ValueError, match="expected float32 on the CPU"):
         gateloop.double().prepare_for_decoding()

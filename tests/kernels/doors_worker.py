@@ -139,6 +139,28 @@ def of_chunk():
     return cases
 
 
+def of_heads():
+    heads, state, kept = (2, 5, 3, 4), (2, 3, 4, 6), (2, 3, 1, 4, 6)
+    x = {"q": ones(*heads), "k": ones(*heads), "v": ones(2, 5, 3, 6), "a": ones(2, 5, 3, 1), "state": ones(*state)}
+    sequences = {"batch": (1, 5, 3, 4), "length": (2, 4, 3, 4), "heads": (2, 5, 1, 4), "dimensions": (2, 5, 12)}
+    bad = {
+        "k": wrong(heads, sequences | {"channels": (2, 5, 3, 6)}),
+        "v": wrong((2, 5, 3, 6), sequences),
+        "a": wrong((2, 5, 3, 1), sequences | {"width": (2, 5, 3, 6)}),
+        "state": wrong(state, {"batch": (1, 3, 4, 6), "orientation": (2, 3, 6, 4), "dimensions": (2, 12, 6)}),
+    }
+    operator, backward = torch.ops.recurra.gate_loop_heads, torch.ops.recurra.gate_loop_heads_backward
+    cases = each_wrong(lambda **given: operator(*given.values(), True), x, bad)
+    bad["dy"], bad["dlast"] = wrong((2, 5, 3, 6), sequences), bad.pop("state")
+    bad["kept"] = wrong(kept, {"chunks": (2, 3, 2, 4, 6), "orientation": (2, 3, 1, 6, 4), "dimensions": (2, 3, 24)})
+    incoming = {"dy": ones(2, 5, 3, 6), "dlast": ones(*state)} | {n: x[n] for n in "qkva"} | {"kept": ones(*kept)}
+    cases |= {f"backward, {n}": it for n, it in each_wrong(lambda **g: backward(*g.values()), incoming, bad).items()}
+    for dtype in (torch.int64, torch.bfloat16):
+        cases[f"everything {dtype}"] = (lambda dtype=dtype: operator(*(t.to(dtype) for t in x.values())), "q")
+    cases["a complex gate beside real inputs"] = (lambda: operator(**x | {"a": x["a"] + 0j}), "a")
+    return cases
+
+
 def of_the_front_doors():
     step, wide = (64, 7, 8, 1), (64, 7, 8, 4)
     one = {name: ones(*step) for name in "qkv"}
@@ -219,6 +241,12 @@ def of_products():
         "scale": wrong((3,), {"length": (2,), "shape": (3, 1)}) | {"layout": ones(6)[::2]},
         "bias": wrong((3,), {"length": (4,), "shape": (1, 3)}) | {"layout": ones(6)[::2]},
     }
+    for kind, shape, dtype in (
+        ("of int8 in rows", (3, 5), torch.int8),
+        ("in panels of 63", (1, 5, 63), torch.bfloat16),
+        ("in groups of 1,279 bytes", (1, 1, 1279), torch.uint8),
+    ):
+        bad["weight"][kind] = ones(*shape, dtype=dtype)
     return each_wrong(lambda **given: decoding_linear(*given.values()), x, bad)
 
 
@@ -259,8 +287,8 @@ def of_sequences():
 
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
-    "fused, backward": of_fused_backward, "chunk": of_chunk, "front": of_the_front_doors, "products": of_products,
-    "cells": of_sequences, "delta rule": of_the_delta_rule,
+    "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
+    "products": of_products, "cells": of_sequences, "delta rule": of_the_delta_rule,
 }  # fmt: skip
 
 

@@ -6,7 +6,21 @@ import numba
 import pytest
 import torch
 
-from recurra.kernels.vector import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
+from recurra.kernels.vector import (
+    WIDTH,
+    Lanes,
+    conjugate,
+    folded,
+    load,
+    load_part,
+    multiply_add,
+    prefetch,
+    spread,
+    store,
+    store_part,
+    totals,
+    width_of,
+)
 
 FULL_TYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -122,3 +136,52 @@ def test_vectors_of_other_kinds_do_not_mix():
 
 
 lanes_f32, lanes_f64 = Lanes("float32", WIDTH), Lanes("float64", WIDTH)
+
+
+def parts(count, lanes):
+    """Copy `count` floats of what starts one float into a."""
+    return numba.njit(lambda a, out: store_part(out, 1, count, lanes, load_part(a, 1, count, lanes)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [WIDTH, 4 * WIDTH])
+def test_parts_of_vectors(dtype, width):
+    lanes, a = lanes_of(dtype, width), torch.randn(width + 2, dtype=dtype)
+    for count in (0, 1, width - 1, width, width + 5):
+        out = torch.full_like(a, float("nan"))
+        parts(count, lanes)(a.data_ptr(), out.data_ptr())
+        n = min(count, width)
+        assert torch.equal(out[1 : 1 + n], a[1 : 1 + n])
+        assert out[:1].isnan().all()
+        assert out[1 + n :].isnan().all()
+
+
+def test_lanes_beyond_a_part_are_zero():
+    lanes, a, out = lanes_of(torch.float32), torch.ones(3), torch.full((WIDTH,), float("nan"))
+    numba.njit(lambda a, out: store(out, 0, lanes, load_part(a, 0, 3, lanes)))(a.data_ptr(), out.data_ptr())
+    assert torch.equal(out, torch.cat([torch.ones(3), torch.zeros(WIDTH - 3)]))
+
+
+@pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
+def test_products_added_and_numbers_spread(dtype):
+    a, b, c = torch.randn(3, 4 * WIDTH, dtype=dtype)
+    one = lanes_of(dtype, 2 if dtype.is_complex else 1)
+    found = apply(lambda a, b, c: multiply_add(a, b, c), a, b, c)
+    torch.testing.assert_close(found, a * b + c, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    lanes, out = lanes_of(dtype), torch.empty_like(a)
+    numba.njit(lambda a, out: store(out, 0, lanes, spread(load(a, 0, one), lanes)))(a[1:].data_ptr(), out.data_ptr())
+    n = WIDTH // (2 if dtype.is_complex else 1)
+    assert torch.equal(out[:n], a[1].expand(n))
+
+
+@pytest.mark.parametrize("dtype", FULL_TYPES, ids=str)
+def test_sums_within_vectors(dtype):
+    """`totals` of whole numbers, which no order of sums rounds; `folded` keeps the place within a register."""
+    per_vector = WIDTH // (2 if dtype.is_complex else 1)
+    a = torch.randint(-99, 99, (per_vector, per_vector)).to(dtype)
+    a = a + 1j * a.T if dtype.is_complex else a
+    lanes, long, out = lanes_of(dtype), lanes_of(dtype, 4 * WIDTH), torch.empty(per_vector, dtype=dtype)
+    numba.njit(lambda a, out: store(out, 0, lanes, totals(a, lanes)))(a.data_ptr(), out.data_ptr())
+    assert torch.equal(out, a.sum(1))
+    numba.njit(lambda a, out: store(out, 0, lanes, folded(load(a, 0, long))))(a.data_ptr(), out.data_ptr())
+    assert torch.equal(out, a[:4].sum(0))

@@ -2,14 +2,14 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from time import perf_counter
 
 from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.decoding import NUMBERS
-from recurra.generation import SamplingConfig, Speculation, Stream
+from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
 
@@ -29,10 +29,12 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(f"--seed is {arguments.seed}; expected a number from 0 to 2^63 - 1")
     if arguments.draft is None and arguments.draft_tokens is not None:
         raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected --draft RUN beside it")
+    _require_continuations(arguments)
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
-    stream = Stream(trained.model, tokenizer, weights=arguments.weights)
+    streams = Streams(trained.model, tokenizer, weights=arguments.weights)
+    stream = streams.open(0)
     source = stream if arguments.draft is None else _with_drafts(stream, arguments)
     # Compute once what a model derives from its parameters at every call: the orthogonal matrices of an NCGRU.
     with parametrize.cached():
@@ -42,7 +44,10 @@ def run(words: Sequence[str]) -> int:
         n_read = _feed(source, arguments)
         read_seconds = perf_counter() - start
         start = perf_counter()
-        n_written = _write(source, arguments, sampling)
+        if arguments.continuations == 1:
+            n_written = _write(source, arguments, sampling)
+        else:
+            n_written = _write_side_by_side(streams, arguments, sampling)
         write_seconds = perf_counter() - start
     if arguments.save_state:
         stream.save(arguments.save_state)
@@ -89,6 +94,15 @@ def _parser() -> ArgumentParser:
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
     add(
+        "-n",
+        "--continuations",
+        type=int,
+        default=1,
+        metavar="N",
+        help="continue the text N times, side by side, with the seeds from --seed on, and print the results one after "
+        "the other, each under its number (default: 1)",
+    )
+    add(
         "--draft",
         metavar="RUN",
         help="let a smaller model, of the same tokenizer, draft tokens that the model then reads in one call; the text "
@@ -101,7 +115,7 @@ def _parser() -> ArgumentParser:
         "--weights",
         choices=NUMBERS,
         help="use a copy of the model made for decoding on a CPU, with weights of this type; float32 is exact up to "
-        "the order of sums, bfloat16 and int8 are rounded and faster (default: the model as it is)",
+        "the order of sums, bfloat16, int8 and int4 are rounded and faster (default: the model as it is)",
     )
     add_checkpoint(parser)
     return parser
@@ -110,6 +124,18 @@ def _parser() -> ArgumentParser:
 def _sampling(arguments: Namespace) -> SamplingConfig:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
     return SamplingConfig(**{name: getattr(arguments, name) for name in names})
+
+
+def _require_continuations(arguments: Namespace) -> None:
+    """Refuse a number of continuations that there cannot be, or that another option does not go with."""
+    count = arguments.continuations
+    if count < 1:
+        raise ValueError(f"-n is {count}; expected at least 1")
+    if arguments.seed + count > 2**63:
+        raise ValueError(f"-n is {count} from seed {arguments.seed}; expected seeds below 2^63")
+    for option, value in (("--draft", arguments.draft), ("--save-state", arguments.save_state)):
+        if count > 1 and value is not None:
+            raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
 
 
 def _with_drafts(stream: Stream, arguments: Namespace) -> Speculation:
@@ -165,6 +191,26 @@ def _write(stream: Stream | Speculation, arguments: Namespace, sampling: Samplin
     if not last.endswith("\n"):
         print(flush=True)
     return stream.position - before
+
+
+def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: SamplingConfig) -> int:
+    """Continue the text of stream 0 several times, print each continuation under its number; return all tokens."""
+    start = streams[0].position
+    for name in range(1, arguments.continuations):
+        streams.fork(0, name)
+    configs: dict[Hashable, GenerationConfig] = {
+        name: GenerationConfig(
+            max_tokens=arguments.max_tokens, sampling=sampling, seed=arguments.seed + name, stop=arguments.stop
+        )
+        for name in range(arguments.continuations)
+    }
+    texts: dict[Hashable, str] = dict.fromkeys(configs, "")
+    for pieces in streams.generate_text(configs):
+        for which, piece in pieces.items():
+            texts[which] += piece
+    for number, text in enumerate(texts.values(), 1):
+        print(f"--- {number} ---", text, sep="\n", end="" if text.endswith("\n") else "\n", flush=True)
+    return sum(stream.position - start for stream in streams.values())
 
 
 def _speed(n_tokens: int, seconds: float) -> str:

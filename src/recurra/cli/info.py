@@ -14,6 +14,7 @@ from recurra.models import list_models
 from recurra.training import EXPERIMENTS
 from recurra.training.checkpoint import versions
 from recurra.training.hardware import hardware
+from recurra.training.precision import has_native_bfloat16
 
 LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
 
@@ -36,13 +37,19 @@ def lines() -> Iterator[tuple[str, str]]:
     for library in LIBRARIES:
         yield library, _installed(library)
     for name, value in hardware().items():
-        yield name, "none" if value is None else str(value)
+        if name != "native_bfloat16":  # below, for each device
+            yield name.replace("_", " "), "none" if value is None else str(value)
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        yield f"bfloat16 on {device}", _bfloat16(device)
         for backend in BACKENDS:
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
     yield "models", ", ".join(entry.name for entry in list_models())
     yield "experiments", ", ".join(EXPERIMENTS)
+
+
+def _bfloat16(device: str) -> str:
+    return "native" if has_native_bfloat16(device) else "not native: training.precision auto is 32-true"
 
 
 def _installed(library: str) -> str:

@@ -3,7 +3,7 @@
 Memory is named by a base and an offset in bytes. Base 0 is address 0, so its offsets are addresses that stay (weights,
 constants, intermediate results); the other bases are the tensors of one call: tokens, the state that enters, outputs.
 
-    LINEAR     out (n0, n2) = c (W a) + d              a (n0, n1), b W (n2, n1) of type `kind`, c and d (n2)
+    LINEAR     out (n0, n2) = c (W a) + d              a (n0, n1), b the matrix W as `kind` says, c and d (n2)
     MAP        out = function(a, b)                    up to 4 dimensions, the innermost first, with strides in bytes
     NORMALISE  out = (a - mean) / sqrt(var + d) b + c  rows a (n0, n1), b and c (n1), d one number
     LOOK_UP    out (n0, n1) = rows of b (n2, n1)       a: n0 int64 row numbers; one that does not exist ends the run
@@ -15,7 +15,7 @@ reduces: it reads as `a` what it has written; such a dimension is never the inne
 from typing import NamedTuple
 
 LINEAR, MAP, NORMALISE, LOOK_UP = range(4)
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 """How a matrix keeps its numbers."""
 
 FUNCTIONS = (

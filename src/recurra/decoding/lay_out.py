@@ -19,7 +19,7 @@ def lay_out_linear_layers(model: Model, numbers: str = "float32") -> Model:
 
     Args:
         model: a float32 model on the CPU.
-        numbers: how to keep weights: "float32", "bfloat16" or "int8".
+        numbers: how to keep weights: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
         ValueError: `numbers` is none of these, or a linear layer is not float32 on the CPU.

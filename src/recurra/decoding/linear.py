@@ -1,4 +1,4 @@
-"""A linear layer for inference: its weight is kept in fewer bits and read once a step."""
+"""A linear layer for inference: its weight is kept in fewer bits and read once for many vectors."""
 
 import torch
 from jaxtyping import Float
@@ -7,12 +7,13 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_choice, sentence
 from recurra.decoding.operators import decoding_linear
+from recurra.decoding.panels import from_int4, from_panels, to_int4, to_panels
 
-NUMBERS = ("float32", "bfloat16", "int8")
+NUMBERS = ("float32", "bfloat16", "int8", "int4")
 """How weights can be kept."""
 
-MOST_VECTORS = 8
-"""Most vectors that the kernel multiplies at once; above it torch's matrix product is faster."""
+MOST_VECTORS = 64
+"""Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
 
 
 class DecodingLinear(nn.Module):
@@ -20,14 +21,17 @@ class DecodingLinear(nn.Module):
 
     "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
     to 8 bits of precision. "int8" quantises: it keeps whole numbers from -127 to 127, and for each output one float32
-    scale, the output's largest weight / 127; inputs and sums stay float32.
+    scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every 32 inputs of an
+    output a float16 scale and minimum: 5 bits a weight in all. Inputs and sums stay float32. The
+    result for a vector does not depend on the others, except for more than 64 with "float32", which torch multiplies.
 
     Args:
         linear: the layer whose weights to use, float32 on the CPU.
-        numbers: "float32", "bfloat16" or "int8".
+        numbers: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
-        ValueError: `numbers` is none of these, or the layer is of another type or on another device.
+        ValueError: `numbers` is none of these, the layer is of another type or on another device, or "int4" is asked
+            for and a weight is beyond float16.
     """
 
     stored: Tensor
@@ -45,7 +49,7 @@ class DecodingLinear(nn.Module):
         if numbers == "int8":
             scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
             weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        self.register_buffer("stored", weight.to(getattr(torch, numbers)).contiguous())
+        self.register_buffer("stored", _stored(weight, numbers))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", torch.zeros(self.out_features) if linear.bias is None else linear.bias.detach())
 
@@ -63,15 +67,26 @@ class DecodingLinear(nn.Module):
         if x.dtype != torch.float32 or x.shape[-1] != self.in_features:
             raise ValueError(sentence("x", kind_of(x), f"float32 (..., {self.in_features})"))
         vectors = x.numel() // self.in_features
-        if not 0 < vectors <= MOST_VECTORS:
+        if not vectors or (vectors > MOST_VECTORS and self.numbers == "float32"):
             return functional.linear(x, self.weight, self.bias)
         return decoding_linear(x, self.stored, self.scale, self.bias)
 
     @property
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """The weights as float32, computed at each access unless they are kept so."""
-        return self.stored if self.numbers == "float32" else self.stored.float() * self.scale.unsqueeze(1)
+        if self.numbers == "float32":
+            return self.stored
+        if self.numbers == "int4":
+            return from_int4(self.stored, self.out_features, self.in_features)
+        return from_panels(self.stored.float(), self.out_features) * self.scale.unsqueeze(1)
 
     def extra_repr(self) -> str:
         """What print shows."""
         return f"{self.in_features}, {self.out_features}, numbers={self.numbers}"
+
+
+def _stored(weight: Tensor, numbers: str) -> Tensor:
+    """Arrange weights as the kernels read them (see `panels`)."""
+    if numbers == "float32":
+        return weight.contiguous()
+    return to_int4(weight) if numbers == "int4" else to_panels(weight.to(getattr(torch, numbers)))

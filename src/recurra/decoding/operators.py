@@ -1,33 +1,66 @@
 """A laid-out matrix times a few vectors, as a torch operator, so that a traced model can contain it.
 
-    recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, W (n_out, n_in), scale, bias (n_out)
+    recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, scale, bias (n_out)
 
-It has no derivative: asking for one raises.
+W is float32 (n_out, n_in), or bfloat16, int8 or int4 in panels (see `panels`). There is no derivative: asking for one
+raises.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
+from recurra.decoding.instructions import KINDS
+from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL
 from recurra.kernels.tensors import require_one_device, usable_threads
 
-_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
+_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
+_TOGETHER = 512
+"""Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
 
 _library = torch.library.Library("recurra", "FRAGMENT")
 _library.define("decoding_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor")
 
 
-def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-    if weight.dim() != 2 or weight.dtype not in _NUMBERS or not weight.is_contiguous():
-        raise ValueError(
-            sentence("weight", kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())} (n_out, n_in)")
-        )
-    n_out, n_in = weight.shape
-    require_layout("x", x, (*x.shape[:-1], n_in), torch.float32, weight.device)
+class LaidOut(NamedTuple):
+    """What laid-out weights are: a number of `KINDS`, inputs, outputs."""
+
+    kind: int
+    n_in: int
+    n_out: int
+
+
+def describe_weights(weight: Tensor, n_in: int, n_out: int) -> LaidOut:
+    """Tell what weights are; `n_in` and `n_out` decide where their last panel or group may be full or not.
+
+    Raises:
+        ValueError: they are not laid out.
+    """
+    numbers = _NUMBERS.get(weight.dtype)
+    last = {"float32": weight.shape[-1:], "int4": (GROUP_BYTES,)}.get(str(numbers), (PANEL,))
+    dimensions = 2 if numbers == "float32" else 3
+    if numbers is None or weight.dim() != dimensions or weight.shape[-1:] != last or not weight.is_contiguous():
+        came, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
+        raise ValueError(sentence("weight", came, fits))
+    if numbers == "float32":
+        return LaidOut(KINDS[numbers], weight.shape[1], weight.shape[0])
+    n_panels, length, _ = weight.shape
+    n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
+    if numbers == "int4":
+        length = n_in if -(-n_in // GROUP) == length else length * GROUP
+    return LaidOut(KINDS[numbers], length, n_out)
+
+
+def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> LaidOut:
+    laid_out = describe_weights(weight, x.shape[-1] if x.dim() else 0, scale.numel())
+    require_layout("x", x, (*x.shape[:-1], laid_out.n_in), torch.float32, weight.device)
     for name, tensor in (("scale", scale), ("bias", bias)):
-        require_layout(name, tensor, (n_out,), torch.float32, weight.device)
+        require_layout(name, tensor, (laid_out.n_out,), torch.float32, weight.device)
         if not tensor.is_contiguous():
             raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
+    return laid_out
 
 
 def decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -41,20 +74,24 @@ def decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> T
 
 
 def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    from recurra.decoding.matvec_kernels import matvec_kernel
+    from recurra.decoding.matvec_kernels import matvec_kernel, room_bytes
 
-    _check(x, weight, scale, bias)
-    x, (n_out, n_in) = x.contiguous(), weight.shape
+    kind, n_in, n_out = _check(x, weight, scale, bias)
+    x = x.contiguous()
     y = torch.empty((*x.shape[:-1], n_out))
     if y.numel() == 0:
         return y
-    span = -(-n_out // usable_threads())
-    matvec_kernel(_NUMBERS[weight.dtype])(
-        *(weight.data_ptr(), scale.data_ptr(), bias.data_ptr(), x.data_ptr(), y.data_ptr()),
-        *(y.numel() // n_out, n_in, n_out, span),
-        jobs=-(-n_out // span),
-        work=weight.numel(),
-    )
+    vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
+    room_size = room_bytes(min(vectors, _TOGETHER))
+    room = torch.zeros(jobs * room_size // 4)
+    for first in range(0, vectors, _TOGETHER):
+        matvec_kernel()(
+            *(kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
+            *(x.data_ptr() + 4 * first * n_in, y.data_ptr() + 4 * first * n_out, min(_TOGETHER, vectors - first)),
+            *(n_in, n_out, room.data_ptr(), room_size, jobs),
+            jobs=jobs,
+            work=n_in * n_out,
+        )
     return y
 
 
@@ -64,4 +101,4 @@ _library.impl("decoding_linear", _decoding_linear, "CPU")
 @torch.library.register_fake("recurra::decoding_linear", lib=_library)
 def _fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     require_one_device(weight=weight, x=x, scale=scale, bias=bias)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], scale.shape[0]))

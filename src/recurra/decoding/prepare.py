@@ -17,7 +17,7 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
 
     Args:
         model: a language model, float32, on the CPU, with `config.vocab_size`.
-        numbers: how weights are kept: "float32", "bfloat16" or "int8".
+        numbers: how weights are kept: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
         ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.

@@ -24,6 +24,9 @@ from recurra.state import tensors
 MOST_ROWS = 4 * MOST_VECTORS
 """Rows of the largest batch that runs recorded steps, in pieces; above it torch's products over all rows are faster."""
 
+_EXACT = 8
+"""Rows up to which each batch has a recording of its own."""
+
 _CHECKED_STEPS = 3
 
 
@@ -42,10 +45,12 @@ class Program(Protocol):
 class RecordedStep(nn.Module):
     """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
 
-    The step of one row is recorded at construction, that of each other batch size, up to `MOST_VECTORS` rows, when it
-    first occurs; batches of up to `MOST_ROWS` rows run in pieces of that size. All other inputs go through the model:
-    several tokens per row, the first step of a stream, and tokens or states that are not what the model gave when the
-    step was recorded (the model refuses those that do not fit it).
+    The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
+    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
+    that streams that come and go do not need a recording each; batches of up to `MOST_ROWS` rows run in pieces of
+    `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
+    tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
+    fit it).
     The model's weights must not change. Its attributes (`config`, `head`) are found here too.
 
     Args:
@@ -84,23 +89,35 @@ class RecordedStep(nn.Module):
     def _run(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run recorded steps for tokens and the tensors of a state; None for what they do not take."""
         rows = len(inputs[0])
-        pieces = [inputs]
-        if rows > MOST_VECTORS:
-            if rows > MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
-                return None
-            pieces = [list(piece) for piece in zip(*(tensor.split(MOST_VECTORS) for tensor in inputs))]
+        if rows <= _EXACT:
+            program = self.program(rows)
+            return None if program is None else program.run(inputs)
+        if rows > MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
+            return None
         done = []
-        for piece in pieces:
-            program = self.program(len(piece[0]))
-            results = None if program is None else program.run(piece)
+        for piece in zip(*(tensor.split(MOST_VECTORS) for tensor in inputs)):
+            results = self._run_filled_up(piece)
             if results is None:
                 return None
             done.append(results)
         return done[0] if len(done) == 1 else [torch.cat(parts) for parts in zip(*done)]
 
+    def _run_filled_up(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        rows = len(inputs[0])
+        size = recorded_rows(rows)
+        program = self.program(size)
+        if program is None:
+            return None
+        if size == rows:
+            return program.run(inputs)
+        results = program.run(
+            [torch.cat((tensor, tensor[-1:].expand(size - rows, *tensor.shape[1:]))) for tensor in inputs]
+        )
+        return None if results is None else [tensor[:rows] for tensor in results]
+
     def program(self, batch: int) -> Program | None:
         """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
-        if batch not in self._programs and 0 < batch <= MOST_VECTORS:
+        if batch not in self._programs and 0 < batch <= MOST_VECTORS and batch == recorded_rows(batch):
             with self._recording:  # other threads wait for it instead of recording it too
                 if batch not in self._programs:
                     self._programs[batch] = self._made_or_none(batch)
@@ -155,6 +172,12 @@ class RecordedStep(nn.Module):
                     f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
                 )
             mine = results[1:]
+
+
+def recorded_rows(rows: int) -> int:
+    """Give the smallest number of rows, at least these, that has a recording."""
+    unit = 1 if rows <= _EXACT else 4 if rows <= 4 * _EXACT else 8
+    return -(-rows // unit) * unit
 
 
 def _are_rows(tensor: Tensor, rows: int) -> bool:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recurra.decoding.instructions import Instruction
 from recurra.decoding.lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding.step_memory import StepMemory, StepNotCompiled
+from recurra.decoding.workspace import share_workspace
 
 
 class LoweredStep(NamedTuple):
@@ -40,7 +41,10 @@ def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
         raise
     except Exception as error:  # whatever a rule does not foresee
         raise StepNotCompiled(f"the step cannot be compiled: {error}") from error
-    return LoweredStep(memory.instructions, memory.workspace(), inputs, outputs)
+    moving = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *outputs)}
+    kept = memory.workspace()
+    lasting = moving | {tensor.untyped_storage().data_ptr() for tensor in kept if memory.is_constant(tensor)}
+    return LoweredStep(*share_workspace(memory.instructions, kept, lasting), inputs, outputs)
 
 
 def _own_storages(memory: StepMemory, outputs: Sequence[Tensor]) -> list[Tensor]:

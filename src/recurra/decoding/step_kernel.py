@@ -1,7 +1,7 @@
 """The loop that runs a compiled step: one call from Python, all of a token's instructions (see `instructions`).
 
-Matrices are shared between all threads; everything else is a few thousand numbers in the cache and runs on the calling
-thread. Each row of a matrix costs the time to read it, so the rows are divided evenly.
+Matrices are shared between all threads: each part of one costs the time to read it, so its rows are divided evenly.
+Everything else is a few thousand numbers in the cache for each row of the batch, and is shared only in large batches.
 """
 
 from functools import cache
@@ -10,8 +10,8 @@ from numba import prange
 
 from recurra.decoding.instructions import (
     BASES,
+    FUNCTIONS,
     KIND,
-    KINDS,
     LINEAR,
     LOOK_UP,
     MAP,
@@ -26,20 +26,16 @@ from recurra.decoding.instructions import (
     C,
     D,
 )
-from recurra.decoding.matvec_kernels import multiply_rows, rows_of
-from recurra.decoding.vector_math import apply, gather, number, quotient, root, scatter, set_word, spread, word
+from recurra.decoding.matvec_kernels import multiply_share
+from recurra.decoding.vector_math import apply, gather, number, quotient, root, scatter, set_word, word
 from recurra.kernels.launch import Kernel, compile_function, compile_inline
-from recurra.kernels.vector import WIDTH, Lanes, load, store, total, zeros
+from recurra.kernels.vector import WIDTH, Lanes, load, spread, store, total, zeros
 
 SPLIT_FROM = 16_384
-"""Minimum number of weights for which a matrix's rows are shared between threads."""
+"""Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
+_LIGHT = FUNCTIONS.index("sqrt")  # this function and those before it take a fifth of the time of the others
 
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
-_FLOAT32, _BFLOAT16, _INT8 = (rows_of(name) for name in KINDS)
-_F_WEIGHTS, _F_WEIGHT, _F_AHEAD = _FLOAT32
-_B_WEIGHTS, _B_WEIGHT, _B_AHEAD = _BFLOAT16
-_I_WEIGHTS, _I_WEIGHT, _I_AHEAD = _INT8
-_IS_FLOAT32, _IS_BFLOAT16 = KINDS["float32"], KINDS["bfloat16"]
 
 
 @compile_inline
@@ -56,20 +52,13 @@ def _take(address, stride):  # type: ignore[no-untyped-def]
 
 
 @compile_function
-def _linear(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+def _linear(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in a matrix's rows."""
-    w, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
-    x, y = _place(row, bases, A), _place(row, bases, OUT)
-    vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
-    span = (n_out + jobs - 1) // jobs
-    first, last = job * span, min(n_out, (job + 1) * span)
-    kind = word(row, KIND)
-    if kind == _IS_FLOAT32:
-        multiply_rows(w, scale, bias, x, y, vectors, n_in, n_out, first, last, 4, _F_AHEAD, _F_WEIGHTS, _F_WEIGHT)
-    elif kind == _IS_BFLOAT16:
-        multiply_rows(w, scale, bias, x, y, vectors, n_in, n_out, first, last, 2, _B_AHEAD, _B_WEIGHTS, _B_WEIGHT)
-    else:
-        multiply_rows(w, scale, bias, x, y, vectors, n_in, n_out, first, last, 1, _I_AHEAD, _I_WEIGHTS, _I_WEIGHT)
+    multiply_share(
+        *(word(row, KIND), _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)),
+        *(_place(row, bases, A), _place(row, bases, OUT), word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)),
+        *(room, room_size, job, jobs),
+    )
 
 
 @compile_inline
@@ -88,28 +77,48 @@ def _stretch(function, out, a, b, n, out_by, a_by, b_by):  # type: ignore[no-unt
         i += 1
 
 
+@compile_inline
+def _share(size, unit, is_split, job, jobs):  # type: ignore[no-untyped-def]
+    """Where a job's part of a dimension begins and ends: at multiples of `unit`, or all of it."""
+    if not is_split:
+        return 0, size
+    units = (size + unit - 1) // unit
+    return unit * (units * job // jobs), min(size, unit * (units * (job + 1) // jobs))
+
+
 @compile_function
-def _map(row, bases):  # type: ignore[no-untyped-def]
+def _map(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in a MAP: a part of its outermost dimension in which the output does not stay in place."""
     out, a, b = _place(row, bases, OUT), _place(row, bases, A), _place(row, bases, B)
     function, sizes = word(row, KIND), row + 8 * SIZES
     out_by, a_by, b_by = row + 8 * STRIDES, row + 8 * (STRIDES + 4), row + 8 * (STRIDES + 8)
-    for i in range(word(sizes, 3)):
+    split = 3
+    while split and (word(sizes, split) == 1 or word(out_by, split) == 0):
+        split -= 1
+    first_0, last_0 = _share(word(sizes, 0), WIDTH, split == 0, job, jobs)
+    first_1, last_1 = _share(word(sizes, 1), 1, split == 1, job, jobs)
+    first_2, last_2 = _share(word(sizes, 2), 1, split == 2, job, jobs)
+    first_3, last_3 = _share(word(sizes, 3), 1, split == 3, job, jobs)
+    out, a = out + first_0 * word(out_by, 0), a + first_0 * word(a_by, 0)
+    b += first_0 * word(b_by, 0)
+    for i in range(first_3, last_3):
         out_1, a_1, b_1 = out + i * word(out_by, 3), a + i * word(a_by, 3), b + i * word(b_by, 3)
-        for j in range(word(sizes, 2)):
+        for j in range(first_2, last_2):
             out_2, a_2, b_2 = out_1 + j * word(out_by, 2), a_1 + j * word(a_by, 2), b_1 + j * word(b_by, 2)
-            for k in range(word(sizes, 1)):
+            for k in range(first_1, last_1):
                 _stretch(
                     *(function, out_2 + k * word(out_by, 1), a_2 + k * word(a_by, 1), b_2 + k * word(b_by, 1)),
-                    *(word(sizes, 0), word(out_by, 0), word(a_by, 0), word(b_by, 0)),
+                    *(last_0 - first_0, word(out_by, 0), word(a_by, 0), word(b_by, 0)),
                 )
 
 
 @compile_function
-def _normalise(row, bases):  # type: ignore[no-untyped-def]
+def _normalise(row, bases, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in the rows of a layer norm."""
     weight, bias, small = _place(row, bases, B), _place(row, bases, C), load(_place(row, bases, D), 0, _ONE)
     rows, n = word(row, SIZES), word(row, SIZES + 1)
     count = number(n, _ONE)
-    for r in range(rows):
+    for r in range(rows * job // jobs, rows * (job + 1) // jobs):
         x, y = _place(row, bases, A) + 4 * r * n, _place(row, bases, OUT) + 4 * r * n
         sums, rest, i = zeros(_FLOATS), zeros(_ONE), 0
         while i + WIDTH <= n:
@@ -153,31 +162,46 @@ def _look_up(row, bases):  # type: ignore[no-untyped-def]
     return True
 
 
+@compile_function
+def _work_of(row):  # type: ignore[no-untyped-def]
+    """How many numbers an instruction computes with, or how many weights a matrix has."""
+    if word(row, OPCODE) == LINEAR:
+        return word(row, SIZES + 1) * word(row, SIZES + 2)
+    numbers = word(row, SIZES) * word(row, SIZES + 1) * word(row, SIZES + 2) * word(row, SIZES + 3)
+    return 5 * numbers if word(row, OPCODE) == MAP and word(row, KIND) > _LIGHT else numbers
+
+
+@compile_function
+def _run(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+    """The share of one job in an instruction, if not in a LOOK_UP."""
+    opcode = word(row, OPCODE)
+    if opcode == LINEAR:
+        _linear(row, bases, room, room_size, job, jobs)
+    elif opcode == MAP:
+        _map(row, bases, job, jobs)
+    else:
+        _normalise(row, bases, job, jobs)
+
+
 @cache
 def step_kernel() -> Kernel:
-    """Give the kernel of (table, instructions, bases, missing, jobs), addresses and counts.
+    """Give the kernel of (table, instructions, bases, missing, room, room_size, jobs), addresses and counts.
 
-    `jobs` is the number of parts that a matrix is divided into. `missing` becomes 1 if a run ends at a row that does
-    not exist.
+    `jobs` is the number of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes
+    1 if a run ends at a row that does not exist.
     """
 
-    def run_step(table, instructions, bases, missing, jobs):  # type: ignore[no-untyped-def]
+    def run_step(table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
         for at in range(instructions):
             row = table + 8 * WORDS * at
-            opcode = word(row, OPCODE)
-            if opcode == LINEAR:
-                if jobs == 1 or word(row, SIZES + 1) * word(row, SIZES + 2) < SPLIT_FROM:
-                    _linear(row, bases, 0, 1)
-                else:
-                    for job in prange(jobs):
-                        _linear(row, bases, job, jobs)
-            elif opcode == MAP:
-                _map(row, bases)
-            elif opcode == LOOK_UP:
+            if word(row, OPCODE) == LOOK_UP:
                 if not _look_up(row, bases):
                     set_word(missing, 1)
                     return
+            elif jobs == 1 or _work_of(row) < SPLIT_FROM:
+                _run(row, bases, room, room_size, 0, 1)
             else:
-                _normalise(row, bases)
+                for job in prange(jobs):
+                    _run(row, bases, room, room_size, job, jobs)
 
     return Kernel(run_step)

@@ -12,7 +12,6 @@ from torch import Tensor
 from recurra.decoding.instructions import (
     DIMENSIONS,
     FUNCTIONS,
-    KINDS,
     LINEAR,
     LOOK_UP,
     MAP,
@@ -20,6 +19,7 @@ from recurra.decoding.instructions import (
     Instruction,
     Place,
 )
+from recurra.decoding.operators import describe_weights
 
 
 class StepNotCompiled(ValueError):
@@ -111,14 +111,14 @@ class StepMemory:
 
     def linear(self, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
         """Write out = scale (weight x) + bias for every row of x."""
-        kind = KINDS.get(str(weight.dtype).removeprefix("torch."))
-        if kind is None:
-            raise StepNotCompiled(f"a matrix is {weight.dtype}; expected one of {', '.join(KINDS)}")
+        try:
+            kind, n_in, n_out = describe_weights(weight, x.shape[-1], len(scale))
+        except ValueError as error:
+            raise StepNotCompiled(f"a matrix cannot be used: {error}") from error
         x, scale, bias = self._in_rows(x), self._in_rows(scale), self._in_rows(bias)
         _require_floats(out, x, scale, bias)
-        if not (out.is_contiguous() and weight.is_contiguous()):
+        if not out.is_contiguous():
             raise StepNotCompiled("the rows of a matrix product do not lie side by side")
-        n_out, n_in = weight.shape
         places = [self._output(out), *map(self._place, (x, weight, scale, bias))]
         self.instructions.append(Instruction(LINEAR, kind, places, [x.numel() // n_in, n_in, n_out]))
 

@@ -21,12 +21,14 @@ class StepProgram:
     """
 
     def __init__(self, step: LoweredStep) -> None:
-        from recurra.decoding.step_kernel import step_kernel  # Numba takes a while to load
+        from recurra.decoding.matvec_kernels import room_bytes  # Numba takes a while to load
+        from recurra.decoding.step_kernel import step_kernel
 
-        self._step, self._kernel, self._lock = step, step_kernel(), threading.Lock()
+        self._kernel, self._lock = step_kernel(), threading.Lock()
         moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
         numbers = {storage: number for number, storage in enumerate(moving, 1)}
         rows = [instruction.row(numbers) for instruction in step.instructions]
+        self._kept = [tensor for tensor in step.kept if tensor.untyped_storage().data_ptr() not in numbers]
         self._table = np.array(rows, dtype=np.int64)
         self._bases = np.zeros(len(moving) + 2, dtype=np.int64)  # the last one is no base: `missing`
         self._forms = [form_of(tensor) for tensor in step.inputs]
@@ -34,6 +36,8 @@ class StepProgram:
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
         sizes = [step_row.sizes for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
+        self._room_size = room_bytes(max((vectors for vectors, _, _ in sizes), default=1))
+        self._room = torch.zeros(0)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
         """Compute the outputs, which are new tensors.
@@ -55,9 +59,12 @@ class StepProgram:
             self._bases[1:-1] = [*places, *(tensor.data_ptr() for tensor in outputs)]
             self._bases[-1] = 0
             jobs = 1 if is_forked_child() else torch.get_num_threads()
+            if len(self._room) < jobs * self._room_size // 4:
+                self._room = torch.zeros(jobs * self._room_size // 4)
             addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
+            room = self._room.data_ptr(), self._room_size
             missing = addresses[2] + 8 * (len(self._bases) - 1)
-            self._kernel(*addresses, missing, jobs, jobs=jobs, work=self._work)
+            self._kernel(*addresses, missing, *room, jobs, jobs=jobs, work=self._work)
             return None if self._bases[-1] else outputs
         finally:
             self._lock.release()

@@ -50,10 +50,10 @@ class Stream:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
-        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16" or
-            "int8" (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results up to the order of
-            sums. None runs the model itself. States have the same form either way: a stream saved with one choice can
-            be loaded with another.
+        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16",
+            "int8" or "int4" (see `recurra.decoding.prepare_for_decoding`); float32 gives the model's results up to the
+            order of sums. None runs the model itself. States have the same form either way: a stream saved with one
+            choice can be loaded with another.
 
     Raises:
         ValueError: the model is in training mode, the choice of weights does not exist, or it is not None and the model

@@ -145,13 +145,13 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
         """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
 
-        Single tokens of up to 32 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can make
-        them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained. The
-        copy is dropped when the model is put in training mode, or to another type or device.
+        Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
+        make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
+        The copy is dropped when the model is put in training mode, or to another type or device.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
-                "bfloat16" or "int8"; None drops the copy.
+                "bfloat16", "int8" or "int4"; None drops the copy.
 
         Raises:
             ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.

@@ -4,7 +4,7 @@ A program walks over time for a tile of neighbouring channels. Where sequences a
 card, time is cut into chunks as well. Complex numbers lie interleaved (real, imaginary), as torch keeps them. Where
 numbers are real, the imaginary parts in a kernel are copies of the real ones, which the compiler drops.
 
-The constants are estimates: nothing was timed on a card.
+How finely work is divided follows from `recurra.kernels.triton_tiles`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,32 +16,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LARGEST_TILE = 128  # channels of one program
-_CHANNELS_PER_WARP = 64
-_LANES_PER_PROCESSOR = 1024  # channels walked at once on a multiprocessor, enough to hide the memory's latency
-_SHORTEST_CHUNK = 32  # steps
+from recurra.kernels.triton_tiles import WalkTiles
 
 
 class Plan(NamedTuple):
-    """The layout of a scan: `chunks` of `span` steps each (the last can be shorter), tiles of `block` channels."""
+    """The layout of a scan: `chunks` of `span` steps each (the last can be shorter), tiles of `block` channels.
+
+    A program has `warps`, and reads `stages` steps ahead.
+    """
 
     span: int
     chunks: int
     block: int
+    warps: int = 1
+    stages: int = 4
 
     @property
     def options(self) -> dict[str, int]:
         """What the launch of a kernel takes besides its arguments."""
-        return {"BLOCK": self.block, "num_warps": max(1, self.block // _CHANNELS_PER_WARP)}
+        return {"BLOCK": self.block, "STAGES": self.stages, "num_warps": self.warps}
 
 
-def plan(batch: int, length: int, channels: int, device: torch.device) -> Plan:
+def plan(batch: int, length: int, channels: int, device: torch.device, tiles: WalkTiles = WalkTiles()) -> Plan:  # noqa: B008
     """Cut time as finely as it takes to fill the device, but into chunks that are worth it."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    wanted = processors * _LANES_PER_PROCESSOR // (batch * channels)
-    chunks = max(1, min(wanted, length // _SHORTEST_CHUNK, isqrt(length)))
+    wanted = processors * tiles.lanes // (batch * channels)
+    chunks = max(1, min(wanted, length // tiles.shortest_chunk, isqrt(length)))
     span = -(-length // chunks)
-    return Plan(span, -(-length // span), min(_LARGEST_TILE, triton.next_power_of_2(channels)))
+    block = min(tiles.channels, triton.next_power_of_2(channels))
+    return Plan(span, -(-length // span), block, max(1, block // tiles.channels_per_warp), tiles.stages)
 
 
 def grid(batch: int, chunks: int, channels: int, laid_out: Plan) -> tuple[int]:

@@ -105,20 +105,57 @@ def _alternating(kind: ir.VectorType, even: float, odd: float) -> ir.Constant:
     return ir.Constant(kind, [kind.element(odd if lane % 2 else even) for lane in range(kind.count)])
 
 
-def _multiply(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value) -> ir.Value:
-    if not vector.is_complex:
-        return builder.fmul(x, y)
+def _parts(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the real and imaginary parts of complex x, each twice, and y with the parts of each number swapped."""
     lanes = range(vector.width)
     real = _shuffle(builder, x, [lane - lane % 2 for lane in lanes])
     imaginary = _shuffle(builder, x, [lane + 1 - lane % 2 for lane in lanes])
-    swapped = _shuffle(builder, y, [lane + 1 - 2 * (lane % 2) for lane in lanes])
+    return real, imaginary, _shuffle(builder, y, [lane + 1 - 2 * (lane % 2) for lane in lanes])
+
+
+def _multiply(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value) -> ir.Value:
+    if not vector.is_complex:
+        return builder.fmul(x, y)
+    real, imaginary, swapped = _parts(builder, vector, x, y)
     crossed = builder.fmul(builder.fmul(imaginary, swapped), _alternating(vector.ir, -1.0, 1.0))
     return builder.fadd(builder.fmul(real, y), crossed)
+
+
+def _multiply_add(builder: ir.IRBuilder, vector: Vector, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    letter = "f64" if vector.is_double else "f32"
+    kind = ir.FunctionType(vector.ir, [vector.ir] * 3)
+    fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{vector.width}{letter}")
+    if not vector.is_complex:
+        return builder.call(fused, [x, y, z])
+    real, imaginary, swapped = _parts(builder, vector, x, y)
+    crossed = builder.call(fused, [builder.fmul(imaginary, _alternating(vector.ir, -1.0, 1.0)), swapped, z])
+    return builder.call(fused, [real, y, crossed])
 
 
 _register_operator(operator.add, lambda builder, vector, x, y: builder.fadd(x, y))
 _register_operator(operator.sub, lambda builder, vector, x, y: builder.fsub(x, y))
 _register_operator(operator.mul, _multiply)
+
+
+@intrinsic
+def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+    """Give x y + z, rounded once if the machine can."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return _multiply_add(builder, x, *args)
+
+    return x(x, y, z), generate
+
+
+@intrinsic
+def spread(typing_context: Any, x: Any, lanes: Any) -> Any:
+    """Copy the one number of vector x into every place of a vector of these lanes."""
+    kind = Vector(lanes.lanes)
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        return _shuffle(builder, args[0], [lane % x.width for lane in range(kind.width)])
+
+    return kind(x, lanes), generate
 
 
 @intrinsic
@@ -131,8 +168,12 @@ def conjugate(typing_context: Any, x: Any) -> Any:
     return x(x), generate
 
 
+def _place(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
+    return builder.add(address, builder.mul(index, ir.Constant(index.type, lanes.n_bytes)))
+
+
 def _address(builder: ir.IRBuilder, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
-    at = builder.add(address, builder.mul(index, ir.Constant(index.type, lanes.n_bytes)))
+    at = _place(builder, lanes, address, index)
     if lanes.number in _BITS:
         stored = ir.VectorType(ir.IntType(_BITS[lanes.number]), lanes.width)
     else:
@@ -188,12 +229,13 @@ def zeros(typing_context: Any, lanes: Any) -> Any:
 
 @intrinsic
 def total(typing_context: Any, x: Any) -> Any:
-    """Sum the numbers of a real vector into a vector of one, half onto half: in the same order on every machine."""
-    one = Vector(Lanes("float64" if x.is_double else "float32", 1))
+    """Sum the numbers of a vector into a vector of one, half onto half: in the same order on every machine."""
+    floats = 2 if x.is_complex else 1
+    one = Vector(Lanes("float64" if x.is_double else "float32", floats, x.is_complex))
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         value, width = args[0], x.width
-        while width > 1:
+        while width > floats:
             width //= 2
             low = _shuffle(builder, value, list(range(width)))
             high = _shuffle(builder, value, list(range(width, 2 * width)))
@@ -215,6 +257,109 @@ def store(typing_context: Any, address: Any, index: Any, lanes: Any, vector: Any
     return types.void(types.int64, types.int64, lanes, vector), generate
 
 
+def fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Write a prefetch of the cache line at an address."""
+    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(_PREFETCH_INTO_L2), i32(1)])
+
+
+@intrinsic
+def load_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: Any) -> Any:
+    """Load like `load`, but only the first `count` floats; the others are 0, and their memory is not touched."""
+    kind: Lanes = lanes.lanes
+    if kind.number in _BITS:
+        return None
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        at = _address(builder, kind, *args[:2])
+        mask, nothing = _first(builder, kind, args[2]), _alternating(Vector(kind).ir, 0.0, 0.0)
+        signature = ir.FunctionType(nothing.type, [at.type, ir.IntType(32), mask.type, nothing.type])
+        function = cgutils.get_or_insert_function(builder.module, signature, _masked("load", kind))
+        return builder.call(function, [at, ir.IntType(32)(kind.n_bytes), mask, nothing])
+
+    return Vector(kind)(types.int64, types.int64, types.int64, lanes), generate
+
+
+@intrinsic
+def store_part(typing_context: Any, address: Any, index: Any, count: Any, lanes: Any, vector: Any) -> Any:
+    """Write the first `count` floats of `vector`."""
+    kind: Lanes = lanes.lanes
+    if kind.number in _BITS:
+        return None
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        at, mask = _address(builder, kind, *args[:2]), _first(builder, kind, args[2])
+        signature = ir.FunctionType(ir.VoidType(), [args[4].type, at.type, ir.IntType(32), mask.type])
+        function = cgutils.get_or_insert_function(builder.module, signature, _masked("store", kind))
+        builder.call(function, [args[4], at, ir.IntType(32)(kind.n_bytes), mask])
+
+    return types.void(types.int64, types.int64, types.int64, lanes, vector), generate
+
+
+def _masked(what: str, lanes: Lanes) -> str:
+    return f"llvm.masked.{what}.v{lanes.width}{'f64' if lanes.number == 'float64' else 'f32'}.p0"
+
+
+def _first(builder: ir.IRBuilder, lanes: Lanes, count: ir.Value) -> ir.Value:
+    """The mask of the first `count` lanes, as 32-bit numbers: there can be more lanes than a vector of 64 bits has."""
+    kind = ir.VectorType(ir.IntType(32), lanes.width)
+    one = builder.insert_element(
+        ir.Constant(kind, ir.Undefined), builder.trunc(count, ir.IntType(32)), ir.IntType(32)(0)
+    )
+    numbers = ir.Constant(kind, list(range(lanes.width)))
+    return builder.icmp_signed("<", numbers, _shuffle(builder, one, [0] * lanes.width))
+
+
+@intrinsic
+def folded(typing_context: Any, x: Any) -> Any:
+    """Sum the registers of a long vector, `WIDTH` floats each, into one vector of `WIDTH`."""
+    kind = Vector(Lanes("float64" if x.is_double else "float32", WIDTH, x.is_complex))
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        parts = [_shuffle(builder, args[0], list(range(i, i + WIDTH))) for i in range(0, x.width, WIDTH)]
+        while len(parts) > 1:
+            parts = [builder.fadd(*pair) if len(pair) == 2 else pair[0] for pair in _pairs(parts)]
+        return parts[0]
+
+    return kind(x), generate
+
+
+def _pairs(parts: list[ir.Value]) -> list[list[ir.Value]]:
+    return [parts[i : i + 2] for i in range(0, len(parts), 2)]
+
+
+@intrinsic
+def totals(typing_context: Any, address: Any, lanes: Any) -> Any:
+    """Sum each of the vectors that lie one after another from `address` on, as many as a vector has numbers.
+
+    Neighbours are merged, half of each onto half of the other, which takes a fourth of the shuffles of single sums.
+    """
+    kind: Lanes = lanes.lanes
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
+        unit, width = 2 if kind.is_complex else 1, kind.width
+        at = [builder.add(args[0], ir.Constant(args[0].type, kind.n_bytes * width * i)) for i in range(width // unit)]
+        rows = [builder.load(builder.inttoptr(i, Vector(kind).ir.as_pointer()), align=kind.n_bytes) for i in at]
+        while len(rows) > 1:
+            even = [lane for lane in range(width) if lane // unit % 2 == 0]
+            i32s = ir.VectorType(ir.IntType(32), width)
+            merged = []
+            for low, high in _pairs(rows):
+                masks = []
+                for first in (0, unit):
+                    mask = [0] * width
+                    for lane in even:
+                        mask[lane], mask[lane + unit] = lane + first, width + lane + first
+                    masks.append(builder.shuffle_vector(low, high, ir.Constant(i32s, mask)))
+                merged.append(builder.fadd(*masks))
+            rows, unit = merged, 2 * unit
+        return rows[0]
+
+    return Vector(kind)(types.int64, lanes), generate
+
+
 @intrinsic
 def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
     """Prefetch the cache line `index` floats after `address`, wherever that is: a prefetch never faults."""
@@ -222,11 +367,7 @@ def prefetch(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
         if lanes.lanes.width < WIDTH:
             return  # the rest of a row shares its cache line with what was prefetched already
-        pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        at = builder.bitcast(_address(builder, lanes.lanes, *args[:2]), pointer)
-        builder.call(function, [at, i32(0), i32(_PREFETCH_INTO_L2), i32(1)])
+        fetch(builder, _place(builder, lanes.lanes, *args[:2]))
 
     return types.void(types.int64, types.int64, lanes), generate
 

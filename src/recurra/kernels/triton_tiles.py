@@ -1,0 +1,176 @@
+"""The sizes by which the Triton kernels divide their work: defaults, and those that were measured on a card.
+
+`triton_tiles.json` beside this file has what `python -m benchmarks.gpu.tuning` found, by card, kernel and type of
+numbers. A card that is not in it takes the sizes of one with the same compute capability, and without one the
+defaults, which are estimates. No size changes a result beyond its rounding. The environment variable RECURRA_TILES
+names another file of that form.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recurra.checks import require, require_choice
+from recurra.files.reading import read_json
+
+TABLE = Path(__file__).with_name("triton_tiles.json")
+FORMAT = 1
+_POWERS = tuple(2**n for n in range(14))
+
+
+@dataclass(frozen=True)
+class WalkTiles:
+    """How a walk over time is divided: the linear scan and the fused GateLoop."""
+
+    channels: int = 128
+    """Most channels of one program."""
+    channels_per_warp: int = 64
+    lanes: int = 1024
+    """Channels walked at once on a multiprocessor, enough to hide the memory's latency; time is cut to reach them."""
+    shortest_chunk: int = 32
+    """Steps."""
+    stages: int = 4
+    """Steps whose reads are in flight in a program."""
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "channels_per_warp", "lanes", "shortest_chunk"):
+            require_choice(_POWERS, **{name: getattr(self, name)})
+        require(1 <= self.stages <= 8, "stages", self.stages, "1 to 8")
+
+
+@dataclass(frozen=True)
+class ChunkTiles:
+    """How the GateLoop in chunks is divided."""
+
+    span: int = 64
+    """Steps per chunk, a multiple of `block`."""
+    block: int = 16
+    """Steps per block; matrix products take 16 or more."""
+    tile: int = 32
+    """Columns of the state in one program."""
+    warps: int = 4
+    key_tile: int = 32
+    """Rows of the state in one program of the kernel for dq, dk and da, which holds two states and may spill."""
+    key_warps: int = 4
+    """Its warps."""
+
+    def __post_init__(self) -> None:
+        require_choice(_POWERS, **asdict(self))
+        require(self.span >= self.block, "span", self.span, f"at least block, {self.block}")
+        for name in ("warps", "key_warps"):
+            require(getattr(self, name) <= 16, name, getattr(self, name), "at most 16")
+
+
+Tiles = WalkTiles | ChunkTiles
+KERNELS: dict[str, type[Tiles]] = {"scan": WalkTiles, "fused": WalkTiles, "chunk": ChunkTiles}
+Table = Mapping[str, Mapping[str, Any]]
+_tried: dict[str, Tiles] = {}
+
+
+def default_tiles(kernel: str, is_complex: bool) -> Tiles:
+    """Give the sizes of a kernel on a card that nobody measured."""
+    if kernel == "chunk":
+        return ChunkTiles(tile=16, key_tile=16) if is_complex else ChunkTiles()
+    return WalkTiles(stages=4 if kernel == "scan" else 3)  # the fused kernels read up to nine tensors
+
+
+def number_key(number: torch.dtype, is_complex: bool) -> str:
+    """Name the numbers of a call as the table does: the type of q, or of the scan's planes, and kind of the gates."""
+    return str(number).removeprefix("torch.") + (" complex" if is_complex else "")
+
+
+def walk_tiles(kernel: str, number: torch.dtype, is_complex: bool, device: torch.device) -> WalkTiles:
+    """Look up the sizes of "scan" or "fused" for a type of numbers on a device."""
+    found = tiles_for(kernel, number, is_complex, device)
+    assert isinstance(found, WalkTiles)
+    return found
+
+
+def chunk_tiles(number: torch.dtype, is_complex: bool, device: torch.device) -> ChunkTiles:
+    """Look up the sizes of "chunk" for a type of numbers on a device."""
+    found = tiles_for("chunk", number, is_complex, device)
+    assert isinstance(found, ChunkTiles)
+    return found
+
+
+def tiles_for(kernel: str, number: torch.dtype, is_complex: bool, device: torch.device) -> Tiles:
+    """Look up the sizes of any kernel for a type of numbers on a device."""
+    if kernel in _tried:
+        return _tried[kernel]
+    index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else None
+    return _tiles_for(kernel, number, is_complex, index, os.environ.get("RECURRA_TILES"))
+
+
+@lru_cache(maxsize=256)
+def _tiles_for(kernel: str, number: torch.dtype, is_complex: bool, index: int | None, path: str | None) -> Tiles:
+    if index is None:  # the interpreter
+        return default_tiles(kernel, is_complex)
+    properties = torch.cuda.get_device_properties(index)
+    table = read_table(Path(path) if path else TABLE)
+    return look_up(table, properties.name, f"{properties.major}.{properties.minor}", kernel, number, is_complex)
+
+
+def look_up(table: Table, device: str, capability: str, kernel: str, number: torch.dtype, is_complex: bool) -> Tiles:
+    """Find a kernel's sizes in a table: of the device, else of one with its compute capability, else the defaults."""
+    alike = (name for name in sorted(table) if table[name]["capability"] == capability)
+    for name in (device, *alike):
+        found = table.get(name, {}).get(kernel, {}).get(number_key(number, is_complex))
+        if found is not None:
+            return KERNELS[kernel](**found)
+    return default_tiles(kernel, is_complex)
+
+
+def read_table(path: Path) -> Table:
+    """Read a table of sizes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such table.
+    """
+    content = read_json(path, "the table of tiles")
+    require(content.get("format") == FORMAT, f"the format of {path}", content.get("format"), f"{FORMAT}")
+    devices = content.get("devices")
+    require(isinstance(devices, dict), f"devices in {path}", devices, "an object")
+    for device, kernels in devices.items():
+        where = f"{device} in {path}"
+        require(isinstance(kernels, dict) and "capability" in kernels, where, kernels, "kernels and a capability")
+        for kernel, by_number in kernels.items():
+            if kernel != "capability":
+                require_choice(KERNELS, **{where: kernel})
+                for found in by_number.values():
+                    names = sorted(field.name for field in fields(KERNELS[kernel]))
+                    require(sorted(found) == names, f"{kernel} of {where}", sorted(found), f"the keys {names}")
+                    KERNELS[kernel](**found)
+    return devices
+
+
+def with_entry(table: Table, device: str, capability: str, kernel: str, key: str, tiles: Tiles) -> Table:
+    """Give a table with one more entry, or another one in its place."""
+    kernels = dict(table.get(device, {})) | {"capability": capability}
+    kernels[kernel] = dict(kernels.get(kernel, {})) | {key: asdict(tiles)}
+    return {**table, device: kernels}
+
+
+@contextmanager
+def trying(kernel: str, tiles: Tiles) -> Iterator[None]:
+    """Run a kernel with other sizes than the table's, to measure them."""
+    before = _tried.get(kernel)
+    _tried[kernel] = tiles
+    try:
+        yield
+    finally:
+        if before is None:
+            del _tried[kernel]
+        else:
+            _tried[kernel] = before
+
+
+def forget() -> None:
+    """Read the table again in the next call."""
+    _tiles_for.cache_clear()

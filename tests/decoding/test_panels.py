@@ -1,0 +1,35 @@
+"""Where weights lie: panels and groups, read back number by number."""
+
+import struct
+
+import pytest
+import torch
+
+from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL, from_int4, from_panels, to_int4, to_panels
+
+SIZES = [(1, 1), (3, 64), (65, 33), (130, 31), (0, 5), (5, 0)]
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), SIZES)
+def test_panels(n_out, n_in):
+    rows = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
+    panels = to_panels(rows)
+    assert panels.shape == (-(-n_out // PANEL), n_in, PANEL)
+    assert all(panels[o // PANEL, i, o % PANEL] == rows[o, i] for o in range(n_out) for i in range(n_in))
+    assert panels.sum(dtype=torch.int64) == rows.sum(dtype=torch.int64)  # the rest is zeros
+    assert torch.equal(from_panels(panels, n_out), rows)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), SIZES)
+def test_int4_read_byte_by_byte(n_out, n_in):
+    weight = torch.randn(n_out, n_in)
+    stored = to_int4(weight)
+    assert stored.shape == (-(-n_out // PANEL), -(-n_in // GROUP), GROUP_BYTES)
+    kept = from_int4(stored, n_out, n_in)
+    assert kept.shape == weight.shape
+    for o in range(0, n_out, 7):
+        for i in range(n_in):
+            group, lane = bytes(stored[o // PANEL, i // GROUP].tolist()), o % PANEL
+            (scale,), (minimum,) = (struct.unpack_from("<e", group, 2 * (lane + PANEL * part)) for part in (0, 1))
+            (word,) = struct.unpack_from("<I", group, 4 * PANEL + 4 * (PANEL * (i % GROUP // 8) + lane))
+            assert kept[o, i] == torch.tensor(minimum) + torch.tensor(scale) * (word >> 4 * (i % 8) & 15)
