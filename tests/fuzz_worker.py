@@ -12,6 +12,7 @@ import recurra
 from fuzz_case import TOLERANCES, Case, wide
 from recurra.cells import GRUCell, NCGRUCell
 from recurra.decoding.operators import decoding_linear
+from recurra.decoding.panels import from_int4, to_int4, to_panels
 from recurra.gateloop import Planes, gate_loop_real_part, softmax_attention
 from recurra.mixers import RNN
 from recurra.mixers.rnn import RNNState
@@ -294,22 +295,30 @@ def of_cells(seed, kind):
 
 def of_decoding(seed, number):
     case = Case(seed, "recurra::decoding_linear", number)
-    n_in, n_out = case.choose("n_in", (0, 1, 5, 16, 70, 130)), case.choose("n_out", (0, 1, 3, 40))
-    weight = torch.full((n_in * n_out + 64,), 100, dtype=number)[32 : 32 + n_in * n_out].view(n_out, n_in)
-    weight.copy_(4 * torch.randn(n_out, n_in, generator=case.random))
-    given = {"x": case.tensor("x", (case.size("rows", 3), n_in)), "weight": weight}
+    n_in, n_out = case.choose("n_in", (0, 1, 5, 16, 70, 130)), case.choose("n_out", (0, 1, 3, 40, 65))
+    dense = 4 * torch.randn(n_out, n_in, generator=case.random)
+    if number == torch.uint8:
+        laid_out = to_int4(dense)
+        dense = from_int4(laid_out, n_out, n_in)
+    else:
+        dense = dense.to(number)
+        laid_out = dense if number == torch.float32 else to_panels(dense)
+    weight = torch.full((laid_out.numel() + 64,), 100, dtype=number)[32 : 32 + laid_out.numel()].view(laid_out.shape)
+    weight.copy_(laid_out)
+    given = {"x": case.tensor("x", (case.size("rows", 9), n_in)), "weight": weight}
     given |= {name: torch.randn(n_out, generator=case.random) for name in ("scale", "bias")}
     wrong = case.choose("wrong", (*RIGHT, *given))
     if wrong == "x":
         x = given["x"]
-        others = {"width": torch.zeros(len(x), n_in + 1), "type": x.double(), "device": x.to("meta")}
+        more = 32 if number == torch.uint8 else 1  # int4 cannot tell widths apart that have the same groups
+        others = {"width": torch.zeros(len(x), n_in + more), "type": x.double(), "device": x.to("meta")}
         given["x"] = others[case.choose("by", others)]
     elif wrong != "right":
         given[wrong] = case.unlike(given[wrong], torch.float64)
     if wrong != "right":
         return case.refused(lambda: decoding_linear(**given))
     case.say()
-    exact = wide(given["x"]) @ weight.double().t() * given["scale"].double() + given["bias"].double()
+    exact = wide(given["x"]) @ dense.double().t() * given["scale"].double() + given["bias"].double()
     return case.near("y", decoding_linear(**given), exact, 1e-4)
 
 
@@ -326,7 +335,7 @@ CHECKS = (
     (of_the_real_part, (torch.float32, torch.bfloat16, torch.float64), 50),
     (of_softmax_attention, SINGLE, 30),
     (of_cells, (GRUCell, NCGRUCell), 30),
-    (of_decoding, (torch.float32, torch.bfloat16, torch.int8), 50),
+    (of_decoding, (torch.float32, torch.bfloat16, torch.int8, torch.uint8), 50),
 )
 """What is checked, in which kinds, and how many examples of each."""
 

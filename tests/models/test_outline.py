@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from recurra.mixers import list_mixers
 from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
 from recurra.models.outline import outlined
 
@@ -45,3 +46,14 @@ def test_nothing_is_drawn_on_meta_and_all_elsewhere():
     assert layer.weight.is_meta
     assert x.tolist() == [2, 2, 2]
     assert set(drawn) == {"empty", "fill_", "mul"}
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_every_mixer_has_an_outline_though_torch_does_not_know_linspace(monkeypatch, mixer):
+    """As after transformers has loaded a model before anything else used torch.device as a context."""
+    without = torch.utils._device._device_constructors() - {torch.linspace}
+    monkeypatch.setattr(torch.utils._device, "_device_constructors", lambda: without)
+    config = LanguageModelConfig(**SIZES | {"d_model": 48}, mixer=mixer)
+    with outlined():
+        outline = LanguageModel(config)
+    assert all(parameter.is_meta for parameter in outline.parameters())

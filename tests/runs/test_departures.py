@@ -43,3 +43,10 @@ def test_sizes_and_lengths_are(tmp_path, recipe):
         "training.max_steps 20, not null",
         "unfinished, at step 7",
     ]
+
+
+def test_what_a_recipe_leaves_to_the_machine_is_no_departure(tmp_path, recipe):
+    run = run_of(tmp_path, recipe, "--training.precision", "bf16-mixed")
+    assert departures(run, recipe) == ["training.precision bf16-mixed, not 32-true"]
+    (tmp_path / "auto.yaml").write_text(yaml.safe_dump({**RECIPE, "training": {"epochs": 3, "precision": "auto"}}))
+    assert departures(run, str(tmp_path / "auto.yaml")) == []

@@ -34,7 +34,8 @@ def test_the_memory_is_that_of_the_warm_up(run, warm_up):
     found = measure_gradients(
         run, tokens, warm_up=warm_up, track=lambda pieces, name: [shown.append(name), *pieces][1:]
     )
-    torch.testing.assert_close(found.total, expected.total, rtol=0, atol=0)
+    # the warm-up runs without a gradient there, so that the RNN's steps are not those of the kernels
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-6, atol=0)
     assert shown
 
 

@@ -26,3 +26,15 @@ def test_no_command_is_named_that_gives_another_run(tmp_path):
     assert training_command("toy-other", changed, recipes) == (
         "recurra train recipes/toy/other.yaml --data.seed 2 --optimizer.gradient_clip 0.5"
     )
+
+
+def test_a_precision_that_the_recipe_left_to_the_machine_is_named(tmp_path):
+    """So the command makes the same run on any machine."""
+    toy = tmp_path / "recipes" / "toy"
+    toy.mkdir(parents=True)
+    (toy / "auto.yaml").write_text(HORIZON.replace("training: {", "training: {precision: auto, "))
+    (toy / "else.yaml").write_text(HORIZON)
+    run = load_recipe(toy / "auto.yaml", ["--training.precision", "bf16-mixed"])
+    assert training_command("toy-auto", run, tmp_path / "recipes") == (
+        "recurra train recipes/toy/auto.yaml --training.precision bf16-mixed"
+    )

@@ -10,9 +10,8 @@ from functools import cache
 
 from numba import prange
 
-from recurra.decoding.vector_math import multiply_add, spread
 from recurra.kernels.launch import Kernel, compile_inline
-from recurra.kernels.vector import WIDTH, Lanes, load, store, width_of, zeros
+from recurra.kernels.vector import WIDTH, Lanes, load, multiply_add, spread, store, width_of, zeros
 
 _FLOATS, _ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 _BLOCK = 4 * WIDTH

@@ -24,7 +24,11 @@ def outlined() -> Iterator[None]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors on `meta` alone that are to be filled in place."""
+    """Leaves tensors on `meta` alone that are to be filled in place, and makes those of linspace there.
+
+    transformers replaces torch.linspace while it loads a model. If torch.device is a context for the first time then,
+    torch no longer knows linspace as one of the functions that make tensors.
+    """
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,4 +38,6 @@ class _Undrawn(TorchFunctionMode):
             tensor: Tensor = args[0] if args else kwargs["tensor"]
             if tensor.is_meta:
                 return tensor
+        if function is torch.linspace:
+            kwargs = {"device": "meta", **kwargs}
         return function(*args, **kwargs)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recurra.files.reading import read_json
-from recurra.runs.training_command import PLACES
+from recurra.runs.training_command import OPEN, PLACES
 from recurra.training import RunFolder, load_recipe
 from recurra.training.experiment import RESUMABLE, differences, to_plain
 
@@ -31,7 +31,7 @@ def departures(folder: RunFolder, recipe: str) -> Sequence[str]:
     words = [
         f"{key} {_word(ours)}, not {_word(its)}"
         for key, (ours, its) in differences(trained, planned).items()
-        if key not in _NO_DEPARTURE
+        if key not in _NO_DEPARTURE and not (key in OPEN and its == OPEN[key])
     ]
     if folder.summary.is_file():
         summary = read_json(folder.summary)

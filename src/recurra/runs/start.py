@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from recurra.data import TextData
@@ -9,7 +10,7 @@ from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
 from recurra.files.writing import replacing
 from recurra.runs.own_data import own_data
-from recurra.training import RunFolder, Trainer, load_recipe, split_variant, to_yaml
+from recurra.training import Experiment, RunFolder, Trainer, load_recipe, split_variant, to_yaml
 
 
 def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
@@ -42,7 +43,8 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     Args:
         folder: the run's.
         checkpoint: "last", "previous", "best" or the path of a checkpoint file.
-        overrides: values set over the run's config.yaml; only some may differ from what the run started with.
+        overrides: values set over the run's config.yaml; only some may differ from what the run started with. The
+            precision stays what it was, also on a machine where `auto` would choose another.
 
     Raises:
         FileNotFoundError: the folder does not contain a run.
@@ -53,11 +55,19 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     run = RunFolder(folder)
     run.require_run()
     with _kept_locked(run):
-        experiment = load_recipe(run.config, overrides)
+        experiment = _with_own_precision(load_recipe(run.config, overrides), run)
         trainer = Trainer(experiment, run, evaluate, data=own_data(experiment, run))
         trainer.resume(checkpoint)
         _describe(trainer)
     return trainer
+
+
+def _with_own_precision(experiment: Experiment, run: RunFolder) -> Experiment:
+    """Let `auto` mean what the run began with: another machine must not change the rest of it."""
+    training = experiment.training
+    if training.precision == "auto":
+        training = replace(training, precision=load_recipe(run.config).training.precision)
+    return replace(experiment, training=training)
 
 
 def default_run_folder(recipe: str) -> Path:

@@ -12,6 +12,8 @@ from recurra.training.recipe_family import read_recipe
 
 PLACES = ("data.path", "data.cache", "data.tokenizer")
 """Where things are on a machine: the reader's own business."""
+OPEN = {"training.precision": "auto"}
+"""Values that a recipe leaves to the machine. A run has what was chosen."""
 
 
 def training_command(name: str, experiment: Experiment, recipes: Path) -> str:
@@ -47,7 +49,7 @@ def _nearest_first(trained: dict[str, Any], recipes: Path) -> list[str]:
         for word, recipe in _recipes_of(path):
             if recipe.get("experiment") == trained["experiment"]:
                 own = {key: value for key, value in flat(recipe) if key not in PLACES}
-                n_equal = sum(values.get(key) == value for key, value in own.items())
+                n_equal = sum(value in (values.get(key), OPEN.get(key)) for key, value in own.items())
                 ranks.append((len(own) - n_equal, -n_equal, word))
     return [word for *_, word in sorted(ranks)]
 

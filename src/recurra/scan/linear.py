@@ -37,9 +37,9 @@ def linear_scan(
             interpreter, for tests), or "auto", the fastest that can run here. A backend named explicitly runs or
             raises.
         out: a tensor like the result, to write it into; only for the CPU kernel and where no gradient is needed. It
-            saves the page faults of fresh memory, which take most of the time of a large result (without `out`,
-            THP_MEM_ALLOC_ENABLE=1 reduces them). `out` can be a or b itself, and h0 can lie in it; it must not overlap
-            a or b in any other way.
+            saves the page faults of fresh memory, which take most of the time of a large result (without `out`, huge
+            pages reduce them where the system gives any). `out` can be a or b itself, and h0 can lie in it; it must
+            not overlap a or b in any other way.
         cu_seqlens: the borders of N packed sequences in b (1, T, *channels): N + 1 ascending integers from 0 to T. The
             recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
             at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
@@ -74,14 +74,14 @@ def linear_scan(
         a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
     if reset is not None:
         a = cut_transitions(a, reset, b.dim(), reverse)
-    h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
-    if b.numel() == 0:  # nothing to scan; the graph stays connected
-        return (a * b + h0.unsqueeze(1)).to(dtype) if out is None else out
     return _flattened(a, b, h0, reverse, chosen, out).to(dtype)
 
 
-def _flattened(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
+def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
     """Run the scan with all channels as one dimension, into `out` if that is given."""
+    h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
+    if b.numel() == 0:  # nothing to scan; the graph stays connected
+        return a * b + h0.unsqueeze(1) if out is None else out
     batch, length = b.shape[:2]
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
     flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula, hand_over_formulas
+from recurra.kernels.huge_pages import empty_result
 from recurra.kernels.operators import register_derivatives, with_known_signature
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 
@@ -115,7 +116,7 @@ def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> No
 
 def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
     _check("b", b, {"a": a}, h0)
-    h = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+    h = empty_result(b.shape, b)
     if b.numel() and (b.is_cuda or backend == "triton"):
         from recurra.scan import triton_kernels
 
@@ -129,7 +130,7 @@ def _linear_scan_backward(
     dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check("h", h, {"dh": dh, "a": a}, h0)
-    da, db, dh0 = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (h, h, h0))
+    da, db, dh0 = (empty_result(x.shape, x) for x in (h, h, h0))
     batch, length, channels = h.shape
     if h.numel() == 0:
         return da, db, dh0.zero_()

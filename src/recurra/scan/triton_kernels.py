@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recurra.kernels.triton_tiles import walk_tiles
 from recurra.kernels.triton_tools import (
     Plan,
     floats,
@@ -36,13 +37,11 @@ from recurra.kernels.triton_tools import (
     store,
 )
 
-_STAGES = tl.constexpr(4)  # reads in flight per program
-
 
 @triton.jit
 def _walk(  # type: ignore[no-untyped-def]
     a, b, entering, h, a_batch, a_time, a_channel, b_batch, b_time, b_channel,
-    length, channels, chunks, span, first, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
+    length, channels, chunks, span, first, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill h at the times first, first + step, ...; entering (B, chunks, D) holds the state before each chunk."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
@@ -52,7 +51,7 @@ def _walk(  # type: ignore[no-untyped-def]
     b_at = b + WIDTH * (sequence * b_batch + time * b_time + d * b_channel)
     h_at = h + WIDTH * ((sequence * length + time) * channels + d)
     h_re, h_im = load(entering + WIDTH * ((sequence * chunks + chunk) * channels + d), mask, IS_COMPLEX)
-    for _ in tl.range(0, tl.minimum(span, length - start), num_stages=_STAGES):
+    for _ in tl.range(0, tl.minimum(span, length - start), num_stages=STAGES):
         a_re, a_im = load(a_at, mask, IS_COMPLEX)
         b_re, b_im = load(b_at, mask, IS_COMPLEX)
         h_re, h_im = multiply(a_re, a_im, h_re, h_im, IS_COMPLEX)
@@ -66,7 +65,7 @@ def _walk(  # type: ignore[no-untyped-def]
 @triton.jit
 def _walk_back(  # type: ignore[no-untyped-def]
     dh, a, h, h0, entering, da, db, dh0, dh_batch, dh_time, dh_channel, a_batch, a_time, a_channel,
-    length, channels, chunks, span, last, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
+    length, channels, chunks, span, last, step, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill da, db and dh0 backwards from the time `last` by `step`; entering (B, chunks, D) holds the carries c."""
     WIDTH: tl.constexpr = 2 if IS_COMPLEX else 1
@@ -78,7 +77,7 @@ def _walk_back(  # type: ignore[no-untyped-def]
     c_re, c_im = load(entering + WIDTH * ((sequence * chunks + chunk) * channels + d), mask, IS_COMPLEX)
     h0_at = h0 + WIDTH * (sequence * channels + d)
     stop = tl.minimum(start + span, length)
-    for i in tl.range(start, stop, num_stages=_STAGES):
+    for i in tl.range(start, stop, num_stages=STAGES):
         before = at + WIDTH * step * channels
         x_re, x_im = load(tl.where(i == length - 1, h0_at, h + before), mask, IS_COMPLEX)
         dh_re, dh_im = load(dh_at, mask, IS_COMPLEX)
@@ -98,7 +97,7 @@ def _walk_back(  # type: ignore[no-untyped-def]
 def _summarise(  # type: ignore[no-untyped-def]
     a, b, products, lasts, a_batch, a_time, a_channel, b_batch, b_time, b_channel,
     length, channels, chunks, span, first, step,
-    IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr,
+    IS_BACKWARD: tl.constexpr, IS_COMPLEX: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fill products and lasts (B, chunks, D): a whole chunk turns x into products * x + lasts.
 
@@ -113,7 +112,7 @@ def _summarise(  # type: ignore[no-untyped-def]
     x_im, p_re, p_im = x_re, x_re + 1, x_re
     if not IS_COMPLEX:
         p_im = p_re
-    for _ in tl.range(0, span, num_stages=_STAGES):
+    for _ in tl.range(0, span, num_stages=STAGES):
         a_re, a_im = load(a_at, mask, IS_COMPLEX)
         b_re, b_im = load(b_at, mask, IS_COMPLEX)
         if IS_BACKWARD:
@@ -130,13 +129,20 @@ def _summarise(  # type: ignore[no-untyped-def]
     store(lasts + at, x_re, x_im, mask, IS_COMPLEX)
 
 
+def _plan(h: Tensor) -> Plan:
+    """Plan the walk over (B, L, D)."""
+    batch, length, channels = h.shape
+    number = h.dtype.to_real() if h.is_complex() else h.dtype
+    return plan(batch, length, channels, h.device, walk_tiles("scan", number, h.is_complex(), h.device))
+
+
 def entering_states(products: Tensor, lasts: Tensor, x0: Tensor) -> Tensor:
     """Return the states that enter the chunks (B, chunks + 1, D), first x0 (B, D); the last chunk has no summary."""
     if not products.shape[1]:
         return x0.unsqueeze(1).contiguous()
     states = torch.empty_like(lasts)
-    batch, chunks, channels = states.shape
-    whole = Plan(chunks, 1, plan(batch, chunks, channels, states.device).block)
+    chunks = states.shape[1]
+    whole = _plan(states)._replace(span=chunks, chunks=1)
     _run_walk(states, products, lasts, x0.unsqueeze(1).contiguous(), whole, 0, 1)
     return torch.cat([x0.unsqueeze(1), states], 1)
 
@@ -164,9 +170,9 @@ def _carries(a: Tensor, b: Tensor, x0: Tensor, laid_out: Plan, first: int, step:
 
 def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
     """Fill h (B, L, D), contiguous, from a and b of its shape with any strides and h0 (B, D), all of one type."""
-    batch, length, channels = b.shape
+    length = b.shape[1]
     first, step = (length - 1, -1) if reverse else (0, 1)
-    laid_out = plan(batch, length, channels, b.device)
+    laid_out = _plan(b)
     with on_device_of(b):
         entering = _carries(a, b, h0, laid_out, first, step, is_backward=False)
         _run_walk(h, a, b, entering, laid_out, first, step)
@@ -178,7 +184,7 @@ def scan_back_into(
     """Fill the gradients da, db (B, L, D) and dh0 (B, D), contiguous, of the scan that computed h."""
     batch, length, channels = h.shape
     last, step = (0, 1) if reverse else (length - 1, -1)
-    laid_out = plan(batch, length, channels, h.device)
+    laid_out = _plan(h)
     h, h0 = h.contiguous(), h0.contiguous()
     with on_device_of(h):
         entering = _carries(a, dh, torch.zeros_like(h0), laid_out, last, step, is_backward=True)

@@ -177,8 +177,9 @@ class TrainingConfig:
     """Weight of the mean square of what a language model's head reads (AWD-LSTM's AR); logs are without it."""
     change_penalty: float = 0.0
     """Weight of the mean square of its change from one step to the next (AWD-LSTM's TAR)."""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """float32 throughout, or bfloat16 autocast over float32 weights and states. Evaluation always uses float32."""
+    precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
+    """float32 throughout, or bfloat16 autocast over float32 weights and states; auto: bfloat16 where the processor has
+    units for it, else float32, and a run keeps what it began with. Evaluation always uses float32."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto: the first CUDA device, or the CPU if there is none."""
     threads: int | None = None
@@ -208,7 +209,7 @@ class TrainingConfig:
         q = self.generalised_cross_entropy
         require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
-        require_choice(("32-true", "bf16-mixed"), **fields_of(self, "training", "precision"))
+        require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
         require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
 

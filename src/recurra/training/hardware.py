@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from recurra.training.precision import has_native_bfloat16
+
 
 def hardware() -> dict[str, Any]:
     """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if there is one."""
@@ -14,6 +16,8 @@ def hardware() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "vector_units": torch.backends.cpu.get_cpu_capability(),
+        "native_bfloat16": has_native_bfloat16("cpu"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
     }

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.convert import load_single_file
 from recurra.convert.published import ARCHITECTURES, from_huggingface, model_type_of, without_unused_tokens
-from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
-from recurra.training.run_folder import RunFolder
+from recurra.training.checkpoint import load_weights, scored_weights
+from recurra.training.run_folder import RunFolder, load_best_checkpoint
 
 _READ = "the folder of a run, a checkpoint (.pt), a .safetensors file of ours, or a folder of a published model"
 
@@ -54,10 +54,7 @@ def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str]:
     elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
         portable = without_unused_tokens(from_huggingface(place))
     elif RunFolder(place).checkpoints.is_dir() or place.suffix == ".pt":
-        if place.is_dir():
-            file, saved = CheckpointFolder(RunFolder(place).checkpoints).load("best")
-        else:
-            file, saved = place, load_checkpoint(place)
+        file, saved = load_best_checkpoint(place)
         return scored_weights(saved), saved["config"]["model"], f"{file}, step {saved['position']['step']}"
     else:
         raise ValueError(sentence("model.init_from", f"{place}, which is none of these", _READ))

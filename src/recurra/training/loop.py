@@ -8,7 +8,7 @@ therefore repeats the run that was not interrupted, bit for bit if the arithmeti
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,12 +30,13 @@ from recurra.training.hardware import hardware
 from recurra.training.losses import few_targets, loss_by_parts, to_minimise
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.optimizer import build_optimizer
-from recurra.training.process import set_up_process
+from recurra.training.precision import precision_note
+from recurra.training.process import set_up_process, settled
 from recurra.training.progress import RunProgress, watch
 from recurra.training.random_state import random_state, set_random_state
 from recurra.training.resuming import resumed_state
 from recurra.training.run_folder import RunFolder
-from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates
+from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
 from recurra.training.signals import StopSignal
 
 
@@ -85,8 +86,8 @@ class Trainer:
     def __init__(
         self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate, *, data: DataSet | None = None
     ) -> None:
-        self.experiment, self.folder, self.evaluate = experiment, folder, evaluate
-        self.config = experiment.training
+        self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
+        self.experiment, self.folder, self.evaluate = replace(experiment, training=self.config), folder, evaluate
         self.fabric = set_up_process(self.config)
         self.data = data = experiment.build_data() if data is None else data
         self.source, self.validation = data.source("train"), data.source("valid")
@@ -199,15 +200,7 @@ class Trainer:
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
         progress = watch(self.total_steps, step, console)
-        if note := self.begin():
-            progress.note(note)
-        if self.total_steps <= self.experiment.schedule.warmup_steps:
-            progress.note(
-                f"note: all {self.total_steps} steps of this run are in its warm-up "
-                f"(schedule.warmup_steps {self.experiment.schedule.warmup_steps})"
-            )
-        size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
-        if note := space_note(self.checkpoints.path, size):
+        for note in filter(None, self._notes()):
             progress.note(note)
         open_files: list[RunProgress | MetricLog] = [progress, *logs]
         try:
@@ -220,6 +213,13 @@ class Trainer:
         _close(open_files)
         self.folder.write_summary(self.summary())
         return stop
+
+    def _notes(self) -> Iterator[str]:
+        yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
+        yield self.begin()
+        yield warm_up_note(self.total_steps, self.experiment.schedule)
+        size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
+        yield space_note(self.checkpoints.path, size)
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()

@@ -7,6 +7,7 @@ import torch
 
 from recurra.checks import sentence
 from recurra.training.config import TrainingConfig
+from recurra.training.precision import known_precision
 
 if TYPE_CHECKING:
     import lightning_fabric
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
     """Set up this process as `config` says, including its seeds, and return the Fabric that places and runs the model.
+
+    Args:
+        config: `settled`.
 
     Raises:
         ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device, or the process is one of several
@@ -32,6 +36,15 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
     torch.use_deterministic_algorithms(config.deterministic)
     seed_everything(config.seed, verbose=False)
     return Fabric(accelerator=_accelerator(config.accelerator), devices=1, precision=config.precision)
+
+
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """Replace what `config` leaves to this machine and a run has to keep: `precision: auto`.
+
+    Raises:
+        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
+    """
+    return known_precision(config, _accelerator(config.accelerator))
 
 
 def _require_one_process() -> None:

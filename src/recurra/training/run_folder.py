@@ -7,6 +7,7 @@ from recurra.checks import sentence
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.typed import require_fields
 from recurra.files.writing import leftovers, replacing
+from recurra.training.checkpoint import CheckpointFolder, Payload, load_checkpoint
 from recurra.training.run_lock import RunLock
 
 _SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
@@ -107,3 +108,14 @@ class RunFolder:
         content = read_stamped(self.summary, allow_nan=True, mend=_SUMMARY_AGAIN)
         require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
         return content
+
+
+def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
+    """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    if place.is_dir():
+        return CheckpointFolder(RunFolder(place).checkpoints).load("best")
+    return place, load_checkpoint(place)

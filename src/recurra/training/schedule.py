@@ -58,3 +58,10 @@ def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
     """Set the learning rate of each parameter group to `factor` times its `peak_lr`."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]
+
+
+def warm_up_note(total_steps: int, config: ScheduleConfig) -> str:
+    """Point out a run that ends inside its warm-up; empty for any other."""
+    if total_steps > config.warmup_steps:
+        return ""
+    return f"note: all {total_steps} steps of this run are in its warm-up (schedule.warmup_steps {config.warmup_steps})"

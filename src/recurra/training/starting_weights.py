@@ -13,8 +13,8 @@ from recurra.checks import sentence
 from recurra.convert import read_weights, timesformer_from_huggingface, timesformer_from_original
 from recurra.models import CompactRecurrentViT, TimeSformer, TimeSformerConfig, load_timesformer
 from recurra.models.pi_vit import INDUCTION
-from recurra.training.checkpoint import CheckpointFolder, load_checkpoint, load_weights, scored_weights
-from recurra.training.run_folder import RunFolder
+from recurra.training.checkpoint import load_weights, scored_weights
+from recurra.training.run_folder import RunFolder, load_best_checkpoint
 
 _HEAD = ("head.weight", "head.bias")
 _OWN_SUFFIX = ".pt"
@@ -75,10 +75,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _Source:
-    if place.is_dir():
-        file, saved = CheckpointFolder(RunFolder(place).checkpoints).load("best")
-    else:
-        file, saved = place, load_checkpoint(place)
+    file, saved = load_best_checkpoint(place)
     weights = scored_weights(saved)
     if "embedding.positions" not in weights:
         came = f"a checkpoint of a {saved['config'].get('experiment')} run"

@@ -27,6 +27,7 @@ XLSTM = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 5, "mixer_rms_eps": 1e-3}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
     "xlstm": ("xLSTM", XLSTM),
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),

@@ -6,12 +6,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.convert.published.conftest import CASES, SIZES
+from tests.convert.published.conftest import CASES, peer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from recurra.convert import PortableModel
 from recurra.convert.published import from_huggingface, to_huggingface, without_unused_tokens
+from recurra.decoding import prepare_for_decoding
+from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.runs.formats import convert_model, format_of, read_model
 
 TOKENS = torch.randint(50, (2, 19), generator=torch.Generator().manual_seed(1))
@@ -167,8 +169,6 @@ def tokenizer_of(n_tokens):
 @pytest.fixture
 def with_tokenizer(tmp_path):
     """A published Mamba of 264 rows whose tokenizer has 260 tokens."""
-    from tests.convert.published.conftest import peer
-
     model, folder = peer("mamba", vocab_size=264), tmp_path / "peer"
     model.save_pretrained(folder)
     tokenizer_of(260).save(str(folder / "tokenizer.json"))
@@ -198,8 +198,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(with_tokenizer):
 
 
 def test_models_that_no_class_of_transformers_has_are_refused(tmp_path):
-    from recurra.models import LanguageModel, LanguageModelConfig
-
     def refused(message, **options):
         shape = {"vocab_size": 50, "n_layer": 1, "d_model": 8, "d_channel_mixing": 0, **options}
         with pytest.raises(ValueError, match=message):
@@ -211,8 +209,6 @@ def test_models_that_no_class_of_transformers_has_are_refused(tmp_path):
 
 
 def test_our_own_mamba_of_published_shape_is_exported(tmp_path):
-    from recurra.models import LanguageModel, LanguageModelConfig
-
     shape = {"vocab_size": 50, "n_layer": 2, "d_model": 24, "d_channel_mixing": 0, "mixer": "mamba", "norm": "rms"}
     model = LanguageModel(LanguageModelConfig(**shape, biases=False)).eval()
     to_huggingface(PortableModel(model, None), tmp_path / "theirs")
@@ -221,6 +217,25 @@ def test_our_own_mamba_of_published_shape_is_exported(tmp_path):
 
 
 def test_every_case_is_of_a_registered_architecture(peers):
-    assert SIZES["vocab_size"] == 50
     for name in CASES:
         assert format_of(peers(name)[1]) == "published"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_converted_model_decodes_in_int8(name, peers):
+    model = from_huggingface(peers(name)[1]).model
+    with torch.inference_mode():
+        _, state = model(TOKENS)
+        expected, _ = model(TOKENS[:, :1], state)
+        found, _ = prepare_for_decoding(model, "int8")(TOKENS[:, :1], state)
+    difference = (found - expected).abs().max() / expected.abs().max()
+    assert 0 < difference < 0.1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_converted_model_trains(name, peers):
+    model = from_huggingface(peers(name)[1]).model.train()
+    loss, _ = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    loss.mean().backward()
+    missing = [name for name, weight in model.named_parameters() if weight.grad is None or weight.grad.eq(0).all()]
+    assert missing == []

@@ -17,6 +17,7 @@ class Architecture(NamedTuple):
     config: makes the model's shape from config.json.
     rules: the weights, for a shape.
     settings: makes the entries of config.json from a shape, for the way back.
+    fits: whether a shape with that mixer is of this architecture, where several have the mixer.
     """
 
     model_type: str
@@ -25,6 +26,7 @@ class Architecture(NamedTuple):
     config: Callable[[Settings], LanguageModelConfig]
     rules: Callable[[LanguageModelConfig], list[Rule]]
     settings: Callable[[LanguageModelConfig], dict[str, Any]]
+    fits: Callable[[LanguageModelConfig], bool] = lambda config: True
 
 
 ARCHITECTURES: dict[str, Architecture] = {}

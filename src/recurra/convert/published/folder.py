@@ -177,9 +177,9 @@ def _described(model: nn.Module) -> tuple[Architecture, dict[str, Any]]:
         raise ValueError(sentence("model", f"a {type(model).__name__}", "a LanguageModel"))
     config = model.config
     names = {name for name, _ in config.mixers}
-    found = next((one for one in ARCHITECTURES.values() if one.mixer in names), None)
+    found = next((one for one in ARCHITECTURES.values() if one.mixer in names and one.fits(config)), None)
     if found is None:
-        known = ", ".join(one.mixer for one in ARCHITECTURES.values())
+        known = ", ".join(dict.fromkeys(one.mixer for one in ARCHITECTURES.values()))
         raise ValueError(sentence("mixer", config.mixer, f"one that transformers has a class for: {known}"))
     entries = found.settings(config)
     theirs = found.config(Settings(entries, "config.json"))

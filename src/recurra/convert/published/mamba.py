@@ -1,8 +1,9 @@
-"""Mamba as transformers' MambaForCausalLM has it (state-spaces/mamba-*-hf)."""
+"""Mamba as transformers' MambaForCausalLM (state-spaces/mamba-*-hf) and FalconMambaForCausalLM have it."""
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from recurra.checks import sentence
@@ -100,4 +101,28 @@ def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-register_architecture(Architecture("mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings))
+def _falcon_config(settings: Settings) -> LanguageModelConfig:
+    epsilon = settings.number("mixer_rms_eps", 1e-6)
+    settings.ignore("use_falcon_mambapy")
+    config = _config(settings)
+    return replace(config, mixer_options={**config.mixer_options, "selection_norm": epsilon})
+
+
+def _falcon_settings(config: LanguageModelConfig) -> dict[str, Any]:
+    return {**_settings(config), "mixer_rms_eps": config.mixer_options["selection_norm"]}
+
+
+def _is_falcon(config: LanguageModelConfig) -> bool:
+    return config.mixer_options.get("selection_norm") is not None
+
+
+register_architecture(
+    Architecture(
+        "mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings, lambda config: not _is_falcon(config)
+    )
+)
+register_architecture(
+    Architecture(
+        "falcon_mamba", "FalconMambaForCausalLM", "mamba", _falcon_config, _rules, _falcon_settings, _is_falcon
+    )
+)

@@ -1,0 +1,181 @@
+"""What a card is measured with, on the CPU at tiny sizes: it must not fail on the card for a silly reason."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.processes import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
+STAGES = ["install", "tests", "golden", "speed", "tiles", "steps", "runs"]
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from tests.quick_interpreter import quick_interpreter
+from benchmarks.gpu import __main__ as speed, golden, steps, tuning
+with quick_interpreter():
+    for part in "01":
+        assert golden.main(["--dry", "--part", part + "/2", "--out", part + ".json"]) == 0
+    speed.main(["--dry", "--types", "float32", "--out", "speed.json"])
+    tuning.main(["--dry", "--out", "tiles.json"])
+steps.main(["--dry", "--out", "steps.json"])
+tuning.adopt(Path("tiles.json"), Path("table.json"))
+"""
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory):
+    """The results of a dry form of everything that Python does."""
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    folder = tmp_path_factory.mktemp("dry")
+    (folder / "table.json").write_text('{"format": 1, "devices": {"A card": {"capability": "9.0"}}}')
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    program = f"import os\nos.chdir({str(folder)!r})\n{PROGRAM.format(root=str(ROOT))}"
+    given = {"TRITON_INTERPRET": "1", "RECURRA_SHAPE_CHECKS": "0", "OMP_NUM_THREADS": "1"}
+    ended = Program(program, folder, **given).wait(120)
+    assert ended.status == 0, ended.said
+    return {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+
+
+def test_every_kernel_and_two_models_are_compared(dry):
+    results = dry["0"]["results"] + dry["1"]["results"]
+    names = [result["name"] for result in results]
+    assert len(names) == len(set(names)) == 22
+    assert all(result["equal"] for result in results)
+    for word in ("linear_scan", "fused", "chunk", "complex", "bfloat16", "gate a channel", "model with gru"):
+        assert any(word in name for name in names), word
+
+
+def test_speeds_have_a_copy_beside_them(dry):
+    sections = {title: rows for title, rows in dry["speed"].items() if title != "machine"}
+    *own, others = sections.values()
+    assert others == [], "other libraries need a card"
+    for rows in own:
+        assert rows[0]["name"].startswith("copy of as many bytes")
+        assert all(row["gb_per_second"] > 0 and row["n_bytes"] > 0 for row in rows)
+    names = " ".join(f"{row['what']} {row['name']}" for rows in sections.values() for row in rows)
+    kinds = [f"{kind} gate a {per}" for kind in ("real", "complex") for per in ("head", "channel")]
+    for word in ("linear_scan", "complex64", "real gates", "complex gates", *kinds, "chunk, with gradients"):
+        assert word in names
+
+
+def test_winners_go_into_the_kernels_table(dry):
+    assert {"scan", "chunk"} < set(dry["tiles"]["devices"]["interpreter"])
+    assert all("ratio" in one for one in dry["tiles"]["tried"])
+    assert dry["table"]["devices"]["interpreter"] == dry["tiles"]["devices"]["interpreter"]
+    assert "A card" in dry["table"]["devices"], "other cards stay"
+
+
+def test_every_recipe_is_read_and_one_takes_steps(dry):
+    results = dry["steps"]["results"]
+    assert len({one["recipe"] for one in results}) == 9
+    timed = [one for one in results if "tokens_per_second" in one]
+    assert [one["precision"] for one in timed] == ["bf16-mixed", "32-true"]
+    assert all(one["flops_per_token"] > 0 for one in timed)
+
+
+PART = """#!/usr/bin/env bash
+part=${@: -1} file=${@: -3:1}
+echo "$*" >>"$CALLS"
+[ "$part" = 2/3 ] && exit 9
+[ "$part" = hang ] || sleep "${HANG:-0}"
+result='{"machine": {}, "results": [{"name": "PART", "equal": true}]}'
+[ "${file##*.}" = json ] && echo "${result/PART/$part}" >"$file"
+exit 0
+"""
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Stand-ins for the processes that do a part each; the file of their calls."""
+    python = tmp_path / "python"
+    python.write_text(PART)
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def test_a_part_that_crashes_is_a_difference(parts, tmp_path):
+    from benchmarks.gpu import golden
+
+    assert golden.main(["--dry", "--jobs", "3", "--out", str(tmp_path / "found.json")]) == 1
+    found = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert {one["name"]: one["equal"] for one in found} == {"0/3": True, "1/3": True, "part 2": False}
+
+
+def test_compiling_ends_in_time(parts, monkeypatch):
+    tuning = pytest.importorskip("benchmarks.gpu.tuning")
+    monkeypatch.setenv("HANG", "60")
+    tuning.compile_in_parts(2, 0.5, dry=False)
+    called = parts.read_text().splitlines() if parts.exists() else []  # a busy machine may start none in time
+    assert {line.split()[-1] for line in called} <= {"0/2", "1/2"}
+
+
+def test_candidates_differ_from_the_defaults_in_one_size():
+    tuning = pytest.importorskip("benchmarks.gpu.tuning")
+    for task in tuning.TASKS:
+        first, *others = tuning.candidates(task, tuning.CHOICES[type(tuning.default_of(task))])
+        assert first == tuning.default_of(task)
+        for one in others:
+            assert sum(one.__dict__[name] != value for name, value in first.__dict__.items()) == 1
+        assert len({str(one) for one in others}) == len(others) > 6
+
+
+STUB = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+case "$*" in
+  *benchmarks.gpu.golden*) sleep 60;;
+  "-m benchmarks.gpu "*) exit 3;;
+  *"recurra train"*) mkdir -p "$6"; echo done >"$6/summary.json";;
+esac
+exit 0
+"""
+
+
+@pytest.mark.parametrize("words", [["--dry"], []], ids=["dry", "card"])
+def test_no_stage_stops_those_after_it(tmp_path, words):
+    """One hangs until its limit, one fails, and the rest run; every stage has its place in the summary."""
+    python, calls, out = tmp_path / "python", tmp_path / "calls", tmp_path / "out"
+    python.write_text(STUB)
+    python.chmod(0o755)
+    script = QUEUE.read_text()
+    assert "stage golden 60" in script
+    copy = tmp_path / "benchmarks" / "gpu_queue.sh"
+    copy.parent.mkdir()
+    copy.write_text(script.replace("stage golden 60", "stage golden 1"))
+    environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls), "OUT": str(out)}
+    environment["RUNS"] = str(tmp_path / "runs")
+    ended = subprocess.run(["bash", copy, *words], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    summary = [line.split() for line in ended.stdout.splitlines()[-len(STAGES) :]]
+    assert {words[0]: words[-1] for words in summary} == dict.fromkeys(STAGES, "0") | {"golden": "124", "speed": "3"}
+    called = calls.read_text()
+    tests = "pytest -p no:randomly --collect-only" if words else "pytest -p no:randomly -vv -n 2 -k card"
+    modules = (" ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu", "gpu.tuning", "gpu.steps"))
+    wanted = [tests, *modules, "recurra train recipes/memory-horizon/data-controlled-muon.yaml"]
+    places = [called.find(word) for word in wanted]
+    assert min(places) > -1, called
+    assert places == sorted(places)
+    assert (out / "7-runs.tar.gz").stat().st_size > 0
+    assert len(list(out.iterdir())) <= 8, "as many files as come back from a card"
+
+
+def test_no_stage_begins_once_time_is_up(tmp_path):
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(STUB)
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls), "OUT": str(tmp_path / "out"), "LIMIT": "0"}
+    ended = subprocess.run(["bash", QUEUE, "--dry"], env=environment, capture_output=True, text=True, check=False)
+    assert [line.split()[-1] for line in ended.stdout.splitlines()[-len(STAGES) :]] == ["skipped"] * len(STAGES)
+    assert not calls.exists()
+
+
+def test_its_wheels_are_listed_with_their_names():
+    listed = subprocess.run(["bash", QUEUE, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    assert {"jsonargparse", "typeshed-client", "lightning-fabric", "platformdirs", "beartype"} <= set(listed)
+    assert not {"torch", "numba", "llvmlite"} & set(listed)

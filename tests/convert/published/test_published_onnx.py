@@ -1,0 +1,25 @@
+"""Converted models in onnxruntime; those that cannot be exported say why."""
+
+import pytest
+
+from recurra.convert.published import from_huggingface
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+REFUSED = {"recurrent-gemma": "rotary-attention keeps the last steps themselves"}
+
+
+@pytest.mark.parametrize("name", ["falcon-mamba", "xlstm"])
+def test_the_graph_computes_what_the_model_computes(name, peers):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install recurra[onnx]")
+    from recurra.export.onnx_file import largest_difference, to_onnx
+    from recurra.export.onnx_model import OnnxModel
+
+    model = from_huggingface(peers(name)[1]).model
+    assert largest_difference(model, OnnxModel(to_onnx(model).SerializeToString())) <= 1e-5
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exported_says_why(name, peers):
+    model = from_huggingface(peers(name)[1]).model
+    assert REFUSED[name] in model.why_not_exportable()
