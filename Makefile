@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers faults faults-sample report format clean
+.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -53,6 +53,18 @@ faults-sample: $(READY)   ## a twentieth of that
 report: $(READY)          ## build docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." adds runs first
 	$(BIN)/python -m tools.pages results $(if $(RUNS),--add $(RUNS))
 
+llama: $(READY)           ## an environment with llama.cpp for `python -m benchmarks.llama_cpp`
+	$(PYTHON) -m venv $(VENV)-llama
+	$(VENV)-llama/bin/pip install -q -r benchmarks/requirements-llama.txt
+
+gpu-wheels: $(READY)      ## fetch the wheels that benchmarks/gpu_queue.sh installs on a machine without a network
+	rm -rf .gpu-wheels
+	for wheel in $$(bash benchmarks/gpu_queue.sh --list); do \
+		$(BIN)/python -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		-c constraints.txt -d .gpu-wheels $$wheel || exit 1; done
+	du -sh .gpu-wheels
+
 peers: $(READY)
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/pip install -q -c constraints.txt -e . -r benchmarks/requirements.txt
@@ -64,5 +76,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-peers build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-peers $(VENV)-llama .gpu-wheels build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find src tests tools benchmarks -name __pycache__ -prune -exec rm -r {} +

@@ -1,11 +1,13 @@
 """One token at a time and long prompts: the 125M GateLoop in every form for decoding, compared with GPT-2 of its size.
 
     python -m benchmarks.decoding
+    python -m benchmarks.decoding --only rows
 
 Random weights, 2 threads. GateLoop has 12 layers of 624 channels, GPT-2's vocabulary, and its head and embedding tied.
 GPT-2 is transformers' own, with its cache of keys and values. Times are medians in milliseconds, taken in turn in one
 run. Steps are timed in blocks: torch and Numba have separate threads, which keep waiting for work after a step and
-would slow the other's. The rate at which torch sums a large tensor in the same run bounds them all.
+would slow the other's. The rate at which torch sums a large tensor in the same run bounds them all. The rows are
+streams side by side, a token of each in one step.
 """
 
 import argparse
@@ -27,9 +29,10 @@ from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.training.allocator import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
-STREAMS = (2, 8, 16)  # side by side; more than 8 run in pieces
+ROWS = (1, 8, 64)  # streams side by side
 BLOCK = 4  # timed steps in a row, after one that is not timed
 SUMMED = 320_000_000  # bytes
+SUM = torch.ones(SUMMED // 4).sum
 
 
 def gateloop() -> LanguageModel:
@@ -92,46 +95,70 @@ def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list
     return times
 
 
-@torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2, help="threads for torch and the kernels (default: 2)")
-    parser.add_argument("--rounds", type=int, default=9, help=f"blocks of {BLOCK} timed steps of each (default: 9)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    keep_large_blocks()
-    model, other = gateloop(), gpt2()
-    forms = {"as it is": model} | {numbers: prepare_for_decoding(model, numbers) for numbers in NUMBERS}
-    forms["float32, recorded, not compiled"] = RecordedStep(lay_out_linear_layers(model), VOCABULARY)
+def one_stream(forms: dict[str, Any], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Time steps of one stream in every form, and of GPT-2; and long prompts."""
+    model, other = forms["as it is"], gpt2()
+    recorded = RecordedStep(lay_out_linear_layers(model), VOCABULARY)
     streams: dict[str, Ours | Gpt2] = {f"GateLoop, {name}": Ours(form, 100) for name, form in forms.items()}
+    streams["GateLoop, float32, recorded, not compiled"] = Ours(recorded, 100)
     streams["GateLoop, float32, at 100,000 tokens"] = Ours(forms["float32"], 100_000)
-    for name, n_streams in itertools.product(("as it is", "float32", "int8"), STREAMS):
-        streams[f"GateLoop, {name}, {n_streams} streams"] = Ours(forms[name], 100, n_streams)
     streams |= {f"GPT-2, {context:,} tokens in its cache": Gpt2(other, context) for context in CONTEXTS}
-    steps = {name: stream.step for name, stream in streams.items()} | {"sum": torch.ones(SUMMED // 4).sum}
-    times = timed(steps, arguments.rounds)
-    rates = [SUMMED / 1e6 / value for value in times.pop("sum")]
+    times = timed({name: stream.step for name, stream in streams.items()} | {"sum": SUM}, rounds)
     prompt = torch.randint(VOCABULARY, (1, PROMPT))
     prefill = {
         "GateLoop": milliseconds(lambda: model.head(model.hidden(prompt)[0][:, -1])),
         "GPT-2": milliseconds(lambda: other(prompt, logits_to_keep=1, use_cache=True)),
     }
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    table = Table("one token (of each stream)", "ms", "over GateLoop, float32")
-    for name, value in medians.items():
-        table.add_row(name, f"{value:.2f}", f"{value / medians['GateLoop, float32']:.2f}")
+    table = Table("one token", "ms", "over GateLoop, float32")
+    for name in streams:
+        value = statistics.median(times[name])
+        table.add_row(name, f"{value:.2f}", f"{value / statistics.median(times['GateLoop, float32']):.2f}")
     for name, value in prefill.items():
         table.add_row(f"{name}, {PROMPT:,} tokens at once", f"{value:,.0f}", f"{value / prefill['GateLoop']:.2f}")
     Console().print(table)
-    print(f"torch.sum reads {statistics.median(rates):.1f} GB/s")
-    parameters = {
-        "GateLoop": sum(p.numel() for p in model.parameters()),
-        "GPT-2": sum(p.numel() for p in other.parameters()),
-    }
+    return times, prefill
+
+
+def many_rows(forms: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Time steps of several streams side by side."""
+    pairs = list(itertools.product(forms, ROWS))
+    streams = {f"{name}, {rows} rows": Ours(forms[name], 1, rows) for name, rows in pairs}
+    times = timed({name: stream.step for name, stream in streams.items()} | {"sum": SUM}, rounds)
+    medians = {name: statistics.median(times[name]) for name in streams}
+    table = Table("a step", "ms", "over one row", "tokens/s, over one row's", "over int8")
+    for name, rows in pairs:
+        value = medians[f"{name}, {rows} rows"]
+        ratio = value / medians[f"{name}, 1 rows"]
+        of_int8 = value / medians[f"int8, {rows} rows"]
+        table.add_row(f"{name}, {rows} rows", f"{value:.2f}", f"{ratio:.2f}", f"{rows / ratio:.1f}", f"{of_int8:.2f}")
+    Console().print(table)
+    return times
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2, help="threads for torch and the kernels (default: 2)")
+    parser.add_argument("--rounds", type=int, default=9, help=f"blocks of {BLOCK} timed steps of each (default: 9)")
+    parser.add_argument("--only", choices=("stream", "rows"), help="one stream, or several in one step (default: both)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_large_blocks()
+    model = gateloop()
+    forms = {"as it is": model} | {numbers: prepare_for_decoding(model, numbers) for numbers in NUMBERS}
+    result: dict[str, Any] = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads}
+    result["parameters"] = sum(p.numel() for p in model.parameters())
+    rates = []
+    if arguments.only != "rows":
+        result["ms"], result["prefill"] = one_stream(forms, arguments.rounds)
+        rates += result["ms"]["sum"]
+    if arguments.only != "stream":
+        result["ms, rows"] = many_rows(forms, arguments.rounds)
+        rates += result["ms, rows"]["sum"]
+    result["sum, GB/s"] = [SUMMED / 1e6 / value for value in rates]
+    print(f"torch.sum reads {statistics.median(result['sum, GB/s']):.1f} GB/s")
     kept = Path("runs/benchmarks-decoding.json")
     kept.parent.mkdir(exist_ok=True)
-    result = {"cpu": cpu_name(), "torch": torch.__version__, "parameters": parameters, "ms": times, "prefill": prefill}
-    result["sum, GB/s"] = rates
     kept.write_text(json.dumps(result, indent=1))
     print(f"written: {kept}")
 

@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
     parser.add_argument("--updates", type=int, default=10, help="timed updates of each model (default: 10)")
     parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="(default: 32-true)")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="(default: all of them)")
     parser.add_argument("--model", choices=names, help="one model, in this process: an update a line that comes")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -139,7 +140,9 @@ def main() -> None:
     if arguments.model:
         train(arguments.model, arguments.precision)
         return
-    results = {name: beside_the_transformer(name, arguments) for name in track(names, "training", transient=True)}
+    results = {
+        name: beside_the_transformer(name, arguments) for name in track(arguments.only, "training", transient=True)
+    }
     table = Table("model", "parameters", "tokens/s", "over the Transformer's", "peak memory, MB")
     for name, found in results.items():
         rate = BATCH * LENGTH / statistics.median(found["of_model"])

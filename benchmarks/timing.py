@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], *, rounds: int = 25) -> dict[str, list[float]]:
-    """Call every function once a round, in turn; return each one's seconds per round (two warm-up rounds left out)."""
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], *, rounds: int = 25, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Call every function once a round, in turn; return each one's seconds per round, without the first `warm_up`."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for round_ in range(rounds + 2):
+    for round_ in range(warm_up + rounds):
         for name, function in functions.items():
             start = time.perf_counter()
             function()
             elapsed = time.perf_counter() - start
-            if round_ >= 2:
+            if round_ >= warm_up:
                 seconds[name].append(elapsed)
     return seconds
 

@@ -1,0 +1,134 @@
+"""What the measurements on a card share: where they run, the card's clock, and files of results."""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurra.kernels.triton_tiles import ChunkTiles, trying
+
+NO_DEVICE = "no CUDA device here: nothing was measured (--dry runs tiny sizes on the CPU)"
+LITTLE = ChunkTiles(span=8, block=4, tile=16, key_tile=16)
+Calls = Mapping[str, Callable[[], object]]
+
+
+def arguments(doc: str | None, file: str, *, rounds: int = 31) -> argparse.ArgumentParser:
+    """Make a parser of what all measurements take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path("runs/gpu") / file
+    parser.add_argument("--out", type=Path, default=default, help=f"file of results (default: {default})")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"timed calls of each function (default: {rounds})")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, through Triton's interpreter")
+    return parser
+
+
+def place(dry: bool) -> torch.device:
+    """Give the device to measure on, with fixed random numbers.
+
+    Raises:
+        SystemExit: there is no CUDA device.
+    """
+    torch.manual_seed(0)
+    if dry:  # Triton reads it when it is first imported, which is later
+        os.environ["TRITON_INTERPRET"] = "1"
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit(NO_DEVICE)
+    return torch.device("cuda")
+
+
+@contextmanager
+def little_blocks(dry: bool) -> Iterator[None]:
+    """In the interpreter, chunks of two blocks of 4 steps, which a card could not multiply."""
+    with trying("chunk", LITTLE) if dry else nullcontext():
+        yield
+
+
+def timed(calls: Calls, rounds: int, device: torch.device, warm_up: int = 5) -> dict[str, list[float]]:
+    """Seconds of each call by the device's own clock, in turn, behind `warm_up` rounds."""
+    if device.type == "cpu":
+        rounds, warm_up = min(rounds, 2), 0
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(rounds + warm_up):
+        for name, call in calls.items():
+            taken = _on_card(call) if device.type == "cuda" else _on_cpu(call)
+            if round_ >= warm_up:
+                seconds[name].append(taken)
+    return seconds
+
+
+def _on_card(call: Callable[[], object]) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3
+
+
+def _on_cpu(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def copy_of(n_bytes: int, device: torch.device) -> Callable[[], object]:
+    """A copy within the device that reads and writes `n_bytes` together."""
+    source = torch.empty(max(2, n_bytes), dtype=torch.uint8, device=device)
+    half = source.numel() // 2
+    return lambda: source[:half].copy_(source[half : 2 * half])
+
+
+def forward_backward(call: Callable[..., Tensor], inputs: Iterable[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+    """A call that computes the output's gradients of all inputs too, for an output gradient of drawn numbers."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    gradient = torch.randn_like(call(*leaves))
+    return lambda: torch.autograd.grad(call(*leaves), leaves, gradient)
+
+
+def distance(actual: Tensor, right: Tensor) -> float:
+    """The largest difference over the largest number of `right`; NaN if there is one."""
+    wide = torch.complex128 if right.is_complex() else torch.float64
+    actual, right = (x.detach().cpu().to(wide) for x in (actual, right))
+    return float((actual - right).abs().max() / right.abs().max().clamp_min(1e-300))
+
+
+def card_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
+
+
+def capability(device: torch.device) -> str:
+    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "0.0"
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a result was measured on."""
+    return {
+        "device": card_name(device),
+        "capability": capability(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def of_part(number: int, part: str) -> bool:
+    """Whether the work of this number is in a part such as "2/8"."""
+    own, parts = map(int, part.split("/"))
+    return number % parts == own
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write results so far over those before: a stage that is stopped keeps them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1))
+    new.replace(path)
