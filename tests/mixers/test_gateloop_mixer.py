@@ -69,12 +69,12 @@ def test_stable_exponential_is_lrus():
     torch.testing.assert_close(stable_exponential(alpha), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_gates_are_activated_in_float32_under_autocast():
-    layer = GateLoop(8)
+def test_autocast_leaves_the_gates_in_float32():
+    """Also their projection: in bfloat16, the error of a phase near pi is 0.008 at every step."""
+    layer, x = GateLoop(8), torch.randn(1, 3, 8)
+    expected = layer.transition(x)
     with torch.autocast("cpu", torch.bfloat16):
-        magnitude, phase = layer.transition(torch.randn(1, 3, 8))
-    assert magnitude.dtype == phase.dtype == torch.float32
-    assert not torch.equal(magnitude, magnitude.bfloat16().float())
+        torch.testing.assert_close(layer.transition(x), expected, rtol=0, atol=0)
 
 
 def test_state_has_the_heads_shape():
