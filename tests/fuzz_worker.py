@@ -12,7 +12,8 @@ import recurra
 from fuzz_case import TOLERANCES, Case, wide
 from recurra.cells import GRUCell, NCGRUCell
 from recurra.decoding.operators import decoding_linear
-from recurra.decoding.panels import from_int4, to_int4, to_panels
+from recurra.decoding.panels import from_int4, to_int4, to_panels, to_quads
+from recurra.decoding.rounded_inputs import rounded
 from recurra.gateloop import Planes, gate_loop_real_part, softmax_attention
 from recurra.mixers import RNN
 from recurra.mixers.rnn import RNNState
@@ -302,7 +303,8 @@ def of_decoding(seed, number):
         dense = from_int4(laid_out, n_out, n_in)
     else:
         dense = dense.to(number)
-        laid_out = dense if number == torch.float32 else to_panels(dense)
+        forms = {torch.float32: torch.clone, torch.int8: to_quads}
+        laid_out = forms.get(number, to_panels)(dense)
     weight = torch.full((laid_out.numel() + 64,), 100, dtype=number)[32 : 32 + laid_out.numel()].view(laid_out.shape)
     weight.copy_(laid_out)
     given = {"x": case.tensor("x", (case.size("rows", 9), n_in)), "weight": weight}
@@ -310,7 +312,7 @@ def of_decoding(seed, number):
     wrong = case.choose("wrong", (*RIGHT, *given))
     if wrong == "x":
         x = given["x"]
-        more = 32 if number == torch.uint8 else 1  # int4 cannot tell widths apart that have the same groups
+        more = {torch.uint8: 32, torch.int8: 4}.get(number, 1)  # they cannot tell widths apart that end in one group
         others = {"width": torch.zeros(len(x), n_in + more), "type": x.double(), "device": x.to("meta")}
         given["x"] = others[case.choose("by", others)]
     elif wrong != "right":
@@ -318,7 +320,8 @@ def of_decoding(seed, number):
     if wrong != "right":
         return case.refused(lambda: decoding_linear(**given))
     case.say()
-    exact = wide(given["x"]) @ dense.double().t() * given["scale"].double() + given["bias"].double()
+    x = given["x"] if number.is_floating_point else rounded(given["x"])
+    exact = wide(x) @ dense.double().t() * given["scale"].double() + given["bias"].double()
     return case.near("y", decoding_linear(**given), exact, 1e-4)
 
 

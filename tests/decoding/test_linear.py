@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from recurra.decoding import NUMBERS, DecodingLinear, lay_out_linear_layers
 from recurra.decoding.linear import MOST_VECTORS
+from recurra.decoding.rounded_inputs import BLOCK, rounded
 from recurra.models import LanguageModel, LanguageModelConfig
 
 SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
@@ -18,6 +19,12 @@ def _no_gradients():
         yield
 
 
+def by_torch(layer, x):
+    """The layer's result in float64, from what it keeps of its weights and its inputs."""
+    kept = rounded(x) if layer.numbers.startswith("int") else x
+    return functional.linear(kept.double(), layer.weight.double(), layer.bias.double())
+
+
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
@@ -25,8 +32,7 @@ def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
         layer = DecodingLinear(nn.Linear(n_in, n_out, bias=has_bias), numbers)
         for shape in ((n_in,), (1, 1, n_in), (2, 4, n_in), (MOST_VECTORS, n_in), (MOST_VECTORS + 1, n_in), (0, n_in)):
             x = torch.randn(shape)
-            expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
-            torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
+            torch.testing.assert_close(layer(x).double(), by_torch(layer, x), rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
@@ -34,7 +40,7 @@ def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
 def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
     layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(MOST_VECTORS, n_in)
     alone = torch.stack([layer(vector) for vector in x])
-    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    expected = by_torch(layer, x)
     torch.testing.assert_close(alone.double(), expected, rtol=1e-5, atol=3e-6)
     for count in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 23, MOST_VECTORS - 1, MOST_VECTORS):
         assert torch.equal(layer(x[-count:]), alone[-count:])
@@ -44,7 +50,7 @@ def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
 def test_more_vectors_than_one_pass_takes(numbers):
     layer, x = DecodingLinear(nn.Linear(33, 5), numbers), torch.randn(2, 521, 33)
     y = layer(x)
-    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    expected = by_torch(layer, x)
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=3e-6)
     if numbers != "float32":
         assert all(torch.equal(layer(x[at]), y[at]) for at in [(0, 0), (0, 511), (0, 512), (1, 7), (1, 520)])
@@ -62,8 +68,43 @@ def threads(request):
 def test_many_rows_and_a_view_of_the_input(threads, numbers):
     layer = DecodingLinear(nn.Linear(96, 1001), numbers)  # enough work for threads, rows that do not divide
     x = torch.randn(96, 7).t()
-    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    expected = by_torch(layer, x)
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=3e-6)
+
+
+def test_what_rounding_keeps_of_the_inputs():
+    x = torch.randn(3, 2 * BLOCK + 5)
+    x[0, :BLOCK], x[1, 0], x[2, BLOCK:] = 0.0, 1e4, 1e-35
+    error = (rounded(x) - x).abs()
+    for start in range(0, x.shape[1], BLOCK):
+        block = x[:, start : start + BLOCK]
+        half_a_step = block.abs().amax(1, keepdim=True) / 254 * 1.001
+        assert (error[:, start : start + BLOCK] <= half_a_step.clamp_min(1e-30)).all()
+    assert (error[1, BLOCK:] < 0.02).all(), "a large number coarsens its own block alone"
+    assert (error[0, BLOCK:] > 0).any()
+
+
+@pytest.mark.parametrize("numbers", ["int8", "int4"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_inputs_that_are_not_finite_spoil_their_own_vector_alone(numbers, wrong):
+    layer, x = DecodingLinear(nn.Linear(300, 70), numbers), torch.randn(7, 300)
+    before = layer(x)
+    x[3, 150] = wrong
+    after = layer(x)
+    assert not after[3].isfinite().any()
+    assert torch.equal(after[[0, 1, 2, 4, 5, 6]], before[[0, 1, 2, 4, 5, 6]])
+
+
+@pytest.mark.parametrize("numbers", ["int8", "int4"])
+def test_the_largest_products_do_not_overflow(numbers):
+    linear = nn.Linear(3 * BLOCK, 66, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(torch.where(torch.rand_like(linear.weight) < 0.5, -2.0, 2.0))
+        linear.weight[:3] = torch.tensor([2.0, -2.0, 2.0]).unsqueeze(1)
+        linear.weight[2, 0] = -2.0  # so int4 has two codes
+    layer = DecodingLinear(linear, numbers)
+    x = torch.cat([torch.full((1, 3 * BLOCK), value) for value in (5.0, -5.0)])
+    torch.testing.assert_close(layer(x).double(), by_torch(layer, x), rtol=1e-5, atol=1e-3)
 
 
 def test_what_the_numbers_keep_of_a_weight():

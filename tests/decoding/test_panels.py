@@ -5,7 +5,18 @@ import struct
 import pytest
 import torch
 
-from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL, from_int4, from_panels, to_int4, to_panels
+from recurra.decoding.panels import (
+    GROUP,
+    GROUP_BYTES,
+    PANEL,
+    QUAD,
+    from_int4,
+    from_panels,
+    from_quads,
+    to_int4,
+    to_panels,
+    to_quads,
+)
 
 SIZES = [(1, 1), (3, 64), (65, 33), (130, 31), (0, 5), (5, 0)]
 
@@ -21,6 +32,17 @@ def test_panels(n_out, n_in):
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), SIZES)
+def test_quads(n_out, n_in):
+    rows = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
+    quads = to_quads(rows)
+    assert quads.shape == (-(-n_out // PANEL), -(-n_in // QUAD), PANEL, QUAD)
+    places = [(o, i, (o // PANEL, i // QUAD, o % PANEL, i % QUAD)) for o in range(n_out) for i in range(n_in)]
+    assert all(quads[place] == rows[o, i] for o, i, place in places)
+    assert quads.sum(dtype=torch.int64) == rows.sum(dtype=torch.int64)  # the rest is zeros
+    assert torch.equal(from_quads(quads, n_out, n_in), rows)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), SIZES)
 def test_int4_read_byte_by_byte(n_out, n_in):
     weight = torch.randn(n_out, n_in)
     stored = to_int4(weight)
@@ -31,5 +53,6 @@ def test_int4_read_byte_by_byte(n_out, n_in):
         for i in range(n_in):
             group, lane = bytes(stored[o // PANEL, i // GROUP].tolist()), o % PANEL
             (scale,), (minimum,) = (struct.unpack_from("<e", group, 2 * (lane + PANEL * part)) for part in (0, 1))
+            shift = 8 * (i % 4) + 4 * (i % 8 // 4)
             (word,) = struct.unpack_from("<I", group, 4 * PANEL + 4 * (PANEL * (i % GROUP // 8) + lane))
-            assert kept[o, i] == torch.tensor(minimum) + torch.tensor(scale) * (word >> 4 * (i % 8) & 15)
+            assert kept[o, i] == torch.tensor(minimum) + torch.tensor(scale) * (word >> shift & 15)

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from recurra.checks import kind_of, require_choice, sentence
 from recurra.decoding.operators import decoding_linear
-from recurra.decoding.panels import from_int4, from_panels, to_int4, to_panels
+from recurra.decoding.panels import from_int4, from_panels, from_quads, to_int4, to_panels, to_quads
 
 NUMBERS = ("float32", "bfloat16", "int8", "int4")
 """How weights can be kept."""
@@ -20,10 +20,11 @@ class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
     "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
-    to 8 bits of precision. "int8" quantises: it keeps whole numbers from -127 to 127, and for each output one float32
-    scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every 32 inputs of an
-    output a float16 scale and minimum: 5 bits a weight in all. Inputs and sums stay float32. The
-    result for a vector does not depend on the others, except for more than 64 with "float32", which torch multiplies.
+    to 8 bits of precision; inputs stay float32. "int8" quantises: it keeps whole numbers from -127 to 127, and for each
+    output one float32 scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every
+    32 inputs of an output a float16 scale and minimum: 5 bits a weight in all. With both, every 128 inputs of a vector
+    are rounded to whole numbers from -127 to 127 times a scale (`rounded`), and products are exact. The result for a
+    vector does not depend on the others, except for more than 64 with "float32", which torch multiplies.
 
     Args:
         linear: the layer whose weights to use, float32 on the CPU.
@@ -78,7 +79,11 @@ class DecodingLinear(nn.Module):
             return self.stored
         if self.numbers == "int4":
             return from_int4(self.stored, self.out_features, self.in_features)
-        return from_panels(self.stored.float(), self.out_features) * self.scale.unsqueeze(1)
+        if self.numbers == "int8":
+            weight = from_quads(self.stored.float(), self.out_features, self.in_features)
+        else:
+            weight = from_panels(self.stored.float(), self.out_features)
+        return weight * self.scale.unsqueeze(1)
 
     def extra_repr(self) -> str:
         """What print shows."""
@@ -89,4 +94,6 @@ def _stored(weight: Tensor, numbers: str) -> Tensor:
     """Arrange weights as the kernels read them (see `panels`)."""
     if numbers == "float32":
         return weight.contiguous()
-    return to_int4(weight) if numbers == "int4" else to_panels(weight.to(getattr(torch, numbers)))
+    if numbers == "int4":
+        return to_int4(weight)
+    return to_quads(weight) if numbers == "int8" else to_panels(weight.bfloat16())

@@ -3,43 +3,46 @@
 One step of a model uses each weight once for every row of a batch, so with few rows the time is that of reading the
 weights, and they are read once for all rows. A thread takes neighbouring outputs from end to end.
 
-bfloat16, int8 and int4 weights lie in panels (see `panels`) and are widened to float32 in registers. A panel is
-multiplied in blocks of 128 inputs. With three tiles of vectors or more (see `tiles`), the first keeps the widened block
-in the cache for the others. float32 weights stay in their rows (see `row_tiles`).
+All but float32 weights lie in panels (see `panels`), which are multiplied in blocks of 128 inputs. bfloat16 is widened
+to float32 in registers (see `tiles`); with three tiles of vectors or more, the first keeps the widened block in the
+cache for the others. int8 and int4 are multiplied as whole numbers by inputs that are rounded to whole numbers (see
+`byte_tiles` and `rounded_inputs`). float32 weights stay in their rows (see `row_tiles`).
 
-Sums are float32, and those of one vector are added up in one order, however many others are multiplied with it. Where
-the machine can, a product and its sum are rounded once: widening keeps the machine busy, and for int8 saving that
-operation saves a sixth of the time.
+Other sums are float32, and those of one vector are added up in one order, however many others are multiplied with it.
+Where the machine can, a product and its sum are rounded once.
 """
 
 from functools import cache
 
 from numba import prange
 
+from recurra.decoding.byte_tiles import (
+    int4_four,
+    int4_one,
+    int4_six,
+    int4_six_more,
+    int4_two,
+    int8_four,
+    int8_one,
+    int8_six,
+    int8_six_of_many,
+    int8_two,
+)
 from recurra.decoding.instructions import KINDS
-from recurra.decoding.packed_vectors import load_halves, multiply_codes, weights_of_code, widen_codes
-from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL
+from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL, QUAD
+from recurra.decoding.rounded_inputs import BLOCK, RECORD, round_inputs
 from recurra.decoding.row_tiles import AT_ONCE, ROWS, by_three, by_two, rest_by_three, rest_by_two
 from recurra.decoding.tiles import (
     BFLOAT16_1,
     BFLOAT16_2,
     BFLOAT16_6,
-    INT8_1,
-    INT8_2,
-    INT8_6,
-    add_to,
     first_tile,
-    number_of,
     one,
     other_tiles,
     tiles_of,
 )
-from recurra.decoding.vector_math import number
 from recurra.kernels.launch import Kernel, compile_function, compile_inline
-from recurra.kernels.vector import WIDTH, Lanes, load, multiply_add, prefetch, spread, store, total, zeros
-
-BLOCK = 128
-"""Inputs that are multiplied before the sums are put away: as float32, 64 outputs of them take 32 KB of the cache."""
+from recurra.kernels.vector import WIDTH, Lanes, load, multiply_add, prefetch, store, total, zeros
 
 _UNROLLED = 4 * WIDTH
 _X_IN_CACHE = 16_384  # numbers of x: with up to these, two rows of float32 meet all vectors, and then the next two
@@ -47,13 +50,19 @@ _ROWS_IN_CACHE = 16  # with more, these rows meet three vectors, and then the ne
 _LINE = 64  # bytes of a cache line
 _AHEAD = 4096  # bytes: how far ahead of the walk weights are fetched
 _FLOATS, _ONE, _WIDE = Lanes("float32", WIDTH), Lanes("float32", 1), Lanes("float32", PANEL)
-_BYTES = Lanes("int8", PANEL)
+_BLOCK_BYTES, _ROW_SUMS = 4 * PANEL * BLOCK, 4 * WIDTH * 4 * ROWS * 3
+_MANY = 18  # vectors: with more, the first tiles share the fetching of the next block
 _IS_FLOAT32, _IS_BFLOAT16, _IS_INT8 = KINDS["float32"], KINDS["bfloat16"], KINDS["int8"]
 
 
-def room_bytes(vectors: int) -> int:
-    """Give the room that a job needs for a product of this many vectors: a widened block, and sums."""
-    return 4 * PANEL * (BLOCK + vectors)
+def room_bytes(vectors: int, n_in: int) -> int:
+    """Give the room that a job needs for products of up to this many vectors of up to `n_in` numbers.
+
+    It is the sums of a panel, zeros between products, and at its end what a product leaves behind: a widened block,
+    sums of rows, or rounded inputs.
+    """
+    blocks = (n_in + BLOCK - 1) // BLOCK
+    return 4 * PANEL * vectors + max(_BLOCK_BYTES, _ROW_SUMS, RECORD * blocks * vectors)
 
 
 # --- float32, in rows ---
@@ -124,8 +133,9 @@ def _put(product, scale, bias, y, start, row):  # type: ignore[no-untyped-def]
 
 
 @compile_function
-def _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room):  # type: ignore[no-untyped-def]
+def _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end):  # type: ignore[no-untyped-def]
     """Fill outputs `first` to `last` of y (vectors, n_out)."""
+    room = end - _ROW_SUMS
     if vectors == 1:
         for row in range(first, last):
             _put(_one_row(w + 4 * row * n_in, x, n_in), scale, bias, y, 0, row)
@@ -177,20 +187,22 @@ def _step(size, vectors):  # type: ignore[no-untyped-def]
     return (size + tiles - 1) // tiles
 
 
-@compile_inline
-def _in_panels(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room, size, many, few, single):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin, from weights of `size` bytes."""
-    sums, tiles, step = room + 4 * PANEL * BLOCK, tiles_of(vectors), _step(size * PANEL, vectors)
+@compile_function
+def _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
+    """Fill outputs `first` to `last`, where panels begin."""
+    tiles, step, room = tiles_of(vectors), _step(2 * PANEL, vectors), end - _BLOCK_BYTES
     for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
         for start in range(0, n_in, BLOCK):
-            count, at, x_at = min(BLOCK, n_in - start), w + size * PANEL * (panel * n_in + start), x + 4 * start
+            count, at, x_at = min(BLOCK, n_in - start), w + 2 * PANEL * (panel * n_in + start), x + 4 * start
             if vectors == 1:
-                one(at, x_at, sums, count, _AHEAD // size, single)
+                one(at, x_at, sums, count, _AHEAD // 2, BFLOAT16_1)
                 continue
-            fetch, done, block = at + size * PANEL * count, 0, room if tiles > 2 else 0
+            fetch, done, block = at + 2 * PANEL * count, 0, room if tiles > 2 else 0
             for _ in range(2 if tiles == 2 else 1):
                 x_now, sums_now, left = x_at + 4 * done * n_in, sums + 4 * PANEL * done, vectors - done
-                done += first_tile(at, x_now, n_in, sums_now, left, count, fetch, step, block, many, few, single)
+                done += first_tile(
+                    at, x_now, n_in, sums_now, left, count, fetch, step, block, BFLOAT16_6, BFLOAT16_2, BFLOAT16_1
+                )
                 fetch += step * count
             if done < vectors:
                 other_tiles(room, x_at, n_in, sums, done, vectors, count, fetch, step)
@@ -198,67 +210,80 @@ def _in_panels(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room, si
 
 
 @compile_function
-def _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room):  # type: ignore[no-untyped-def]
-    lanes = BFLOAT16_6, BFLOAT16_2, BFLOAT16_1
-    _in_panels(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room, 2, lanes[0], lanes[1], lanes[2])
-
-
-@compile_function
-def _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room):  # type: ignore[no-untyped-def]
-    _in_panels(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room, 1, INT8_6, INT8_2, INT8_1)
-
-
-@compile_inline
-def _steps_and_low(w):  # type: ignore[no-untyped-def]
-    """Give a group's scales and minima, for codes that are read as 1 + code / 16."""
-    steps = load_halves(w, _WIDE) * spread(number(16, _ONE), _WIDE)
-    return steps, load_halves(w + 2 * PANEL, _WIDE) - steps
-
-
-@compile_inline
-def _one_of_int4(w, x, sums, count):  # type: ignore[no-untyped-def]
-    """Multiply groups of int4 by one vector."""
-    s, k = zeros(_WIDE), 0
-    while k < count:
-        for line in range(0, 4 * PANEL, _LINE):
-            prefetch(w, _AHEAD + line, _BYTES)
-        steps, low = _steps_and_low(w)
-        words, stop = w + 4 * PANEL, min(k + GROUP, count)
-        while k + 8 <= stop:
-            for line in range(0, 4 * PANEL, _LINE):
-                prefetch(words, _AHEAD + line, _BYTES)
-            s = multiply_codes(words, steps, low, x + 4 * k, s)
-            k, words = k + 8, words + 4 * PANEL
-        for at in range(stop - k):
-            s = multiply_add(weights_of_code(words, at, steps, low), number_of(x, k + at, _WIDE), s)
-        k, w = stop, w + GROUP_BYTES
-    add_to(sums, 0, s, _WIDE)
-
-
-@compile_inline
-def _widen_int4(w, block, count):  # type: ignore[no-untyped-def]
-    for k in range(0, count, GROUP):
-        steps, low = _steps_and_low(w)
-        words, stop = w + 4 * PANEL, min(k + GROUP, count)
-        for at in range(k, stop, 8):  # with inputs that may not be there: the block has room for them
-            widen_codes(words, steps, low, block + 4 * PANEL * at)
-            words += 4 * PANEL
-        w += GROUP_BYTES
-
-
-@compile_function
-def _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room):  # type: ignore[no-untyped-def]
-    """Fill outputs `first` to `last`, where panels begin."""
-    sums, groups = room + 4 * PANEL * BLOCK, (n_in + GROUP - 1) // GROUP
-    step = _step(GROUP_BYTES // GROUP, vectors)
-    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
-        for start in range(0, n_in, BLOCK):
-            count, at = min(BLOCK, n_in - start), w + GROUP_BYTES * (panel * groups + start // GROUP)
-            if vectors == 1:
-                _one_of_int4(at, x + 4 * start, sums, count)
+def _tiles_of_int8(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
+    """Multiply `count` quads by the records of all vectors."""
+    done = 0
+    while done < vectors:
+        left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
+        if left >= 6 and left != 8:  # twice 4 rather than 6 and 2
+            if vectors > _MANY:
+                int8_six_of_many(w, x_at, x_step, sums_at, count, ahead + _LINE * count * min(done // 6, 3))
             else:
-                _widen_int4(at, room, count)
-                other_tiles(room, x + 4 * start, n_in, sums, 0, vectors, count, at + GROUP_BYTES * BLOCK // GROUP, step)
+                int8_six(w, x_at, x_step, sums_at, count, ahead)
+            done += 6
+        elif left >= 4:
+            int8_four(w, x_at, x_step, sums_at, count, ahead)
+            done += 4
+        elif left >= 2:
+            int8_two(w, x_at, x_step, sums_at, count, ahead)
+            done += 2
+        else:
+            int8_one(w, x_at, x_step, sums_at, count, ahead)
+            done += 1
+
+
+@compile_function
+def _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
+    """Fill outputs `first` to `last`, where panels begin."""
+    blocks, quads = (n_in + BLOCK - 1) // BLOCK, (n_in + QUAD - 1) // QUAD
+    step, size = RECORD * blocks, QUAD * PANEL
+    records = end - step * vectors
+    round_inputs(x, n_in, vectors, records)
+    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
+        for block in range(blocks):
+            done = block * (BLOCK // QUAD)
+            count, at = min(BLOCK // QUAD, quads - done), w + size * (panel * quads + done)
+            ahead = at + (_AHEAD if vectors == 1 else size * count)
+            _tiles_of_int8(at, records + RECORD * block, step, sums, vectors, count, ahead)
+        _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
+
+
+@compile_function
+def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[no-untyped-def]
+    """Multiply `count` groups by the records of all vectors."""
+    done = 0
+    while done < vectors:
+        left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
+        if left >= 6 and left != 8:
+            if done:
+                int4_six_more(w, x_at, x_step, sums_at, count, ahead)
+            else:
+                int4_six(w, x_at, x_step, sums_at, count, ahead)
+            done += 6
+        elif left >= 4:
+            int4_four(w, x_at, x_step, sums_at, count, ahead)
+            done += 4
+        elif left >= 2:
+            int4_two(w, x_at, x_step, sums_at, count, ahead)
+            done += 2
+        else:
+            int4_one(w, x_at, x_step, sums_at, count, ahead)
+            done += 1
+
+
+@compile_function
+def _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  # type: ignore[no-untyped-def]
+    """Fill outputs `first` to `last`, where panels begin."""
+    blocks, groups = (n_in + BLOCK - 1) // BLOCK, (n_in + GROUP - 1) // GROUP
+    step = RECORD * blocks
+    records = end - step * vectors
+    round_inputs(x, n_in, vectors, records)
+    for panel in range(first // PANEL, (last + PANEL - 1) // PANEL):
+        for block in range(blocks):
+            done = block * (BLOCK // GROUP)
+            count, at = min(BLOCK // GROUP, groups - done), w + GROUP_BYTES * (panel * groups + done)
+            ahead = at + (_AHEAD if vectors == 1 else GROUP_BYTES * count)
+            _tiles_of_int4(at, records + RECORD * block, step, sums, vectors, count, ahead)
         _finish(sums, scale, bias, y, vectors, n_out, panel * PANEL)
 
 
@@ -267,22 +292,20 @@ def _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room):  # typ
 
 @compile_function
 def multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
-    """Fill the share of one of `jobs` jobs in y (vectors, n_out); `room` is zeros, `room_size` bytes for every job."""
+    """Fill the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes for every job."""
     unit = 1 if kind == _IS_FLOAT32 else PANEL
     units = (n_out + unit - 1) // unit
-    first, last, room = (
-        unit * (units * job // jobs),
-        min(n_out, unit * (units * (job + 1) // jobs)),
-        room + room_size * job,
-    )
+    first, last = unit * (units * job // jobs), min(n_out, unit * (units * (job + 1) // jobs))
+    sums = room + room_size * job
+    end = sums + room_size
     if kind == _IS_FLOAT32:
-        _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room)
+        _float32(w, scale, bias, x, y, vectors, n_in, n_out, first, last, end)
     elif kind == _IS_BFLOAT16:
-        _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room)
+        _bfloat16(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     elif kind == _IS_INT8:
-        _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room)
+        _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     else:
-        _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, room)
+        _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
 
 
 @cache

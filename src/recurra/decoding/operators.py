@@ -2,7 +2,8 @@
 
     recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, scale, bias (n_out)
 
-W is float32 (n_out, n_in), or bfloat16, int8 or int4 in panels (see `panels`). There is no derivative: asking for one
+W is float32 (n_out, n_in), or bfloat16, int8 or int4 in panels (see `panels`). For int8 and int4, x is rounded (see
+`rounded_inputs`). There is no derivative: asking for one
 raises.
 """
 
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.decoding.instructions import KINDS
-from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL
+from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL, QUAD
 from recurra.kernels.tensors import require_one_device, usable_threads
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
-_TOGETHER = 512
+_FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
+"""What follows the first two dimensions of laid-out weights."""
+_TOGETHER = 256
 """Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
 
 _library = torch.library.Library("recurra", "FRAGMENT")
@@ -39,18 +42,17 @@ def describe_weights(weight: Tensor, n_in: int, n_out: int) -> LaidOut:
         ValueError: they are not laid out.
     """
     numbers = _NUMBERS.get(weight.dtype)
-    last = {"float32": weight.shape[-1:], "int4": (GROUP_BYTES,)}.get(str(numbers), (PANEL,))
-    dimensions = 2 if numbers == "float32" else 3
-    if numbers is None or weight.dim() != dimensions or weight.shape[-1:] != last or not weight.is_contiguous():
+    rest = _FORMS.get(str(numbers))
+    fits_form = rest is not None and weight.dim() == 2 + len(rest) and weight.shape[2:] == rest
+    if numbers is None or not fits_form or not weight.is_contiguous():
         came, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
         raise ValueError(sentence("weight", came, fits))
     if numbers == "float32":
         return LaidOut(KINDS[numbers], weight.shape[1], weight.shape[0])
-    n_panels, length, _ = weight.shape
+    n_panels, length = weight.shape[:2]
     n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
-    if numbers == "int4":
-        length = n_in if -(-n_in // GROUP) == length else length * GROUP
-    return LaidOut(KINDS[numbers], length, n_out)
+    together = {"bfloat16": 1, "int8": QUAD, "int4": GROUP}[numbers]
+    return LaidOut(KINDS[numbers], n_in if -(-n_in // together) == length else length * together, n_out)
 
 
 def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> LaidOut:
@@ -82,7 +84,7 @@ def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> 
     if y.numel() == 0:
         return y
     vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
-    room_size = room_bytes(min(vectors, _TOGETHER))
+    room_size = room_bytes(min(vectors, _TOGETHER), n_in)
     room = torch.zeros(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(

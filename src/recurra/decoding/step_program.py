@@ -36,7 +36,8 @@ class StepProgram:
         self._likes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in step.outputs]
         sizes = [step_row.sizes for step_row in step.instructions if step_row.opcode == LINEAR]
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
-        self._room_size = room_bytes(max((vectors for vectors, _, _ in sizes), default=1))
+        most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
+        self._room_size = room_bytes(most, widest)
         self._room = torch.zeros(0)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:

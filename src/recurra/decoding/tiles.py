@@ -1,4 +1,4 @@
-"""The inner loops of a product of laid-out weights: 64 outputs of a few vectors at once, their sums in registers.
+"""The inner loops of a product of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers.
 
 A block of weights is (inputs, 64): those of one input for 64 neighbouring outputs lie side by side, and each is
 multiplied by one number of every vector. So a weight is loaded and widened once for all vectors of a tile, and a sum
@@ -26,11 +26,10 @@ def has_wide_registers() -> bool:
 
 _SIX = PANEL if has_wide_registers() else WIDTH
 _TWO = PANEL if has_wide_registers() else 2 * WIDTH
-_ONE, _FLOATS, _BYTES = Lanes("float32", 1), Lanes("float32", PANEL), Lanes("int8", PANEL)
+_ONE, _FLOATS = Lanes("float32", 1), Lanes("float32", PANEL)
 _SUMS_6, _SUMS_2 = Lanes("float32", _SIX), Lanes("float32", _TWO)
 FLOAT32_6, FLOAT32_2, FLOAT32_1 = _SUMS_6, _SUMS_2, _FLOATS
 BFLOAT16_6, BFLOAT16_2, BFLOAT16_1 = (Lanes("bfloat16", width) for width in (_SIX, _TWO, PANEL))
-INT8_6, INT8_2, INT8_1 = (Lanes("int8", width) for width in (_SIX, _TWO, PANEL))
 
 
 @compile_inline
@@ -56,7 +55,7 @@ def six(w, x, n_in, sums, count, fetch, step, block, weights):  # type: ignore[n
         s0, s1, s2 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
         s3, s4, s5 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
         for k in range(count):
-            prefetch(fetch, step * k, _BYTES)
+            prefetch(fetch + step * k, 0, _FLOATS)
             w_k = load(w, PANEL * k + part, weights)
             if block:
                 store(block, PANEL * k + part, _SUMS_6, w_k)
@@ -78,7 +77,7 @@ def four(w, x, n_in, sums, count, fetch, step, weights):  # type: ignore[no-unty
     for part in range(0, PANEL, _SIX):
         s0, s1, s2, s3 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
         for k in range(count):
-            prefetch(fetch, step * k, _BYTES)
+            prefetch(fetch + step * k, 0, _FLOATS)
             w_k = load(w, PANEL * k + part, weights)
             s0 = multiply_add(w_k, number_of(x, k, _SUMS_6), s0)
             s1 = multiply_add(w_k, number_of(x1, k, _SUMS_6), s1)
@@ -95,7 +94,7 @@ def two(w, x, n_in, sums, count, fetch, step, weights):  # type: ignore[no-untyp
     for part in range(0, PANEL, _TWO):
         s0, s1 = zeros(_SUMS_2), zeros(_SUMS_2)
         for k in range(count):
-            prefetch(fetch, step * k, _BYTES)
+            prefetch(fetch + step * k, 0, _FLOATS)
             w_k = load(w, PANEL * k + part, weights)
             s0 = multiply_add(w_k, number_of(x, k, _SUMS_2), s0)
             s1 = multiply_add(w_k, number_of(x1, k, _SUMS_2), s1)

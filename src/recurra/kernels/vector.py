@@ -7,7 +7,7 @@ product is contracted: each lane does the operations of the plain torch referenc
 
 Memory is named by its address (a Python integer, from `Tensor.data_ptr`), so calls are short and inner functions free
 of reference counts. Positions and widths count floats: complex numbers are interleaved (real, imaginary), as in torch.
-bfloat16 is widened to float32 when loaded and rounded to nearest even when stored; int8 is only loaded, as float32.
+bfloat16 is widened to float32 when loaded and rounded to nearest even when stored.
 Nothing checks bounds: every operator checks its tensors before it takes an address.
 """
 
@@ -25,8 +25,8 @@ from numba.extending import intrinsic, models, register_model, typeof_impl
 
 WIDTH = 16  # floats in a vector: one AVX-512 register, two of AVX2, four of NEON
 _PREFETCH_INTO_L2 = 2  # LLVM's locality 2; into L1, a core's few line fill buffers limit the rate
-_BITS = {"int8": 8, "bfloat16": 16}  # numbers that are stored as integers of this many bits
-_BYTES = {"int8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
+_BITS = {"bfloat16": 16}  # numbers that are stored as integers of this many bits
+_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,6 @@ def load(typing_context: Any, address: Any, index: Any, lanes: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> ir.Value:
         value = builder.load(_address(builder, kind, *args[:2]), align=kind.n_bytes)
-        if kind.number == "int8":
-            return builder.sitofp(value, Vector(kind).ir)
         return _widen_bfloat16(builder, value) if kind.number == "bfloat16" else value
 
     return Vector(kind)(types.int64, types.int64, lanes), generate
