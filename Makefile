@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean
+.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -27,6 +27,9 @@ check: $(READY)           ## check style, types, and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+aarch64: $(READY)         ## every kernel as 64-bit ARM code under emulation (needs qemu-user and gcc-aarch64-linux-gnu)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.aarch64
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

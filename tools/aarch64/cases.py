@@ -1,0 +1,95 @@
+"""Small calls that reach every kernel, forward and backward, at sizes that do not fit their vectors."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from recurra import gate_loop, linear_scan
+from recurra.cells import GRUCell
+from recurra.cells.gru_sequence import gru_sequence
+from recurra.decoding import NUMBERS, DecodingLinear
+from recurra.deltarule import delta_rule
+from recurra.gateloop import Planes, gate_loop_real_part
+from recurra.layers.cross_entropy import cross_entropy
+from recurra.mixers import create_mixer
+from recurra.selectivescan import selective_scan
+
+_FLOATS, _COMPLEX = torch.float32, torch.complex64
+
+
+def _draw(*shape: int, dtype: torch.dtype = _FLOATS, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(shape, dtype=dtype)).requires_grad_()
+
+
+def _differentiate(call: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> None:
+    outputs = call(*inputs)
+    needed = [tensor for tensor in inputs if tensor.requires_grad]
+    torch.autograd.grad(sum(output.abs().square().sum() for output in outputs), needed)
+
+
+def _scan(row: int, dtype: torch.dtype) -> None:
+    _differentiate(linear_scan, _draw(2, 19, row, dtype=dtype, scale=0.5), _draw(2, 19, row, dtype=dtype))
+
+
+def _fused_gate_loop() -> None:
+    q, k, v, re, im = (_draw(2, 19, 21, 1, scale=0.5) for _ in range(5))
+    state = _draw(2, 21, 1, 1, dtype=_COMPLEX)
+    _differentiate(
+        lambda *given: gate_loop_real_part(*given[:3], Planes(*given[3:5]), state=given[5]), q, k, v, re, im, state
+    )
+
+
+def _heads(dtype: torch.dtype, gates: int) -> None:
+    q, k, v = _draw(2, 19, 3, 5, dtype=dtype), _draw(2, 19, 3, 5, dtype=dtype), _draw(2, 19, 3, 7, dtype=dtype)
+    a = _draw(2, 19, 3, gates, dtype=dtype, scale=0.5)
+    _differentiate(lambda *given: gate_loop(*given, mode="chunk"), q, k, v, a)
+
+
+def _gru() -> None:
+    cell = GRUCell(11, 21)
+    weights = cell.recurrent_weights(_FLOATS)
+    _differentiate(lambda x, h: gru_sequence(cell, cell.project(x), h, weights), _draw(2, 9, 11), _draw(2, 21))
+
+
+def _gru_mixer() -> None:
+    layer = create_mixer("gru", 21)
+    _differentiate(lambda x: layer(x)[:1], _draw(2, 9, 21))
+
+
+def _selective() -> None:
+    step = torch.rand(2, 19, 21).requires_grad_()
+    a = (-torch.rand(21, 5)).requires_grad_()
+    _differentiate(selective_scan, _draw(2, 19, 21), step, a, _draw(2, 19, 5), _draw(2, 19, 5), _draw(2, 5, 21))
+
+
+def _delta() -> None:
+    with torch.no_grad():
+        q, k = nn.functional.normalize(_draw(2, 19, 3, 5), dim=-1), nn.functional.normalize(_draw(2, 19, 3, 5), dim=-1)
+        delta_rule(q, k, _draw(2, 19, 3, 7), torch.rand(2, 19, 3), torch.rand(2, 19, 3))
+
+
+def _loss() -> None:
+    _differentiate(lambda x: (cross_entropy(x, torch.randint(37, (11,))),), _draw(11, 37))
+
+
+def _decode(numbers: str, vectors: int) -> None:
+    with torch.no_grad():
+        DecodingLinear(nn.Linear(150, 70), numbers)(torch.randn(vectors, 150))
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Name and call of every case."""
+    for row, dtype in product((5, 83), (_FLOATS, _COMPLEX)):
+        yield f"linear_scan, {row} channels, {dtype}".replace("torch.", ""), lambda r=row, d=dtype: _scan(r, d)
+    yield "gate_loop, fused", _fused_gate_loop
+    for dtype, gates in ((_FLOATS, 1), (_COMPLEX, 5)):
+        yield f"gate_loop, heads, {dtype}".replace("torch.", ""), lambda d=dtype, g=gates: _heads(d, g)
+    yield "GRU", _gru
+    yield "the mixer gru", _gru_mixer
+    yield "selective_scan", _selective
+    yield "delta_rule", _delta
+    yield "cross_entropy", _loss
+    for numbers, vectors in product(NUMBERS, (1, 11)):
+        yield f"decoding, {numbers}, {vectors} vectors", lambda n=numbers, v=vectors: _decode(n, v)

@@ -1,0 +1,85 @@
+"""Calls of kernels with the memory that they read and wrote."""
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+
+from recurra.kernels.launch import Kernel
+
+_LEAST_ADDRESS = 1 << 32  # sizes and strides are smaller
+
+
+@dataclass
+class Region:
+    """A tensor's memory before and after a call."""
+
+    address: int
+    dtype: torch.dtype
+    before: bytes
+    after: bytes = b""
+
+
+@dataclass
+class Call:
+    """One call of a kernel: its LLVM code, the function's name in it, and flat arguments."""
+
+    kernel: str
+    code: str
+    arguments: list[int]
+    regions: list[Region]
+
+
+def _flat(arguments: Iterable[Any]) -> Iterator[int]:
+    for argument in arguments:
+        if isinstance(argument, (tuple, list)):
+            yield from _flat(argument)
+        else:
+            yield int(argument)
+
+
+def _bytes_at(address: int, count: int) -> bytes:
+    return ctypes.string_at(address, count)
+
+
+def _regions(addresses: list[int]) -> list[Region]:
+    """The storages of live tensors that these addresses point into."""
+    found: dict[int, Region] = {}
+    for tensor in (thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)):
+        storage = tensor.untyped_storage()
+        start, size = storage.data_ptr(), storage.nbytes()
+        if size and any(start <= address <= start + size for address in addresses):
+            found[start] = Region(start, tensor.dtype, _bytes_at(start, size))
+    for address in addresses:
+        if not any(start <= address <= start + len(region.before) for start, region in found.items()):
+            raise RuntimeError(f"address {address:#x} belongs to no tensor")
+    return list(found.values())
+
+
+@contextmanager
+def record(calls: list[Call]) -> Iterator[None]:
+    """Add to `calls` what kernels are called with; they run on this machine meanwhile."""
+    plain: Callable[..., None] = Kernel.__call__
+
+    def call(self: Kernel, *arguments: Any, jobs: int, work: int) -> None:
+        flat = list(_flat(arguments))
+        regions = _regions([number for number in flat if number >= _LEAST_ADDRESS])
+        serial: Any = self._serial
+        serial(*arguments)
+        for region in regions:
+            region.after = _bytes_at(region.address, len(region.before))
+        types = tuple(numba.typeof(argument) for argument in arguments)
+        name = f"{self._serial.__module__.removeprefix('recurra.')}: {serial.py_func.__name__}"
+        calls.append(Call(name, serial.inspect_llvm(types), flat, regions))
+
+    Kernel.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Kernel.__call__ = plain  # type: ignore[method-assign]
