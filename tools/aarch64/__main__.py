@@ -5,6 +5,7 @@ It needs qemu's user emulation and a cross compiler: on Debian `apt-get install 
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -55,7 +56,5 @@ if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in _NEUTRAL.items()):
         arguments = [sys.executable, "-m", "tools.aarch64", *sys.argv[1:]]
         with tempfile.TemporaryDirectory() as cache:  # code from the cache has no LLVM text
-            import subprocess
-
             sys.exit(subprocess.run(arguments, env={**os.environ, **_NEUTRAL, "NUMBA_CACHE_DIR": cache}).returncode)
     sys.exit(main())

@@ -1,6 +1,7 @@
 """Small calls that reach every kernel, forward and backward, at sizes that do not fit their vectors."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import torch
@@ -26,19 +27,20 @@ def _draw(*shape: int, dtype: torch.dtype = _FLOATS, scale: float = 1.0) -> Tens
 def _differentiate(call: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> None:
     outputs = call(*inputs)
     needed = [tensor for tensor in inputs if tensor.requires_grad]
-    torch.autograd.grad(sum(output.abs().square().sum() for output in outputs), needed)
+    torch.autograd.grad(torch.stack([output.abs().square().sum() for output in outputs]).sum(), needed)
 
 
 def _scan(row: int, dtype: torch.dtype) -> None:
-    _differentiate(linear_scan, _draw(2, 19, row, dtype=dtype, scale=0.5), _draw(2, 19, row, dtype=dtype))
+    a, b = _draw(2, 19, row, dtype=dtype, scale=0.5), _draw(2, 19, row, dtype=dtype)
+    _differentiate(lambda *given: (linear_scan(*given),), a, b)
 
 
 def _fused_gate_loop() -> None:
-    q, k, v, re, im = (_draw(2, 19, 21, 1, scale=0.5) for _ in range(5))
-    state = _draw(2, 21, 1, 1, dtype=_COMPLEX)
-    _differentiate(
-        lambda *given: gate_loop_real_part(*given[:3], Planes(*given[3:5]), state=given[5]), q, k, v, re, im, state
-    )
+    def call(q: Tensor, k: Tensor, v: Tensor, re: Tensor, im: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        return gate_loop_real_part(q, k, v, Planes(re, im), state=state)
+
+    planes = [_draw(2, 19, 21, 1, scale=0.5) for _ in range(5)]
+    _differentiate(call, *planes, _draw(2, 21, 1, 1, dtype=_COMPLEX))
 
 
 def _heads(dtype: torch.dtype, gates: int) -> None:
@@ -82,14 +84,14 @@ def _decode(numbers: str, vectors: int) -> None:
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """Name and call of every case."""
     for row, dtype in product((5, 83), (_FLOATS, _COMPLEX)):
-        yield f"linear_scan, {row} channels, {dtype}".replace("torch.", ""), lambda r=row, d=dtype: _scan(r, d)
+        yield f"linear_scan, {row} channels, {dtype}".replace("torch.", ""), partial(_scan, row, dtype)
     yield "gate_loop, fused", _fused_gate_loop
     for dtype, gates in ((_FLOATS, 1), (_COMPLEX, 5)):
-        yield f"gate_loop, heads, {dtype}".replace("torch.", ""), lambda d=dtype, g=gates: _heads(d, g)
+        yield f"gate_loop, heads, {dtype}".replace("torch.", ""), partial(_heads, dtype, gates)
     yield "GRU", _gru
     yield "the mixer gru", _gru_mixer
     yield "selective_scan", _selective
     yield "delta_rule", _delta
     yield "cross_entropy", _loss
     for numbers, vectors in product(NUMBERS, (1, 11)):
-        yield f"decoding, {numbers}, {vectors} vectors", lambda n=numbers, v=vectors: _decode(n, v)
+        yield f"decoding, {numbers}, {vectors} vectors", partial(_decode, numbers, vectors)

@@ -33,6 +33,10 @@ _VECTOR = re.compile(
 _SCALAR = re.compile(r"^\s+(fmadd|fmsub|fnmsub|fmul|fadd|fsub|fdiv)\s+[sd]\d+", re.MULTILINE)
 
 
+_DEFINITION = r"^define [^@]*i32 @(\"?[^(]*_ZN7recurra[^(]*)\(ptr[^,]*,\s*ptr[^,]*,?([^)]*)\)"
+"""Numba's form of a function: where results and errors go, then the arguments."""
+
+
 def _places(call: Call) -> dict[int, int]:
     """Where each region lies in the arena, with room between them for reads ahead."""
     places, at = {}, 4096
