@@ -1,6 +1,6 @@
 """Memory Horizon as a data set: its configuration, its three splits and the order of its batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Int
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from recurra.checks import fields_of, require, require_choice, require_whole_number
 from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, Split
 from recurra.data.memory_horizon import draw_memory_horizon_tokens, memory_horizon_targets, memory_spans
+from recurra.data.memory_horizon_windows import WindowSource
 from recurra.data.order import require_rank
 from recurra.data.sample_order import SampleOrder
 
@@ -33,8 +34,14 @@ class MemoryHorizonConfig:
     """Sequences in a training step, over all ranks together."""
     eval_batch_size: int = 32
     """Sequences in an evaluation step, over all ranks together."""
+    window_lengths: list[int] = field(default_factory=list)
+    """Lengths of the windows that training reads in place of whole sequences at first, one phase after another."""
+    window_epochs: list[int] = field(default_factory=list)
+    """Epochs of each of these phases; whole sequences follow."""
+    window_tokens: int = 512
+    """Tokens of each sequence that a training step reads in windows."""
     seed: int = 0
-    """Seed of the sequences and of the training order."""
+    """Seed of the sequences, of the training order and of the windows' places."""
 
     def __post_init__(self) -> None:
         sizes = fields_of(self, "data", "sequence_length", "modulus", "batch_size", "eval_batch_size")
@@ -44,6 +51,18 @@ class MemoryHorizonConfig:
         fits = self.resets_per_sample <= self.sequence_length
         most = f"at most data.sequence_length = {self.sequence_length}"
         require(fits, "data.resets_per_sample", self.resets_per_sample, most)
+        require_whole_number(1, **fields_of(self, "data", "window_tokens"))
+        for number, length in enumerate(self.window_lengths):
+            name = f"data.window_lengths[{number}]"
+            require(
+                1 <= length <= self.sequence_length, name, length, f"1 to data.sequence_length = {self.sequence_length}"
+            )
+        same = len(self.window_lengths) == len(self.window_epochs)
+        expected = f"as many numbers as data.window_lengths, {len(self.window_lengths)}"
+        require(same, "data.window_epochs", self.window_epochs, expected)
+        require(
+            min(self.window_epochs, default=1) >= 1, "data.window_epochs", self.window_epochs, "numbers of at least 1"
+        )
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> "MemoryHorizon":
         """Draw the sequences and compute their targets, the same on every rank.
@@ -94,13 +113,27 @@ class MemoryHorizon:
         """Return the memory span of each step of each sequence of a split (see `memory_spans`)."""
         return memory_spans(self.tokens[self.places(split)], reset_token=self.reset_token)
 
-    def source(self, split: Split) -> "SampleSource":
+    def source(self, split: Split) -> "SampleSource | WindowSource":
         """Return the batches of a split: training in a new order each epoch, validation and test in a fixed order."""
-        places = self.places(split)
+        places, config = self.places(split), self.config
         training = split == "train"
+        tokens, targets = self.tokens[places], self.targets[places]
+        if training and config.window_lengths:
+            ranks = {"rank": self.rank, "world_size": self.world_size}
+            return WindowSource(
+                tokens,
+                targets,
+                SampleOrder(len(tokens), batch_size=config.batch_size, seed=config.seed, **ranks),
+                phases=list(zip(config.window_lengths, config.window_epochs)),
+                window_tokens=config.window_tokens,
+                reset_token=self.reset_token,
+                modulus=config.modulus,
+                seed=config.seed,
+                rank=self.rank,
+            )
         return SampleSource(
-            self.tokens[places],
-            self.targets[places],
+            tokens,
+            targets,
             batch_size=self.config.batch_size if training else self.config.eval_batch_size,
             seed=self.config.seed if training else None,
             rank=self.rank,
