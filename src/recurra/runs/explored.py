@@ -14,7 +14,7 @@ _BYTES = 4  # of a float32 number
 def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
     """Describe a run for the explorer, as JSON.
 
-    The key-value cache is that of a Transformer with as many layers and channels: 2 float32 numbers per layer, channel
+    The key-value cache is that of a Transformer with as many layers and channels: 2 float16 numbers per layer, channel
     and token.
 
     Args:
@@ -35,7 +35,7 @@ def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
         "d_model": config.d_model,
         "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "state_bytes": _BYTES * sum(_numbers(tensor.shape) for tensor in state_tensors(model)),
-        "cache_bytes_per_token": _BYTES * 2 * config.n_layer * config.d_model,
+        "cache_bytes_per_token": 2 * 2 * config.n_layer * config.d_model,
         "gates": [{"layer": layer.layer, "channels": layer.channels} for layer in layers],
     }
 

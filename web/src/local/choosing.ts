@@ -28,7 +28,11 @@ export function choose(logits: Float32Array, sampling: Sampling, random: () => n
   if (sampling.temperature === 0) return largest(logits, 1)[0];
   const scaled = logits.map((logit) => logit / sampling.temperature);
   const total = normaliser(scaled);
-  const order = Array.from(scaled.keys()).sort((one, other) => scaled[other] - scaled[one]);
+  // All tokens below this share together hold less than 1 - top-p, so that none of them is among the likeliest.
+  const least = total + Math.log((1 - sampling.topP) / scaled.length);
+  const order: number[] = [];
+  for (let id = 0; id < scaled.length; id++) if (scaled[id] >= least) order.push(id);
+  if (sampling.topP < 1) order.sort((one, other) => scaled[other] - scaled[one]);
   let kept = 0;
   let mass = 0;
   while (kept < order.length && mass < sampling.topP) mass += Math.exp(scaled[order[kept++]] - total);

@@ -25,6 +25,8 @@ interface Place {
   position: number;
   state: Float32Array[];
   logits: Float32Array | null;
+  /** log(sum(exp(logits))), computed when it is first needed. */
+  total?: number;
 }
 
 const MOST_MARKS = 64;
@@ -62,9 +64,8 @@ export class LocalStream {
   async read(token: number, wasRead = true): Promise<Step> {
     const { model, tokenizer } = this.runner;
     if (!(token >= 0)) throw new Error(`the token is ${token}; expected one of the vocabulary`);
-    const before = model.task.kind === "text" ? this.place.logits : null;
+    const before = model.task.kind === "text" && this.place.logits ? this.place : null;
     const outputs = await this.runner.run(token, this.place.state);
-    const total = before ? normaliser(before) : 0;
     if (tokenizer && !this.pieces) this.pieces = new TextPieces(tokenizer, this.tokens);
     this.tokens.push(token);
     this.place = { position: this.place.position + 1, state: outputs.state, logits: outputs.logits };
@@ -73,9 +74,9 @@ export class LocalStream {
       id: token,
       text: this.pieces ? this.pieces.add(token) : String(token),
       wasRead,
-      logprob: before ? before[token] - total : null,
+      logprob: before ? before.logits![token] - totalOf(before) : null,
       alternatives: before ? this.shares(before, N_ALTERNATIVES) : [],
-      answers: model.task.kind === "text" ? [] : this.shares(outputs.logits, N_ANSWERS),
+      answers: model.task.kind === "text" ? [] : this.shares(this.place, N_ANSWERS),
       gates: gatesOf(model, outputs),
     };
   }
@@ -108,12 +109,17 @@ export class LocalStream {
     }
   }
 
-  private shares(logits: Float32Array, count: number): Share[] {
-    const total = normaliser(logits);
+  private shares(place: Place, count: number): Share[] {
+    const logits = place.logits!;
+    const total = totalOf(place);
     const { tokenizer, model } = this.runner;
     const text = (id: number) => (tokenizer && model.task.kind === "text" ? tokenizer.decode([id]) : String(id));
     return largest(logits, count).map((id) => ({ id, text: text(id), logprob: logits[id] - total }));
   }
+}
+
+function totalOf(place: Place): number {
+  return (place.total ??= normaliser(place.logits!));
 }
 
 /** Evenly spaced channels of every layer, as bytes. */

@@ -28,6 +28,13 @@ export class App {
   private readonly panes = h("main", { class: "panes" });
   private readonly composer: Composer;
   private readonly help = helpDialog();
+  private readonly legend = h(
+    "span",
+    { class: "legend", title: "How surprising a token was, in bits" },
+    "expected",
+    h("span", { class: "ramp heat" }),
+    "surprising",
+  );
   private readonly theme = h("button", { type: "button", class: "quiet theme" });
 
   constructor(private readonly workspace: Workspace) {
@@ -46,7 +53,7 @@ export class App {
       { class: "top" },
       h("h1", {}, mark(), "Recurra"),
       h("p", { class: "place" }, engine.place),
-      h("span", { class: "legend", title: "How surprising a token was, in bits" }, "expected", h("span", { class: "ramp heat" }), "surprising"),
+      this.legend,
       this.theme,
       h("button", { type: "button", class: "quiet", click: () => this.help.showModal(), title: "Keys (?)" }, "Keys"),
     );
@@ -63,6 +70,7 @@ export class App {
     if (shown.some((element, number) => this.panes.children[number] !== element)) this.panes.replaceChildren(...shown);
     this.panes.dataset.count = String(shown.length);
     this.composer.draw();
+    this.legend.hidden = this.composer.element.hidden;
     const { theme } = workspace.settings;
     this.theme.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
     this.theme.title = `Colours: ${theme === "auto" ? "as the system" : theme} (T)`;

@@ -10,6 +10,8 @@ export class Composer {
   private readonly send = h("button", { type: "submit", class: "primary" }, "Read and go on");
   private readonly read = h("button", { type: "button", class: "quiet", title: "Without writing anything (Ctrl+Enter)" }, "Only read");
 
+  private readonly more = h("button", { type: "button", class: "quiet more", "aria-expanded": "false" }, "Options");
+
   constructor(private readonly workspace: Workspace) {
     this.text = h("textarea", {
       rows: 1,
@@ -23,9 +25,13 @@ export class Composer {
     this.element = h(
       "form",
       { class: "composer", submit: (event: SubmitEvent) => (event.preventDefault(), void this.submit(true)) },
-      h("div", { class: "line" }, this.text, h("div", { class: "buttons" }, this.send, this.read)),
+      h("div", { class: "line" }, this.text, h("div", { class: "buttons" }, this.send, this.read, this.more)),
       h("div", { class: "options" }, this.targets, this.sampling()),
     );
+    this.more.addEventListener("click", () => {
+      const isOpen = this.element.classList.toggle("open");
+      this.more.setAttribute("aria-expanded", String(isOpen));
+    });
     workspace.onChange(() => this.draw());
   }
 

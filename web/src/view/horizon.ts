@@ -79,7 +79,7 @@ export class Board {
     const label = `${isReset ? "reset" : step.id}: the model answers ${answer?.id}, sure to ${sure}; right is ${right}`;
     return h(
       "li",
-      { class: `cell ${isReset ? "is-reset" : ""} ${isRight ? "right" : "wrong"}`, title: label, "aria-label": label },
+      { class: `cell ${isReset ? "is-reset" : ""} ${isRight ? "is-right" : "is-wrong"}`, title: label, "aria-label": label },
       h("span", { class: "played" }, isReset ? "↺" : String(step.id)),
       h("span", { class: "answer" }, String(answer?.id ?? "?")),
       h("span", { class: "truth" }, isRight ? "✓" : String(right)),

@@ -40,8 +40,8 @@ export class PaneView {
       { class: "pane", "aria-label": `Stream ${pane.letter}`, "data-letter": pane.letter },
       this.header(),
       this.state,
-      h("div", { class: "left" }, main.element, inspector.element),
-      h("div", { class: "right" }, gates.element, memory.element),
+      h("div", { class: "words" }, main.element, inspector.element),
+      h("div", { class: "instruments" }, gates.element, memory.element),
     );
     this.element.addEventListener("focusin", () => workspace.active !== pane && workspace.activate(pane));
     this.element.addEventListener("pointerdown", () => workspace.active !== pane && workspace.activate(pane));
