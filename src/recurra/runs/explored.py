@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from recurra.checks import sentence
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.export.gated_program import gate_layers
 from recurra.export.programs import state_tensors
@@ -28,7 +29,7 @@ def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
     layers = gate_layers(model)
     return {
         "name": run.name,
-        "task": task(run),
+        "task": require_task(run),
         "vocab_size": config.vocab_size,
         "n_outputs": getattr(config, "output_size", None) or config.vocab_size,
         "n_layer": config.n_layer,
@@ -40,20 +41,28 @@ def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
     }
 
 
-def task(run: Run) -> dict[str, Any]:
-    """Say what a run's tokens are.
-
-    Raises:
-        ValueError: the run is over something that the explorer has no view for.
-    """
+def task(run: Run) -> dict[str, Any] | None:
+    """Say what a run's tokens are, or None if the explorer has no view for them."""
     data: Any = run.experiment.data
     if isinstance(data, TextConfig):
         return {"kind": "text", "start": run.tokenizer.encode("\n").tolist()}
     if isinstance(data, MemoryHorizonConfig):
         reset = data.largest_number + 1
         return {"kind": "memory-horizon", "largest": data.largest_number, "reset": reset, "modulus": data.modulus}
-    came = f"{run.folder.path}, a run of {run.experiment.experiment}"
-    raise ValueError(f"the run is {came}; expected one over text or on Memory Horizon, which the explorer shows")
+    return None
+
+
+def require_task(run: Run) -> dict[str, Any]:
+    """Return `task(run)`.
+
+    Raises:
+        ValueError: it is None.
+    """
+    found = task(run)
+    if found is None:
+        came = f"{run.folder.path}, a run of {run.experiment.experiment}"
+        raise ValueError(sentence("run", came, "one over text or on Memory Horizon, which the explorer shows"))
+    return found
 
 
 def _numbers(shape: tuple[int, ...]) -> int:

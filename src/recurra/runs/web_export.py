@@ -9,7 +9,7 @@ from recurra.checks import sentence
 from recurra.convert import tokenizer_to_json
 from recurra.export.exportable import require_exportable
 from recurra.files.writing import replacing
-from recurra.runs.explored import explored, task
+from recurra.runs.explored import explored, require_task
 from recurra.runs.run import Run
 from recurra.web import PAGE, RUNTIME, page_file
 
@@ -44,7 +44,7 @@ def export_web(run: Run, folder: Path, *, weights: str = "int8", force: bool = F
     if folder.is_dir() and any(folder.iterdir()) and not force:
         came = f"{folder}, which is not empty"
         raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
-    is_text = task(run)["kind"] == "text"
+    is_text = require_task(run)["kind"] == "text"
     model = require_exportable(run.model)
     try:
         from recurra.export.web_model import to_web_model, web_difference

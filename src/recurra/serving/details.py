@@ -24,11 +24,12 @@ def gates_of(model: ServedModel, tokens: list[int], state: Any, channels: int) -
         channels: of each layer, at most.
     """
     record = record_gates(model.plain, torch.tensor([tokens]), state)
-    magnitudes = [_bytes((255 * part[0]).round().clamp(0, 255), channels) for part in record.magnitudes]
-    phases = [_bytes((256 * part[0] / (2 * math.pi)).round() % 256, channels) for part in record.phases]
+    told = [number for number, layer in enumerate(record.layers) if layer in model.gate_layers]
+    magnitudes = [_bytes((255 * record.magnitudes[number][0]).round().clamp(0, 255), channels) for number in told]
+    phases = [_bytes((256 * record.phases[number][0] / (2 * math.pi)).round() % 256, channels) for number in told]
     return [
         {
-            "layers": list(record.layers),
+            "layers": [record.layers[number] for number in told],
             "magnitudes": [part[step] for part in magnitudes],
             "phases": [part[step] for part in phases],
         }

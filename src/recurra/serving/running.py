@@ -8,6 +8,7 @@ import uvicorn
 
 from recurra.checks import sentence
 from recurra.runs import open_run
+from recurra.runs.explored import task
 from recurra.serving.app import create_app
 from recurra.serving.served_model import ServedModel
 from recurra.serving.service import Service
@@ -39,5 +40,6 @@ def load_model(path: str, weights: str | None, checkpoint: str, overrides: Seque
         trained.model,
         tokenizer,
         weights=weights,
+        task=task(trained),
         chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
     )

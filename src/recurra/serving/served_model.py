@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from recurra.data import TextEncoder
 from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.generation.feeding import require_evaluation_mode
 from recurra.generation.model_identity import ModelIdentity
+from recurra.models.transitions import mixers_with_transition
 from recurra.generation.text import TextPieces
 from recurra.serving.place import Place
 from recurra.state import n_bytes
@@ -31,6 +33,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: turns text into its tokens; None for a model that reads numbers.
         weights: how its weights are kept (see `recurra.decoding`); None runs the model as it is.
+        task: what its tokens are, as the explorer has to know (see `recurra.runs.explored.task`).
         chat_template: a Jinja template of a chat, as transformers uses them.
 
     Raises:
@@ -44,10 +47,12 @@ class ServedModel:
         tokenizer: TextEncoder | None = None,
         *,
         weights: str | None = None,
+        task: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> None:
         require_evaluation_mode(model)
         self.name, self.tokenizer, self.weights, self.chat_template = name, tokenizer, weights, chat_template
+        self.task = task
         self.fingerprint = _digest(ModelIdentity.of(model))
         self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
         runner: Any = self.runner
@@ -65,14 +70,13 @@ class ServedModel:
         """Whether its outputs are tokens that it can read, so that it can generate."""
         return self.outputs == self.vocabulary
 
-    @property
+    @cached_property
     def gate_layers(self) -> dict[int, int]:
-        """The layers whose mixer has a transition, with the number of its channels."""
-        found = {}
-        for layer, block in enumerate(getattr(self.plain, "blocks", ())):
-            if callable(getattr(getattr(block, "mixer", None), "transition", None)):
-                found[layer] = self._channels(block.mixer)
-        return found
+        """The layers whose mixer has a transition for single steps, with the number of its channels."""
+        if not hasattr(self.plain, "blocks"):
+            return {}
+        mixers = mixers_with_transition(self.plain, step_by_step=True)
+        return {layer: self._channels(mixer) for layer, mixer in mixers.items()}
 
     def _channels(self, mixer: nn.Module) -> int:
         with torch.inference_mode():
@@ -120,6 +124,7 @@ class ServedModel:
         """What clients are told about it."""
         layers, width = (int(getattr(self.config, name, 0)) for name in ("n_layer", "d_model"))
         return {
+            "task": self.task,
             "weights": self.weights or "as trained",
             "vocabulary": self.vocabulary,
             "outputs": self.outputs,

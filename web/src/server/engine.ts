@@ -19,7 +19,7 @@ interface ModelJson {
   id: string;
   recurra: {
     weights: string;
-    task: Task;
+    task: Task | null;
     state_bytes: number;
     cache_bytes_per_token: number;
     gates: { layer: number; channels: number }[];
@@ -124,9 +124,11 @@ export async function isReachable(): Promise<boolean> {
 
 export async function serverEngine(): Promise<Engine> {
   const { data } = (await (await request("GET", "v1/models")).json()) as { data: ModelJson[] };
-  const models = data.map(({ id, recurra }) => ({
+  const shown = data.filter(({ recurra }) => recurra.task);
+  if (!shown.length) throw new Error("the server has no model over text or on Memory Horizon, which this page shows");
+  const models: Model[] = shown.map(({ id, recurra }) => ({
     name: id,
-    task: recurra.task,
+    task: recurra.task!,
     weights: recurra.weights,
     stateBytes: recurra.state_bytes,
     cacheBytesPerToken: recurra.cache_bytes_per_token,

@@ -54,9 +54,31 @@ export class App {
       h("h1", {}, mark(), "Recurra"),
       h("p", { class: "place" }, engine.place),
       this.legend,
+      this.opener(),
       this.theme,
       h("button", { type: "button", class: "quiet", click: () => this.help.showModal(), title: "Keys (?)" }, "Keys"),
     );
+  }
+
+  /** Opens another stream, of any model. */
+  private opener(): HTMLElement {
+    const { workspace } = this;
+    const { models } = workspace.engine;
+    if (models.length === 1) {
+      return h("button", { type: "button", class: "quiet", click: () => void workspace.open(models[0]) }, "New stream");
+    }
+    const select = h(
+      "select",
+      { class: "compare", "aria-label": "Open a new stream" },
+      h("option", { value: "" }, "New stream…"),
+      ...models.map(({ name }) => h("option", { value: name }, name)),
+    );
+    select.addEventListener("change", () => {
+      const model = models.find(({ name }) => name === select.value);
+      select.value = "";
+      if (model) void workspace.open(model);
+    });
+    return select;
   }
 
   private draw(): void {

@@ -6,7 +6,6 @@ import type { Step } from "../engine";
 import type { Pane } from "../pane";
 
 const GAP = 6;
-const BARS = 30; // height of the bars of surprise above the map
 const RESORTED = [8, 32, 128, 512];
 
 export class GateMap {
@@ -23,12 +22,15 @@ export class GateMap {
   private hovered: number | null = null;
   private firstShown = 0;
   private cell = 6;
+  /** Height of the bars of surprise above the map; where there are none, of the marks of resets. */
+  private readonly above: number;
 
   constructor(
     private readonly pane: Pane,
     private readonly shows: () => "magnitudes" | "phases",
     toggle: () => void,
   ) {
+    this.above = pane.model.task.kind === "text" ? 30 : 10;
     this.element = h(
       "section",
       { class: "gates", "aria-label": "Gates" },
@@ -77,7 +79,7 @@ export class GateMap {
     const width = Math.max(120, this.element.clientWidth);
     const left = 24;
     const heights = this.heights;
-    const height = BARS + GAP + heights.reduce((sum, one) => sum + one + GAP, 0) + 16;
+    const height = this.above + GAP + heights.reduce((sum, one) => sum + one + GAP, 0) + 16;
     const scale = window.devicePixelRatio || 1;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
@@ -94,7 +96,7 @@ export class GateMap {
     draw.clearRect(0, 0, width, height);
     this.sort();
     this.bars(draw, steps, left, style);
-    let top = BARS + GAP;
+    let top = this.above + GAP;
     draw.imageSmoothingEnabled = false;
     pane.model.gates.forEach(({ layer }, number) => {
       draw.fillStyle = style.getPropertyValue("--field");
@@ -167,8 +169,8 @@ export class GateMap {
     steps.forEach((step, column) => {
       const surprise = bits(step.logprob);
       if (surprise === null) return;
-      const height = Math.max(1, Math.min(1, surprise / 16) * BARS);
-      draw.fillRect(left + column * this.cell, BARS - height, this.cell - 1, height);
+      const height = Math.max(1, Math.min(1, surprise / 16) * this.above);
+      draw.fillRect(left + column * this.cell, this.above - height, this.cell - 1, height);
     });
   }
 
@@ -181,9 +183,9 @@ export class GateMap {
       if (step.id !== task.reset) return;
       const middle = left + (column + 0.5) * this.cell;
       draw.beginPath();
-      draw.moveTo(middle - 4, BARS - 6);
-      draw.lineTo(middle + 4, BARS - 6);
-      draw.lineTo(middle, BARS + 1);
+      draw.moveTo(middle - 4, this.above - 6);
+      draw.lineTo(middle + 4, this.above - 6);
+      draw.lineTo(middle, this.above + 1);
       draw.fill();
     });
   }

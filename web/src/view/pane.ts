@@ -17,7 +17,7 @@ interface Part {
 export class PaneView {
   readonly element: HTMLElement;
   private readonly go = h("button", { type: "button", class: "go" });
-  private readonly state = h("p", { class: "state", role: "status" });
+  private readonly state = h("p", { class: "status", role: "status" });
   private readonly models: HTMLSelectElement;
   private readonly parts: Part[];
   readonly draw: () => void;
@@ -67,7 +67,7 @@ export class PaneView {
       h("h2", {}, pane.model.name, h("small", {}, origin)),
       pane.model.task.kind === "text" && this.go,
       h("button", { type: "button", class: "quiet", title: "A twin that continues from here (F)", click: () => void this.fork() }, "Fork"),
-      workspace.engine.models.length > 1 && this.models,
+      this.models.options.length > 2 && this.models,
       h(
         "button",
         { type: "button", class: "quiet close", "aria-label": `Close stream ${pane.letter}`, title: "Close", click: () => void workspace.close(pane) },

@@ -44,6 +44,7 @@ export class Transcript {
     this.drop();
     for (let number = this.shown.length; number < pane.steps.length; number++) {
       const span = tokenSpan(pane.steps[number]);
+      if (pane.origin && pane.first + number < pane.origin.position) span.classList.add("shared");
       this.shown.push(pane.steps[number]);
       this.spans.push(span);
       this.text.append(span);
