@@ -47,7 +47,12 @@ def run(words: Sequence[str]) -> int:
     files += [file for run in runs for file in draw_gates(run, gates_of(run))]
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     explored = " ".join(shlex.quote(str(folder / transition)) for transition in TRANSITIONS)
-    console.print(f"to play against them in the browser: recurra explore {explored}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"to play against them in the browser: recurra explore {explored}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 

@@ -34,7 +34,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    print(report(export_web(trained, arguments.folder, weights=arguments.weights, force=arguments.force), arguments.folder))
+    print(
+        report(
+            export_web(trained, arguments.folder, weights=arguments.weights, force=arguments.force), arguments.folder
+        )
+    )
     return 0
 
 

@@ -56,6 +56,12 @@ def parser(name: str = "serve", description: str = DESCRIPTION) -> ArgumentParse
         metavar="N",
         help="tokens that a request may bring or ask for (default: 65536)",
     )
+    add(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="log requests, a JSON object in each line (default: problems alone, on the standard error)",
+    )
     add_checkpoint(made)
     return made
 

@@ -34,7 +34,9 @@ def step_to_executorch(model: LanguageModelShell, *, batch: int = 1) -> bytes:
     arguments = torch.zeros(batch, 1, dtype=torch.int64), *zero_state(step.state, batch)
     with torch.no_grad():
         program = torch.export.export(RealProgram(step.program).eval(), arguments, strict=False)
-        program = program.run_decompositions(default_decompositions() | AT_ONE_STEP | {torch.ops.aten.exp2.default: _exp2})
+        program = program.run_decompositions(
+            default_decompositions() | AT_ONE_STEP | {torch.ops.aten.exp2.default: _exp2}
+        )
         return bytes(to_edge(program).to_executorch().buffer)
 
 

@@ -20,8 +20,8 @@ from recurra.checks import require_choice
 from recurra.decoding import lay_out_linear_layers
 from recurra.decoding.linear import DecodingLinear
 from recurra.export.gated_program import GatedModel, GateLayer, gated_step_program
-from recurra.export.onnx_file import quietly
 from recurra.export.one_step import AT_ONE_STEP
+from recurra.export.onnx_file import quietly
 from recurra.export.planes import RealProgram
 from recurra.export.programs import StateTensor, zero_state
 from recurra.export.translations import OPSET

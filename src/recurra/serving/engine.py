@@ -153,7 +153,7 @@ class Engine:
         texts = [turn.to_read[turn.n_read : turn.n_read + piece.length] for turn in piece.turns]
         hidden, state = model.read(torch.tensor(texts), batch(begun))
         for number, (turn, after) in enumerate(zip(piece.turns, split(state))):
-            if turn.tokens and (turn.wanted.before or turn.wanted.after):
+            if turn.reports:
                 self._put(turn, *self._report(turn).piece(texts[number], hidden[number], begun[number]))
             self._states[turn] = after
             n_new = turn.n_read + piece.length + 1 - len(turn.place.unread)  # the last one is not read yet
@@ -168,7 +168,7 @@ class Engine:
     def _has_read(self, turn: Turn, state: Any) -> None:
         """A turn has read all but its last token: it ends, or begins to write."""
         try:
-            if turn.tokens and (turn.wanted.before or turn.wanted.after):
+            if turn.reports:
                 self._put(turn, self._report(turn).last(state))
             place = turn.place.after(turn.tokens, state)
             rows = [Row(turn, choice, place) for choice in range(len(turn.configs))]

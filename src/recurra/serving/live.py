@@ -1,7 +1,7 @@
 """A turn as the HTTP side sees it: its events, in order, as an asynchronous iterator."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from recurra.serving.engine import Engine
 from recurra.serving.turns import EndEvent, Event, Turn
@@ -31,7 +31,7 @@ class LiveTurns:
             if (line := self._queues.get(turn)) is not None:
                 line.put_nowait(some)
 
-    async def run(self, engine: Engine, turn: Turn) -> AsyncIterator[list[Event]]:
+    async def run(self, engine: Engine, turn: Turn) -> AsyncGenerator[list[Event], None]:
         """Submit a turn and give its events, as they come, to the last; a caller that goes away cancels it.
 
         Raises:

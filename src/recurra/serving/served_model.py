@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.data import TextEncoder
 from recurra.decoding import RecordedStep, prepare_for_decoding
+from recurra.decoding.linear import MOST_VECTORS
+from recurra.decoding.recorded_step import recorded_rows
 from recurra.generation.feeding import require_evaluation_mode
 from recurra.generation.model_identity import ModelIdentity
-from recurra.models.transitions import mixers_with_transition
 from recurra.generation.text import TextPieces
+from recurra.models.transitions import mixers_with_transition
 from recurra.serving.place import Place
 from recurra.state import n_bytes
 
@@ -55,8 +57,7 @@ class ServedModel:
         self.task = task
         self.fingerprint = _digest(ModelIdentity.of(model))
         self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
-        runner: Any = self.runner
-        self.plain: Any = runner.model if isinstance(runner, RecordedStep) else runner
+        self.plain = cast(Any, self.runner.model if isinstance(self.runner, RecordedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
         with torch.inference_mode():
@@ -64,6 +65,12 @@ class ServedModel:
             _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.state)
             self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
         self.state_bytes = n_bytes(state)
+
+    def warm_up(self) -> None:
+        """Record steps of all sizes of a batch now, so that no stream waits for it later."""
+        if isinstance(self.runner, RecordedStep):
+            for rows in sorted({recorded_rows(rows) for rows in range(1, MOST_VECTORS + 1)}):
+                self.runner.program(rows)
 
     @property
     def predicts_tokens(self) -> bool:

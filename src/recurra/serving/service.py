@@ -1,15 +1,19 @@
 """Everything that a server runs, apart from HTTP: models, engine, sessions."""
 
 import asyncio
+import logging
 import time
 
 from recurra.serving.engine import Engine
 from recurra.serving.errors import ApiError
 from recurra.serving.live import LiveTurns
+from recurra.serving.metrics import Metrics
 from recurra.serving.served_model import ServedModel
 from recurra.serving.sessions import Sessions
 from recurra.serving.settings import ServeSettings
 from recurra.serving.store import SessionStore
+
+LOG = logging.getLogger("recurra.serving")
 
 
 class Service:
@@ -31,6 +35,13 @@ class Service:
         self.engine = Engine(self.live.deliver, settings.max_streams, settings.max_queue, threads)
         self.store = SessionStore(settings.sessions_file)
         self.sessions = Sessions(self.models, self.engine, self.live, self.store, settings)
+
+        self.metrics = Metrics(self.engine, self.sessions)
+
+    def note_request(self, route: str, status: int, seconds: float) -> None:
+        """Count and log a request."""
+        self.metrics.note_request(route, status, seconds)
+        LOG.info("request", extra={"route": route, "status": status, "seconds": round(seconds, 4)})
 
     def model(self, name: str | None) -> ServedModel:
         """Find a model by its name; None is the first. Raises ApiError if there is none of that name."""

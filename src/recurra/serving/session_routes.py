@@ -2,16 +2,18 @@
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from sse_starlette import EventSourceResponse
 
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
+from recurra.serving.answers import turn_failed
 from recurra.serving.asking import allowed_tokens, sampling_of, stops_of
 from recurra.serving.errors import ApiError
+from recurra.serving.hearing import begun, event_stream, whole
 from recurra.serving.marks import EVERY
 from recurra.serving.requests import (
     NAME,
@@ -102,18 +104,21 @@ async def transcript(
 
 
 @router.post("/{name}/feed", response_model=None)
-async def feed(name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
+async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
     """Read a text or tokens."""
     session = await _session(asked, name)
     tokens = _tokens(session, body.text, body.tokens, asked.service)
     if not tokens:
         raise ApiError(400, "text is empty; expected a text, or tokens, to read", param="text")
     wanted = _wanted(session.model, body, body.answers)
-    return await _answer(asked.service, session, _turn(asked.service, session, tokens, None, wanted), body.stream)
+    turn = _turn(asked.service, session, tokens, None, wanted)
+    return await _answer(request, asked.service, session, turn, body.stream)
 
 
 @router.post("/{name}/generate", response_model=None)
-async def generate(name: Named, body: GenerateBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
+async def generate(
+    request: Request, name: Named, body: GenerateBody, asked: Asked
+) -> EventSourceResponse | dict[str, Any]:
     """Read a text or tokens, if any, and write."""
     session = await _session(asked, name)
     if not session.model.predicts_tokens:
@@ -129,7 +134,8 @@ async def generate(name: Named, body: GenerateBody, asked: Asked) -> EventSource
         stop=stops_of(session.model, body.stop),
     )
     wanted = _wanted(session.model, body, 0)
-    return await _answer(asked.service, session, _turn(asked.service, session, tokens, config, wanted), body.stream)
+    turn = _turn(asked.service, session, tokens, config, wanted)
+    return await _answer(request, asked.service, session, turn, body.stream)
 
 
 @router.post("/{name}/fork", status_code=201)
@@ -195,13 +201,16 @@ def _turn(
 
 
 async def _answer(
-    service: Service, session: Session, turn: Turn, streams: bool
+    request: Request, service: Service, session: Session, turn: Turn, streams: bool
 ) -> EventSourceResponse | dict[str, Any]:
-    events = service.sessions.turn(session, turn)
-    first = await anext(events)  # refusals come before the answer begins
-    numbered = _numbered(session.model, turn, first, events)
+    heard = await begun(request, service.sessions.turn(session, turn))
+    numbered = _numbered(session.model, turn, heard)
     if streams:
-        return EventSourceResponse(_sse(numbered))
+        return event_stream(heard, _sse(numbered))
+    return await whole(request, heard, _turn_json(session, numbered))
+
+
+async def _turn_json(session: Session, numbered: AsyncIterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     body: dict[str, Any] = {"object": "session.turn", "id": session.name, "tokens": []}
     async for kind, item in numbered:
         if kind == "token":
@@ -209,26 +218,24 @@ async def _answer(
         else:
             body |= item
     if body["finish_reason"] == "error":
-        raise ApiError(500, "the model failed on this turn; the session stands where it was before", code="turn_failed")
+        raise turn_failed()
     return body
 
 
 async def _numbered(
-    model: ServedModel, turn: Turn, first: list[Event], rest: AsyncIterator[list[Event]]
+    model: ServedModel, turn: Turn, events: AsyncIterator[list[Event]]
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """Give tokens with their positions, and the end."""
     read, written = turn.place.n_tokens, turn.place.n_tokens + len(turn.tokens)
-    some: list[Event] | None = first
-    while some is not None:
+    async for some in events:
         for event in some:
             if isinstance(event, TokenEvent):
                 read, written = read + event.was_read, written + (not event.was_read)
                 yield "token", token_json(model, event, read if event.was_read else written)
             else:
                 yield "end", end_json(event)
-        some = await anext(rest, None)
 
 
-async def _sse(numbered: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncIterator[dict[str, str]]:
+async def _sse(numbered: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncGenerator[dict[str, str], None]:
     async for kind, item in numbered:
         yield {"event": kind, "data": json.dumps(item)}

@@ -9,7 +9,7 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -216,7 +216,7 @@ class Sessions:
 
     # --- turns ---
 
-    async def turn(self, session: Session, turn: Turn) -> AsyncIterator[list[Event]]:
+    async def turn(self, session: Session, turn: Turn) -> AsyncGenerator[list[Event], None]:
         """Run a turn from where the session stands, and give its events; the last comes after it is on disk.
 
         If the caller goes away, the turn is cancelled, and what it read and wrote until then counts.
@@ -226,6 +226,8 @@ class Sessions:
             QueueFull: too many turns wait.
         """
         _require_idle(session)
+        if turn.place is not session.place:  # another request was faster
+            raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
         line: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
         session.is_busy = True
         task = asyncio.create_task(self._follow(session, turn, line))

@@ -39,6 +39,8 @@ class ServeSettings:
     """Size of a request."""
     mark_bytes: int = 128 * 2**20
     """Memory for the states that sessions keep along their transcripts, to fork and rewind quickly."""
+    grace_seconds: float = 10.0
+    """How long requests may still take after a signal to stop; then they end, and their sessions are written."""
     turn_seconds: float = 600.0
     """How long a request may take, queueing included."""
 

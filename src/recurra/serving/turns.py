@@ -91,6 +91,7 @@ class Turn:
         tokens: what it reads.
         configs: how to continue it, one config for each continuation; empty if it only reads.
         wanted: what to tell of each token.
+        tells_read: tell it of tokens that are read, too.
         mark_every: keep the state every so many tokens; 0 for never.
         deadline: on the clock of `time.monotonic`.
     """
@@ -100,12 +101,18 @@ class Turn:
     tokens: list[int]
     configs: list[GenerationConfig]
     wanted: Wanted = field(default_factory=Wanted)
+    tells_read: bool = True
     mark_every: int = 0
     deadline: float = float("inf")
     is_cancelled: bool = False
     n_read: int = 0
     marks: list[Place] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def reports(self) -> bool:
+        """Whether there is something to tell of the tokens that it reads."""
+        return self.tells_read and bool(self.tokens) and (self.wanted.before or self.wanted.after)
 
     @property
     def to_read(self) -> list[int]:
