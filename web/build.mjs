@@ -26,6 +26,13 @@ await copyFile(join(ort, "ort-wasm-simd-threaded.mjs"), join(target, "ort-wasm-s
 const wasm = await readFile(join(ort, "ort-wasm-simd-threaded.wasm"));
 await writeFile(join(target, "ort-wasm-simd-threaded.wasm.gz"), gzipSync(wasm, { level: 9 }));
 
+const licenses = [
+  ["onnxruntime-web", join(here, "LICENSE-onnxruntime.txt")],
+  ["@huggingface/tokenizers", join(here, "node_modules/@huggingface/tokenizers/LICENSE")],
+];
+const texts = licenses.map(async ([name, file]) => `${name}\n\n${(await readFile(file, "utf8")).trim()}\n`);
+await writeFile(join(target, "licenses.txt"), (await Promise.all(texts)).join(`\n${"-".repeat(80)}\n\n`));
+
 async function sources(folder) {
   const found = [];
   for (const entry of await readdir(folder, { withFileTypes: true })) {

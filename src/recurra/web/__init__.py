@@ -9,8 +9,8 @@ from importlib.resources.abc import Traversable
 
 PAGE = ("index.html", "style.css", "app.js", "icon.svg")
 """The files of the page."""
-RUNTIME = ("worker.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""What runs models inside the page: the worker, and onnxruntime-web."""
+RUNTIME = ("worker.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm", "licenses.txt")
+"""What runs models inside the page: the worker and onnxruntime-web, with the licenses of what they contain."""
 
 
 def page_file(name: str) -> bytes:
