@@ -86,8 +86,8 @@ export class GateMap {
       canvas.height = Math.round(height * scale);
       canvas.style.height = `${height}px`;
     }
-    this.cell = pane.model.task.kind === "text" ? 7 : 11;
-    const count = Math.min(pane.steps.length, Math.floor((width - left) / this.cell));
+    this.cell = Math.max(pane.model.task.kind === "text" ? 7 : 11, Math.min(16, (width - left) / pane.steps.length));
+    const count = Math.min(pane.steps.length, Math.floor((width - left) / this.cell + 1e-6));
     this.firstShown = this.window(count);
     const steps = pane.steps.slice(this.firstShown - pane.first, this.firstShown - pane.first + count);
     const draw = canvas.getContext("2d")!;
