@@ -10,6 +10,7 @@ from .conftest import language_model
 
 
 @pytest.mark.parametrize("mixer", ["gateloop", "rotary-attention", "gru"])
+@torch.no_grad()
 def test_a_state_comes_back_bit_for_bit(mixer):
     model = language_model(mixer=mixer)
     _, state = model(torch.tensor([[1, 2, 3]]))

@@ -24,7 +24,7 @@ def pack(state: Any) -> bytes:
 def unpack(packed: bytes, model: nn.Module) -> Any:
     """Give back a state of `model`. Raises ValueError if the bytes hold none."""
     try:
-        # copies: views of the bytes need not be aligned, and kernels may round otherwise there
+        # copies, each in its own memory: views would keep the bytes of all alive
         tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
         structure = json.loads(tensors.pop(_STRUCTURE).numpy().tobytes())
         return state_from_plain(fill_in(structure, tensors), model)
