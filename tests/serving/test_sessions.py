@@ -234,3 +234,19 @@ def test_a_model_of_classes_answers_and_does_not_write(client, models):
     assert refused.json()["error"]["code"] == "cannot_generate"
     text = client.post(f"/v1/sessions/{name}/feed", json={"text": "a"})
     assert text.status_code == 400
+
+
+def test_going_back_beyond_the_transcript(serving, models):
+    client = serving(max_tokens=20, mark_bytes=0).client()
+    opened(client, name="a")
+    for _ in range(5):
+        client.post("/v1/sessions/a/feed", json={"text": "a" * 20})
+    told = client.get("/v1/sessions/a/transcript").json()
+    assert told["first"] >= 60
+    assert (told["position"], len(told["tokens"])) == (100, 100 - told["first"])
+    for path in ("fork", "rewind"):
+        refused = client.post(f"/v1/sessions/a/{path}", json={"position": 50})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "position_forgotten")
+    assert client.post("/v1/sessions/a/rewind", json={"position": 0}).json()["position"] == 0
+    assert write(client, "a", 5, text="abc") == alone(models, "abc", 5)
+    assert client.get("/v1/sessions/a/transcript").json()["first"] == 0

@@ -55,3 +55,12 @@ def test_a_copy_and_a_cut_go_their_own_ways():
     assert whole.tokens(0, 10) == list(range(10))
     with pytest.raises(LookupError):
         whole.cut(11)
+
+
+def test_a_cut_before_what_is_kept_leaves_nothing_and_the_stream_goes_on_there():
+    made = of(range(20), most=5)
+    first = made.first
+    made.cut(3)
+    assert (first > 3, len(made), made.first) == (True, 3, 3)
+    made.append(7, None, READ)
+    assert made.tokens(3, 4) == [7]
