@@ -87,4 +87,4 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, str(error.detail)).response()
+    return ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None)).response()

@@ -22,7 +22,7 @@ class Choices(Protocol):
 def sampling_of(body: Choices) -> SamplingConfig:
     """Give the settings; at temperature 0 the others have no effect, and clients send them all the same."""
     if body.temperature == 0:
-        return SamplingConfig(temperature=0, repetition_penalty=body.repetition_penalty)
+        return SamplingConfig(temperature=0.0, repetition_penalty=body.repetition_penalty)
     return SamplingConfig(
         temperature=body.temperature,
         top_k=body.top_k,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recurra.serving.errors import ApiError, error_body
@@ -13,8 +14,10 @@ from recurra.serving.errors import ApiError, error_body
 LOG = logging.getLogger("recurra.serving")
 
 
-class BodyTooLarge(Exception):
-    """A body goes on beyond the limit."""
+class BodyTooLarge(HTTPException):
+    """A body goes on beyond the limit. FastAPI passes errors of this class on while it reads a body, and no others."""
+
+    code = "too_large"
 
 
 class Gate:
@@ -54,8 +57,6 @@ class Gate:
 
         try:
             await self._passed(scope, receive, sending)
-        except BodyTooLarge:
-            await self._refuse(sending, self._too_large())
         except Exception:
             LOG.exception("a request failed", extra={"path": scope["path"]})
             if not status:
@@ -82,13 +83,15 @@ class Gate:
             message = await receive()
             n_bytes += len(message.get("body", b""))
             if n_bytes > self._max_body_bytes:
-                raise BodyTooLarge
+                raise BodyTooLarge(413, self._too_large().message)
             return message
 
         await self._app(scope, receiving, send)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is too large; expected at most {self._max_body_bytes} bytes", code="too_large")
+        return ApiError(
+            413, f"the body is too large; expected at most {self._max_body_bytes} bytes", code=BodyTooLarge.code
+        )
 
     @staticmethod
     async def _refuse(send: Send, error: ApiError) -> None:

@@ -23,11 +23,11 @@ class Marks:
         self._marks: OrderedDict[Hashable, list[Place]] = OrderedDict()
 
     def add(self, session: Hashable, places: Iterable[Place]) -> None:
-        """Keep places of a session; where there are too many, every second one goes."""
+        """Keep places of a session; where there are too many, those go whose neighbours are closest."""
         kept = {place.n_tokens: place for place in (*self._marks.get(session, ()), *places)}
         ordered = [kept[number] for number in sorted(kept)]
         while len(ordered) > MOST_A_SESSION:
-            ordered = ordered[1::2]
+            del ordered[_least_missed(ordered)]
         self._set(session, ordered)
         while self._bytes > self._most_bytes and self._marks:
             self._set(next(iter(self._marks)), [])
@@ -56,3 +56,10 @@ class Marks:
         self._bytes += sum(n_bytes(place.state) for place in places) - sum(n_bytes(place.state) for place in old)
         if places:
             self._marks[session] = places
+
+
+def _least_missed(ordered: list[Place]) -> int:
+    """The mark between the two that are closest to each other; never the last one."""
+    numbers = [0, *(place.n_tokens for place in ordered)]
+    gaps = [after - before for before, after in zip(numbers, numbers[2:])]
+    return gaps.index(min(gaps))

@@ -24,7 +24,8 @@ def pack(state: Any) -> bytes:
 def unpack(packed: bytes, model: nn.Module) -> Any:
     """Give back a state of `model`. Raises ValueError if the bytes hold none."""
     try:
-        tensors = safetensors.load(packed)
+        # copies, each in its own memory: views would keep the bytes of all alive
+        tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
         structure = json.loads(tensors.pop(_STRUCTURE).numpy().tobytes())
         return state_from_plain(fill_in(structure, tensors), model)
     except Exception as error:  # safetensors has errors of its own

@@ -55,7 +55,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
     )
-    listening = _listening(settings)
+    listening = listening_socket(settings)
     host, port = listening.getsockname()[:2]
     place = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
     print(f"serving {', '.join(service.models)} at {place}", file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
         uvicorn.Server(config).run([listening])
 
 
-def _listening(settings: ServeSettings) -> socket.socket:
+def listening_socket(settings: ServeSettings) -> socket.socket:
     """Bind the address before anything else starts. Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)

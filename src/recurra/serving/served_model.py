@@ -87,7 +87,10 @@ class ServedModel:
 
     def _channels(self, mixer: nn.Module) -> int:
         with torch.inference_mode():
-            magnitude = mixer.transition(torch.zeros(1, 1, int(self.config.d_model)))[0]  # type: ignore[operator]
+            like = next(iter((*mixer.parameters(), *mixer.buffers())))
+            dtype = like.dtype if like.is_floating_point() else torch.float32  # int8 weights take float32
+            x = torch.zeros(1, 1, int(self.config.d_model), dtype=dtype)
+            magnitude = mixer.transition(x)[0]  # type: ignore[operator]
         return int(magnitude.shape[-1])
 
     def encode(self, text: str) -> list[int]:
@@ -127,6 +130,12 @@ class ServedModel:
         """Give the logits of what `read` gave."""
         return self.runner.head(hidden)  # type: ignore[operator]
 
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """What a key-value cache of float16 would take for a token, in as many layers as wide."""
+        layers, width = (int(getattr(self.config, name, 0)) for name in ("n_layer", "d_model"))
+        return 2 * layers * width * 2
+
     def description(self) -> dict[str, Any]:
         """What clients are told about it."""
         layers, width = (int(getattr(self.config, name, 0)) for name in ("n_layer", "d_model"))
@@ -141,6 +150,6 @@ class ServedModel:
             "layers": layers,
             "width": width,
             "state_bytes": self.state_bytes,
-            "cache_bytes_per_token": 2 * layers * width * 2,
+            "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }

@@ -60,9 +60,10 @@ class Transcript:
         return list(zip(self._tokens[part], self._surprises[part], self._origins[part]))
 
     def cut(self, end: int) -> None:
-        """Forget the tokens from `end` on. Raises LookupError if that is before what is kept."""
-        if not self.first <= end <= len(self):
-            raise LookupError(f"position {end} of tokens {self.first} to {len(self)}")
+        """Forget the tokens from `end` on, which may be all that are kept. Raises LookupError if `end` is beyond."""
+        if not 0 <= end <= len(self):
+            raise LookupError(f"position {end} of {len(self)} tokens")
+        self.first = min(self.first, end)
         n = end - self.first
         del self._tokens[n:], self._surprises[n:], self._origins[n:]
 

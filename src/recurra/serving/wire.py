@@ -49,7 +49,7 @@ def session_json(session: Session) -> dict[str, Any]:
         "used": int(session.used),
         "position": session.place.n_tokens,
         "state_bytes": session.model.state_bytes,
-        "cache_bytes": session.model.description()["cache_bytes_per_token"] * session.place.n_tokens,
+        "cache_bytes": session.model.cache_bytes_per_token * session.place.n_tokens,
     }
 
 
