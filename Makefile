@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean
+.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean web
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -53,6 +53,9 @@ faults: $(READY)          ## kill runs, let disks fail, damage files, and count 
 faults-sample: $(READY)   ## a twentieth of that
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sample
 
+web:                      ## build the explorer's page from web/ into the package; needs Node.js 20+
+	cd web && npm ci --no-progress && npm run check && npm run build
+
 report: $(READY)          ## build docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." adds runs first
 	$(BIN)/python -m tools.pages results $(if $(RUNS),--add $(RUNS))
 
@@ -79,5 +82,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-peers $(VENV)-llama .gpu-wheels build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf web/node_modules $(VENV) $(VENV)-peers $(VENV)-llama .gpu-wheels build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find src tests tools benchmarks -name __pycache__ -prune -exec rm -r {} +

@@ -44,6 +44,11 @@ class Program:
         self._process = _processes.Process(target=_run, args=given)
         self._process.start()
 
+    def kill(self) -> Ended:
+        """End it at once, as kill -9 does."""
+        self._process.kill()
+        return self.wait()
+
     def wait(self, timeout: float = 120) -> Ended:
         """Wait for the end, and kill what takes longer than `timeout` seconds."""
         self._process.join(timeout)

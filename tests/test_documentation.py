@@ -22,6 +22,7 @@ PAGES = [
     "CHANGELOG.md",
     "docs/decisions.md",
     "docs/equations.md",
+    "docs/explorer.md",
     "docs/results.md",
     "docs/results/README.md",
 ]

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from recurra.checks import kind_of
 from recurra.state import tensors
+
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def state_to_plain(state: Any) -> Any:
@@ -49,3 +52,32 @@ def _rebuild(plain: Any, like: Any, where: str) -> Any:
 
 def _described(item: Any) -> str:
     return f"a list of {len(item)}" if isinstance(item, (tuple, list)) else kind_of(item)
+
+
+def name_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    """Give a packed state's structure as JSON: each leaf becomes a name in `tensors`, where its value is put."""
+    if isinstance(packed, list):
+        return [name_tensors(item, tensors) for item in packed]
+    if packed is None:
+        return None
+    name = f"state.{sum(key.startswith('state.') for key in tensors)}"
+    if not isinstance(packed, Tensor):
+        tensors[name] = torch.tensor(packed, dtype=_NUMBERS[type(packed)])
+        return {"number": name}
+    if packed.is_complex():  # the format has no complex128
+        tensors[name] = torch.view_as_real(packed.resolve_conj())
+        return {"complex": name}
+    tensors[name] = packed
+    return {"tensor": name}
+
+
+def fill_in(structure: Any, tensors: dict[str, Tensor]) -> Any:
+    """Give back the packed state whose structure and tensors `name_tensors` gave."""
+    if isinstance(structure, list):
+        return [fill_in(item, tensors) for item in structure]
+    if structure is None:
+        return None
+    ((kind, name),) = structure.items()
+    if kind == "number":
+        return tensors[name].item()
+    return torch.view_as_complex(tensors[name]) if kind == "complex" else tensors[name]

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import sentence
+from recurra.models.transitions import mixers_with_transition
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
         ValueError: no mixer of the model has a transition.
         TypeError: the model has no blocks with mixers.
     """
-    mixers = _mixers_with_transition(model)
+    mixers = _require_transitions(model)
     recorded: dict[int, tuple[Tensor, Tensor]] = {}
     with ExitStack() as afterwards:
         for module in model.modules():
@@ -104,16 +105,10 @@ def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
     )
 
 
-def _mixers_with_transition(model: nn.Module) -> dict[int, nn.Module]:
-    try:
-        mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
-    except AttributeError as error:
-        raise TypeError(
-            sentence("model", f"{kind_of(model)} ({error})", "one with blocks, each with a mixer")
-        ) from error
-    chosen = {layer: mixer for layer, mixer in enumerate(mixers) if callable(getattr(mixer, "transition", None))}
+def _require_transitions(model: nn.Module) -> dict[int, nn.Module]:
+    chosen = mixers_with_transition(model)
     if not chosen:
-        names = ", ".join(sorted({type(mixer).__name__ for mixer in mixers}))
+        names = ", ".join(sorted({type(block.mixer).__name__ for block in model.blocks}))  # type: ignore[union-attr]
         raise ValueError(sentence("model", f"one with the mixers {names}", "a mixer with a method transition(x)"))
     return chosen
 

@@ -12,6 +12,8 @@ COMMANDS = {
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "generate": ("recurra.cli.generate", "continue a text with a trained run"),
+    "serve": ("recurra.cli.serve", "serve trained runs over HTTP, and a page to look into them"),
+    "explore": ("recurra.cli.explore", "look into runs in the browser: surprise, gates, forks, a game"),
     "classify": ("recurra.cli.classify", "classify videos segment by segment with a video run"),
     "export": ("recurra.cli.export", "write a run in a format that other programs load"),
     "convert": ("recurra.cli.convert", "convert between runs, folders for transformers and single files"),

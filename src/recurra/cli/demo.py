@@ -1,5 +1,6 @@
 """`recurra demo`: does a data-controlled transition help? Train two small models and compare them."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,13 @@ def run(words: Sequence[str]) -> int:
     files = draw_comparison(runs, spans, folder / "figures")
     files += [file for run in runs for file in draw_gates(run, gates_of(run))]
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
+    explored = " ".join(shlex.quote(str(folder / transition)) for transition in TRANSITIONS)
+    console.print(
+        f"to play against them in the browser: recurra explore {explored}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 

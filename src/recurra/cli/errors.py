@@ -18,6 +18,11 @@ EXTRAS = {
     "onnxscript": "export",
     "onnxruntime": "export",
     "executorch": "executorch",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "pydantic": "serve",
+    "sse_starlette": "serve",
+    "prometheus_client": "serve",
 }
 """Packages that some commands need, with the extra that installs each."""
 

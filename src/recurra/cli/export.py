@@ -7,6 +7,7 @@ from importlib import import_module
 EXPORTS = {
     "hf": ("recurra.cli.export_hf", "a folder that transformers loads"),
     "onnx": ("recurra.cli.export_onnx", "a file that onnxruntime runs"),
+    "web": ("recurra.cli.export_web", "a folder for a static host that runs inside the browser"),
 }
 
 

@@ -5,14 +5,13 @@ package: `pip install recurra[executorch]`.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from executorch.exir import to_edge
 from torch import Tensor
 from torch.export import default_decompositions
 
+from recurra.export.one_step import AT_ONE_STEP
 from recurra.export.planes import RealProgram
 from recurra.export.programs import step_program, zero_state
 from recurra.models import LanguageModelShell
@@ -35,44 +34,11 @@ def step_to_executorch(model: LanguageModelShell, *, batch: int = 1) -> bytes:
     arguments = torch.zeros(batch, 1, dtype=torch.int64), *zero_state(step.state, batch)
     with torch.no_grad():
         program = torch.export.export(RealProgram(step.program).eval(), arguments, strict=False)
-        program = program.run_decompositions(default_decompositions() | _AT_ONE_STEP)
+        program = program.run_decompositions(
+            default_decompositions() | AT_ONE_STEP | {torch.ops.aten.exp2.default: _exp2}
+        )
         return bytes(to_edge(program).to_executorch().buffer)
 
 
-def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
-    return a * h0.unsqueeze(1) + b
-
-
-def _complex_scan(
-    a_re: Tensor, a_im: Tensor, b_re: Tensor, b_im: Tensor, h0_re: Tensor, h0_im: Tensor
-) -> tuple[Tensor, Tensor]:
-    re, im = h0_re.unsqueeze(1), h0_im.unsqueeze(1)
-    return a_re * re - a_im * im + b_re, a_re * im + a_im * re + b_im
-
-
-def _gate_loop_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a_re: Tensor,
-    a_im: Tensor,
-    x0_re: Tensor,
-    x0_im: Tensor,
-    keep_states: bool,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor, Tensor]:
-    re, im = x0_re.unsqueeze(1), x0_im.unsqueeze(1)
-    re, im = a_re * re - a_im * im + k * v, a_re * im + a_im * re
-    return q * re, re, im
-
-
-def _exp2(x: Tensor) -> Tensor:
+def _exp2(x: Tensor) -> Tensor:  # which ExecuTorch does not have
     return torch.exp(x * math.log(2))
-
-
-_AT_ONE_STEP: dict[Any, Callable[..., Any]] = {
-    torch.ops.recurra.linear_scan.default: _linear_scan,
-    torch.ops.recurra.complex_scan.default: _complex_scan,
-    torch.ops.recurra.gate_loop_fused.default: _gate_loop_fused,
-    torch.ops.aten.exp2.default: _exp2,  # which ExecuTorch does not have
-}

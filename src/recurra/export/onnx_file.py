@@ -52,7 +52,7 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
     n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if n_bytes > LARGEST_FILE:
         raise ValueError(f"the weights are {n_bytes / 2**30:.1f} GiB; expected at most 2, which an ONNX file can hold")
-    with _quietly():
+    with quietly():
         traced = prefill_program(model, batch=None)
         program = RealProgram(traced.program).eval()
         names = [tensor.name for tensor in traced.state]
@@ -85,7 +85,7 @@ def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
     Of the 8 bits of a weight, 7 are used: on processors without VNNI instructions, onnxruntime adds two products of 8
     bits in 16, where they overflow in silence.
     """
-    with tempfile.TemporaryDirectory() as folder, _quietly():
+    with tempfile.TemporaryDirectory() as folder, quietly():
         path = Path(folder) / "int8.onnx"
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
         return onnx.load(path)
@@ -133,7 +133,7 @@ def _metadata(model: LanguageModelShell, state: tuple[StateTensor, ...], tokeniz
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence what tracers say about missing packages and about their own deprecated code."""
     loggers = [logging.getLogger(name) for name in (None, "torch.onnx._internal.exporter._registration")]
     levels = [logger.level for logger in loggers]

@@ -50,12 +50,12 @@ def prefill_program(model: LanguageModelShell, *, batch: int | None = 1) -> Stre
     Raises:
         ValueError: the model cannot be exported; the message says why.
     """
-    return _trace(model, batch, None)
+    return trace(model, batch, None)
 
 
 def step_program(model: LanguageModelShell, *, batch: int | None = 1) -> StreamProgram:
     """Trace a model for one token of every stream, tokens (B, 1); otherwise as `prefill_program`."""
-    return _trace(model, batch, 1)
+    return trace(model, batch, 1)
 
 
 def state_tensors(model: LanguageModelShell) -> tuple[StateTensor, ...]:
@@ -89,7 +89,14 @@ class FlatModel(nn.Module):
         return logits, *(torch.view_as_real(x) if x.is_complex() else x for x in tensors(last))
 
 
-def _trace(model: LanguageModelShell, batch: int | None, length: int | None) -> StreamProgram:
+def trace(
+    model: LanguageModelShell, batch: int | None, length: int | None, flat: type[FlatModel] = FlatModel
+) -> StreamProgram:
+    """Trace a model, as `flat` calls it, for any or one number of streams and tokens.
+
+    Raises:
+        ValueError: the model cannot be exported; the message says why.
+    """
     require_exportable(model)
     if batch is not None and batch < 1:
         raise ValueError(f"batch is {batch}; expected at least 1, or None for any number of streams")
@@ -102,7 +109,7 @@ def _trace(model: LanguageModelShell, batch: int | None, length: int | None) -> 
     try:
         with torch.no_grad():
             program = torch.export.export(
-                FlatModel(model).eval(),
+                flat(model).eval(),
                 (tokens, *zero_state(state, n_streams)),
                 dynamic_shapes=(of_tokens, tuple(of_state for _ in state)),
                 strict=False,

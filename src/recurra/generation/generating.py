@@ -64,9 +64,13 @@ class Generation:
         Raises:
             ValueError: there is no token to choose (see `draw`).
         """
-        token = int(sample(logits.cpu(), self.config.sampling, self.generator, torch.tensor(recent)))
+        token = self.draw(logits, recent)
         self.count(token)
         return token
+
+    def draw(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
+        """Choose a token without counting it; arguments and errors as `choose`."""
+        return int(sample(logits.cpu(), self.config.sampling, self.generator, torch.tensor(recent)))
 
     def count(self, token: int) -> None:
         """Count a token that was chosen; `is_over` tells whether it is the last."""

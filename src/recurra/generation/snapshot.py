@@ -16,13 +16,12 @@ from recurra.files.writing import replacing
 from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
 from recurra.generation.stream_state import StreamState
-from recurra.saved_state import state_from_plain, state_to_plain
+from recurra.saved_state import fill_in, name_tensors, state_from_plain, state_to_plain
 from recurra.state import n_bytes
 
 FORMAT = "recurra-stream"
 FORMAT_VERSION = 1
 
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _SAVED = "a stream that Stream.save wrote"
 _METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed order
 
@@ -69,7 +68,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "model": snapshot.model._asdict(),
-        "structure": _outline(state_to_plain(stream.model_state), tensors),
+        "structure": name_tensors(state_to_plain(stream.model_state), tensors),
     }
     # Clones: tensors of a state can share memory, which the format refuses.
     tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -96,7 +95,7 @@ def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snap
     try:
         found = ModelIdentity(**content["model"])
         require_same_model(found, identity, str(path))
-        plain = _fill(content["structure"], tensors)
+        plain = fill_in(content["structure"], tensors)
         number = int(tensors["position"])
         recent, logits = tensors["recent"].tolist(), tensors.get("logits")
     except (TypeError, LookupError, RuntimeError, AttributeError) as error:
@@ -122,32 +121,3 @@ def _require_reading(path: Path, model: nn.Module, position: int, recent: Any, l
         raise ValueError(sentence(f"recent in {path}", "another list", expected))
     if logits is not None and (logits.dim() != 1 or not logits.is_floating_point()):
         raise ValueError(sentence(f"logits in {path}", kind_of(logits), "one number for each token"))
-
-
-def _outline(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """Give a packed state's structure as JSON: each leaf becomes a name in `tensors`, where its value is put."""
-    if isinstance(packed, list):
-        return [_outline(item, tensors) for item in packed]
-    if packed is None:
-        return None
-    name = f"state.{sum(key.startswith('state.') for key in tensors)}"
-    if not isinstance(packed, Tensor):
-        tensors[name] = torch.tensor(packed, dtype=_NUMBERS[type(packed)])
-        return {"number": name}
-    if packed.is_complex():  # the format has no complex128
-        tensors[name] = torch.view_as_real(packed.resolve_conj())
-        return {"complex": name}
-    tensors[name] = packed
-    return {"tensor": name}
-
-
-def _fill(structure: Any, tensors: dict[str, Tensor]) -> Any:
-    """Give back the packed state whose structure and tensors `_outline` gave."""
-    if isinstance(structure, list):
-        return [_fill(item, tensors) for item in structure]
-    if structure is None:
-        return None
-    ((kind, name),) = structure.items()
-    if kind == "number":
-        return tensors[name].item()
-    return torch.view_as_complex(tensors[name]) if kind == "complex" else tensors[name]

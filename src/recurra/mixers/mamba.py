@@ -63,6 +63,9 @@ class Mamba(Mixer):
 
     skips_padding = True
 
+    transition_looks_back = True
+    """Its step size comes from the convolved input, so that `transition` of a single step is another."""
+
     def __init__(
         self,
         d_model: int,

@@ -1,0 +1,31 @@
+"""Our side of `benchmarks.serve`: the 88M GateLoop with random weights behind the server, in a process of its own.
+
+python -m benchmarks.serve_ours PORT WEIGHTS THREADS SESSIONS_FILE
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks.decoding import gateloop
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.serving.running import run_service
+from recurra.serving.served_model import ServedModel
+from recurra.serving.service import Service
+from recurra.serving.settings import ServeSettings
+from recurra.training.allocator import keep_large_blocks
+
+
+def main(words: list[str]) -> None:
+    port, weights, threads, sessions = words
+    keep_large_blocks()
+    if weights == "dry":
+        model = LanguageModel(LanguageModelConfig(300, None, 1, 32, 64)).eval()
+        served = ServedModel("gateloop", model, weights="float32")
+    else:
+        served = ServedModel("gateloop", gateloop(), weights=weights)
+    settings = ServeSettings(port=int(port), sessions_file=Path(sessions), max_streams=2048, max_queue=2048)
+    run_service(Service([served], settings, int(threads)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""A run as a static folder that runs in a browser: page, runtime, model and tokenizer."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from recurra.checks import sentence
+from recurra.convert import tokenizer_to_json
+from recurra.export.exportable import require_exportable
+from recurra.files.writing import replacing
+from recurra.runs.explored import explored, require_task
+from recurra.runs.run import Run
+from recurra.web import PAGE, RUNTIME, page_file
+
+LARGEST_DIFFERENCE = 1e-4
+"""Largest difference of a graph's outputs from its model's: rounding makes about 1e-6, 1e-5 in deep models."""
+
+
+class WebExport(NamedTuple):
+    """What was written.
+
+    files: by their names in the folder, with their bytes. difference: the largest difference of logits and transitions
+    between the graph and a model in Python with the same weights.
+    """
+
+    files: dict[str, int]
+    difference: float
+
+
+def export_web(run: Run, folder: Path, *, weights: str = "int8", force: bool = False) -> WebExport:
+    """Write a run as a folder that any static host can serve, and compare its outputs first.
+
+    Args:
+        run: a run over text or on Memory Horizon, of a recurrent language model.
+        folder: the folder to write.
+        weights: "int8", "float16" or "float32".
+        force: write into a folder that is not empty.
+
+    Raises:
+        FileExistsError: the folder is not empty.
+        ValueError: the run's model cannot be exported or shown; a package is missing; or the outputs differ.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        came = f"{folder}, which is not empty"
+        raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
+    is_text = require_task(run)["kind"] == "text"
+    model = require_exportable(run.model)
+    try:
+        from recurra.export.web_model import to_web_model, web_difference
+    except ImportError as error:
+        raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
+    exported = to_web_model(model, weights)
+    difference = web_difference(exported)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise ValueError(
+            f"the outputs of the ONNX graph differ from the model's by {difference:.1e}, more than "
+            f"{LARGEST_DIFFERENCE:.0e}; nothing was written"
+        )
+    files = {name: page_file(name) for name in PAGE + RUNTIME}
+    files["model.onnx"] = exported.content
+    if is_text:
+        files["tokenizer.json"] = tokenizer_to_json(run.tokenizer).encode()
+    described = explored(run, model) | {
+        "weights": weights,
+        "file": "model.onnx",
+        "sha256": sha256(exported.content).hexdigest(),
+        "tokenizer": "tokenizer.json" if is_text else None,
+        "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
+    }
+    # last: a page without it says that the folder is not complete
+    files["engine.json"] = json.dumps({"engine": "local", "models": [described]}, indent=1).encode()
+    for name, content in files.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    return WebExport({name: len(content) for name, content in files.items()}, difference)

@@ -1,0 +1,47 @@
+"""What the bodies of requests have in common: settings for the choice of tokens, texts to stop at, limits."""
+
+from typing import Protocol
+
+from recurra.checks import sentence
+from recurra.generation.sampling import SamplingConfig
+from recurra.serving.errors import ApiError
+from recurra.serving.served_model import ServedModel
+from recurra.serving.service import Service
+
+
+class Choices(Protocol):
+    """The settings of a body."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+
+
+def sampling_of(body: Choices) -> SamplingConfig:
+    """Give the settings; at temperature 0 the others have no effect, and clients send them all the same."""
+    if body.temperature == 0:
+        return SamplingConfig(temperature=0.0, repetition_penalty=body.repetition_penalty)
+    return SamplingConfig(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=None if body.top_p == 1 else body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+    )
+
+
+def stops_of(model: ServedModel, stops: list[str]) -> tuple[str, ...]:
+    """Give the texts to stop at. Raises ApiError for a model without text."""
+    if stops and model.tokenizer is None:
+        raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
+    return tuple(stops)
+
+
+def allowed_tokens(service: Service, n_tokens: int, name: str) -> int:
+    """Give the number back. Raises ApiError if it is beyond what a request may ask for."""
+    most = service.settings.max_tokens
+    if n_tokens > most:
+        raise ApiError(400, sentence(name, n_tokens, f"at most {most}"), param=name, code="too_many_tokens")
+    return n_tokens

@@ -1,0 +1,142 @@
+"""/v1/chat/completions: a chat as the text that the tokenizer's template makes of it."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sse_starlette import EventSourceResponse
+
+from recurra.checks import sentence
+from recurra.serving.access import Caller, caller
+from recurra.serving.answers import Answer, error_event
+from recurra.serving.asking import allowed_tokens
+from recurra.serving.completions import turn_of
+from recurra.serving.errors import ApiError
+from recurra.serving.hearing import begun, event_stream, whole
+from recurra.serving.openai_requests import ChatBody, Message
+from recurra.serving.served_model import ServedModel
+from recurra.serving.turns import Event, TokenEvent, Wanted
+from recurra.serving.wire import number
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+DEFAULT_TOKENS = 1024
+"""Tokens of an answer whose length the request does not say."""
+
+
+@router.post("/chat/completions", response_model=None)
+async def chat(
+    request: Request, body: ChatBody, asked: Annotated[Caller, Depends(caller)]
+) -> EventSourceResponse | dict[str, Any]:
+    """Continue a chat."""
+    service = asked.service
+    served = service.model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(
+            400, sentence("top_logprobs", body.top_logprobs, "logprobs true beside it"), param="top_logprobs"
+        )
+    prompt = served.encode(chat_text(served, body.messages))
+    served.require_tokens(prompt)
+    allowed_tokens(service, len(prompt), "messages")
+    max_tokens = body.max_completion_tokens or body.max_tokens or min(DEFAULT_TOKENS, service.settings.max_tokens)
+    wanted = Wanted(True, body.top_logprobs or 0) if body.logprobs else Wanted()
+    turn = turn_of(service, served, prompt or served.first_tokens(), body, max_tokens, wanted)
+    turn.tells_read = False
+    answer = ChatAnswer(Answer(served, turn, body.n), body)
+    heard = await begun(request, service.live.run(service.engine, turn))
+    if body.stream:
+        return event_stream(heard, answer.stream(heard))
+    return await whole(request, heard, answer.whole(heard))
+
+
+def chat_text(served: ServedModel, messages: list[Message]) -> str:
+    """Give the text that the model's template makes of a chat, up to where the answer begins.
+
+    Raises:
+        ApiError: the model has no template, or it refuses these messages.
+    """
+    if served.chat_template is None:
+        message = f"{served.name} has no chat template; expected a model with one: use /v1/completions"
+        raise ApiError(400, message, code="no_chat_template", param="model")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    try:
+        template = environment.from_string(served.chat_template)
+        chat_ = [message.model_dump() for message in messages]
+        return template.render(messages=chat_, add_generation_prompt=True, bos_token="", eos_token="")
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+class ChatAnswer:
+    """Turns events into chat completions, in pieces or as one.
+
+    Args:
+        answer: follows the events.
+        body: what was asked.
+    """
+
+    def __init__(self, answer: Answer, body: ChatBody) -> None:
+        self._answer, self._body = answer, body
+        self._frame = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": answer.served.name,
+        }
+
+    async def whole(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
+        """Give the whole answer. Raises ApiError if the model failed."""
+        choices = [
+            {
+                "index": piece.choice,
+                "message": {"role": "assistant", "content": piece.text},
+                "logprobs": self._logprobs(piece.tokens),
+                "finish_reason": piece.reason,
+            }
+            for piece in await self._answer.whole(events)
+        ]
+        return self._frame | {"object": "chat.completion", "choices": choices, "usage": self._answer.usage()}
+
+    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[dict[str, str], None]:
+        """Give the answer piece by piece."""
+        frame = self._frame | {"object": "chat.completion.chunk"}
+        for choice in range(self._body.n):
+            yield self._piece(frame, choice, {"role": "assistant", "content": ""}, [], None)
+        async for piece in self._answer.pieces(events):
+            if piece.reason == "error":
+                yield error_event()
+                return
+            yield self._piece(
+                frame, piece.choice, {"content": piece.text} if piece.text else {}, piece.tokens, piece.reason
+            )
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            yield {"data": json.dumps(frame | {"choices": [], "usage": self._answer.usage()})}
+        yield {"data": "[DONE]"}
+
+    def _piece(
+        self, frame: dict[str, Any], choice: int, delta: dict[str, str], tokens: list[TokenEvent], reason: str | None
+    ) -> dict[str, str]:
+        one = {"index": choice, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": reason}
+        return {"data": json.dumps(frame | {"choices": [one]})}
+
+    def _logprobs(self, tokens: list[TokenEvent]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return {"content": [self._told(event) for event in tokens], "refusal": None}
+
+    def _told(self, event: TokenEvent) -> dict[str, Any]:
+        top = [self._share(share.id, share.logprob) for share in event.alternatives]
+        return self._share(event.id, event.logprob) | {"top_logprobs": top}
+
+    def _share(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._answer.served.text_of(token)
+        return {"token": text, "logprob": number(logprob), "bytes": list(text.encode())}

@@ -1,0 +1,364 @@
+"""Sessions: named streams that last. What is in memory is a cache of the store, and every turn is written to it.
+
+All of it runs in one event loop. A session has one turn at a time.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from recurra.checks import sentence
+from recurra.serving import store
+from recurra.serving.engine import Engine
+from recurra.serving.errors import ApiError, unknown_session
+from recurra.serving.live import LiveTurns
+from recurra.serving.marks import EVERY, Marks
+from recurra.serving.packing import pack, unpack
+from recurra.serving.place import Place
+from recurra.serving.served_model import ServedModel
+from recurra.serving.settings import ServeSettings
+from recurra.serving.store import Record, SessionStore
+from recurra.serving.transcript import READ, WRITTEN, Transcript
+from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
+
+Key: TypeAlias = tuple[str, str]
+MOST_PIECES = 64
+"""Pieces of a transcript on disk; then it is written as one."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A session in memory."""
+
+    key: Key
+    model: ServedModel
+    place: Place
+    transcript: Transcript
+    created: float
+    used: float
+    n_written: int = 0
+    """Tokens of the transcript that are on disk."""
+    n_pieces: int = 0
+    is_busy: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its owner calls it."""
+        return self.key[1]
+
+    def record(self, label: str = "") -> Record:
+        """What the store keeps of it, without the transcript."""
+        recent = array("i", self.place.recent).tobytes()
+        owner, name = self.key
+        return Record(
+            *(owner, name, label, self.model.fingerprint, self.created, self.used),
+            *(self.place.n_tokens, recent, pack(self.place.state)),
+        )
+
+
+class Sessions:
+    """The sessions of all keys.
+
+    Args:
+        models: by name.
+        engine: runs their turns.
+        live: carries the engine's events.
+        kept: where they are written.
+        settings: the limits.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, ServedModel],
+        engine: Engine,
+        live: LiveTurns,
+        kept: SessionStore,
+        settings: ServeSettings,
+    ) -> None:
+        self._models, self._engine, self._live, self._store, self._settings = models, engine, live, kept, settings
+        self._by_fingerprint = {model.fingerprint: model for model in models.values()}
+        self._resident: OrderedDict[Key, Session] = OrderedDict()
+        self._marks = Marks(settings.mark_bytes)
+        self._locks: dict[Key, asyncio.Lock] = {}
+        self._running: set[asyncio.Task] = set()
+
+    @property
+    def n_resident(self) -> int:
+        """How many are in memory."""
+        return len(self._resident)
+
+    # --- coming and going ---
+
+    async def open(self, owner: str, model: ServedModel, name: str | None) -> Session:
+        """Begin a session.
+
+        Raises:
+            ApiError: the name is taken, or the owner has as many sessions as allowed.
+        """
+        now = time.time()
+        key = (owner, name or secrets.token_hex(8))
+        session = Session(key, model, model.start, Transcript(self._settings.max_tokens), now, now)
+        await self._add(session)
+        return session
+
+    async def get(self, owner: str, name: str) -> Session:
+        """Find a session, in memory or on disk. Raises ApiError if there is none."""
+        key = (owner, name)
+        async with self._locked(key):
+            session = self._resident.get(key)
+            if session is None:
+                session = await self._load(key)
+        self._resident.move_to_end(key)
+        return session
+
+    async def lines(self, owner: str, limit: int, after: str) -> list[tuple[store.Line, str | None]]:
+        """List the owner's sessions by name, each with the name of its model; None if that is not served."""
+        found = await self._store.call(store.lines(owner, limit, after))
+        named = {fingerprint: model.name for fingerprint, model in self._by_fingerprint.items()}
+        return [(line, named.get(line.model)) for line in found]
+
+    async def close(self, owner: str, name: str) -> None:
+        """End a session and delete it from the disk. Raises ApiError if there is none, or it is busy."""
+        key = (owner, name)
+        async with self._locked(key):
+            session = self._resident.get(key)
+            if session is not None:
+                _require_idle(session)
+            if not await self._store.call(store.delete(owner, name)):
+                raise unknown_session(name)
+            self._resident.pop(key, None)
+            self._marks.forget(key)
+
+    # --- going back ---
+
+    async def fork(self, session: Session, name: str | None, position: int | None) -> Session:
+        """Begin a session that continues from a place of another.
+
+        Raises:
+            ApiError: the place is not in the transcript, the name is taken, or there are too many sessions.
+        """
+        _require_idle(session)
+        position = session.place.n_tokens if position is None else position
+        with _busy(session):
+            place = await self._place_at(session, position)
+            now = time.time()
+            key = (session.key[0], name or secrets.token_hex(8))
+            twin = Session(key, session.model, place, session.transcript.copy(position), now, now)
+            await self._add(twin)
+            self._marks.copy(session.key, key, position)
+        return twin
+
+    async def rewind(self, session: Session, position: int) -> None:
+        """Go back to a place. Raises ApiError if it is not in the transcript."""
+        _require_idle(session)
+        with _busy(session):
+            place = await self._place_at(session, position)
+            session.transcript.cut(position)
+            session.place = place
+            session.n_written = -1  # what is on disk goes further
+            self._marks.cut(session.key, position)
+            await self._write(session)
+
+    async def save(self, session: Session, label: str) -> int:
+        """Keep a copy under a label; give its bytes."""
+        _require_idle(session)
+        with _busy(session):
+            record = session.record(label)
+            await self._store.call(store.write(record, session.transcript.piece(0), is_all=True))
+        return len(record.state)
+
+    async def load(self, session: Session, label: str) -> None:
+        """Go back to the copy under a label. Raises ApiError if there is none."""
+        _require_idle(session)
+        with _busy(session):
+            found = await self._store.call(store.read(*session.key, label))
+            if found is None:
+                raise ApiError(404, f"label is {label!r}; expected one that was saved", code="label_not_found")
+            copy = self._session_of(session.key, found)
+            session.place, session.transcript, session.n_written = copy.place, copy.transcript, -1
+            self._marks.forget(session.key)
+            await self._write(session)
+
+    async def _place_at(self, session: Session, position: int) -> Place:
+        """Give the place after so many tokens: a mark, or what comes of reading on from one."""
+        if position == session.place.n_tokens:
+            return session.place
+        if position == 0:
+            return session.model.start
+        if position > session.place.n_tokens:
+            raise ApiError(400, sentence("position", position, f"at most {session.place.n_tokens}"), param="position")
+        mark = self._marks.nearest(session.key, position) or session.model.start
+        try:
+            tokens = session.transcript.tokens(mark.n_tokens, position)
+        except LookupError:
+            raise ApiError(
+                409,
+                sentence("position", position, f"one from {session.transcript.first} on: older tokens are gone"),
+                code="position_forgotten",
+            ) from None
+        if not tokens:
+            return mark
+        turn = Turn(session.model, mark, tokens, [], mark_every=EVERY)
+        async for events in self._live.run(self._engine, turn):
+            for event in events:
+                if isinstance(event, EndEvent):
+                    if event.reason != "read":
+                        raise ApiError(503, f"the tokens could not be read again: {event.reason}")
+                    self._marks.add(session.key, turn.marks)
+                    return event.place
+        raise AssertionError("a turn without an end")
+
+    # --- turns ---
+
+    async def turn(self, session: Session, turn: Turn) -> AsyncGenerator[list[Event], None]:
+        """Run a turn from where the session stands, and give its events; the last comes after it is on disk.
+
+        If the caller goes away, the turn is cancelled, and what it read and wrote until then counts.
+
+        Raises:
+            ApiError: the session is busy.
+            QueueFull: too many turns wait.
+        """
+        _require_idle(session)
+        if turn.place is not session.place:  # another request was faster
+            raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
+        line: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
+        session.is_busy = True
+        task = asyncio.create_task(self._follow(session, turn, line))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        is_over = False
+        try:
+            while (some := await line.get()) is not None:
+                if isinstance(some, BaseException):
+                    raise some
+                yield some
+            is_over = True
+        finally:
+            if not is_over:
+                self._engine.cancel(turn)
+
+    async def _follow(self, session: Session, turn: Turn, line: asyncio.Queue) -> None:
+        """See a turn through to its end, whoever listens."""
+        heard: list[Event] = []
+        try:
+            async for events in self._live.run(self._engine, turn):
+                heard += events
+                last = [event for event in events if isinstance(event, EndEvent)]
+                if last:
+                    await self._apply(session, turn, heard, last[0])
+                line.put_nowait(events)
+            line.put_nowait(None)
+        except BaseException as error:
+            line.put_nowait(error)
+        finally:
+            session.is_busy = False
+
+    async def _apply(self, session: Session, turn: Turn, heard: list[Event], end: EndEvent) -> None:
+        """Take the result of a turn, and write it."""
+        session.used = time.time()
+        if end.place is turn.place:  # nothing of it counts
+            return
+        told = {True: [], False: []}  # type: ignore[var-annotated]
+        for event in heard:
+            if isinstance(event, TokenEvent):
+                told[event.was_read].append(event)
+        surprises = [event.logprob for event in told[True]] or [None] * len(turn.tokens)
+        for token, surprise in zip(turn.tokens, surprises):
+            session.transcript.append(token, surprise, READ)
+        for event in told[False]:
+            session.transcript.append(event.id, event.logprob, WRITTEN)
+        session.place = end.place
+        self._marks.add(session.key, [*turn.marks, turn.place, end.place])
+        await self._write(session)
+
+    async def settle(self) -> None:
+        """Wait until all turns have come to an end and are written."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    # --- memory and disk ---
+
+    async def _add(self, session: Session) -> None:
+        owner, name = session.key
+        async with self._locked(session.key):
+            if session.key in self._resident or await self._store.call(store.read(owner, name)) is not None:
+                raise ApiError(409, sentence("name", f"{name!r}, which is taken", "a new one"), code="session_exists")
+            if await self._store.call(store.count(owner)) >= self._settings.max_sessions:
+                raise ApiError(
+                    429, f"this key has {self._settings.max_sessions} sessions; close some", code="too_many_sessions"
+                )
+            await self._write(session)
+            self._resident[session.key] = session
+        self._evict()
+
+    async def _write(self, session: Session) -> None:
+        """Write a session and what is new of its transcript."""
+        is_all = session.n_written < 0 or session.n_pieces >= MOST_PIECES
+        piece = session.transcript.piece(0 if is_all else session.n_written)
+        n_tokens = len(session.transcript)
+        await self._store.call(store.write(session.record(), piece, is_all=is_all))
+        session.n_pieces = 1 if is_all else session.n_pieces + 1
+        session.n_written = n_tokens
+
+    async def _load(self, key: Key) -> Session:
+        found = await self._store.call(store.read(*key))
+        if found is None:
+            raise unknown_session(key[1])
+        session = self._session_of(key, found)
+        self._resident[key] = session
+        self._evict()
+        return session
+
+    def _session_of(self, key: Key, found: tuple[Record, list[Any]]) -> Session:
+        record, pieces = found
+        model = self._by_fingerprint.get(record.model)
+        if model is None:
+            message = (
+                f"session {key[1]!r} is of a model that is not served now; expected one of {', '.join(self._models)}"
+            )
+            raise ApiError(409, message, code="model_not_served")
+        recent = array("i")
+        recent.frombytes(record.recent)
+        place = Place(unpack(record.state, model.plain), tuple(recent), record.n_tokens)
+        transcript = Transcript.from_pieces(pieces, self._settings.max_tokens)
+        return Session(*(key, model, place, transcript, record.created, record.used), len(transcript), len(pieces))
+
+    def _evict(self) -> None:
+        """Forget the least recently used sessions beyond the limit; all of them are on disk."""
+        excess = len(self._resident) - self._settings.max_resident_sessions
+        for key in [key for key, session in self._resident.items() if not session.is_busy][: max(0, excess)]:
+            del self._resident[key]
+            self._marks.forget(key)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, key: Key) -> AsyncIterator[None]:
+        """One at a time for a key: two requests must not load, add or delete a session twice."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and not lock._waiters:
+                self._locks.pop(key, None)
+
+
+@contextlib.contextmanager
+def _busy(session: Session) -> Iterator[None]:
+    session.is_busy = True
+    try:
+        yield
+    finally:
+        session.is_busy = False
+
+
+def _require_idle(session: Session) -> None:
+    if session.is_busy:
+        message = f"session {session.name!r} has a turn that is not over; wait for it, or hang up on it"
+        raise ApiError(409, message, code="session_busy", retry_after=1)

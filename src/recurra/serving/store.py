@@ -1,0 +1,218 @@
+"""Sessions on disk: an SQLite database in WAL mode, written after every turn.
+
+A killed process loses nothing that was committed, and a commit is whole or not there at all. All calls run on one
+thread, and those that wait when a transaction begins share it: many small turns cost one commit.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from recurra.checks import sentence
+from recurra.serving.transcript import Piece
+
+Result = TypeVar("Result")
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, label TEXT NOT NULL DEFAULT '',
+    model TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL, n_tokens INTEGER NOT NULL, recent BLOB NOT NULL,
+    state BLOB NOT NULL, UNIQUE (owner, name, label));
+CREATE TABLE IF NOT EXISTS pieces (
+    session INTEGER NOT NULL REFERENCES sessions (number) ON DELETE CASCADE, start INTEGER NOT NULL,
+    tokens BLOB NOT NULL, surprises BLOB NOT NULL, origins BLOB NOT NULL, PRIMARY KEY (session, start)) WITHOUT ROWID;
+"""
+
+
+class Record(NamedTuple):
+    """A session as it is stored. `model` is its fingerprint; `recent` the last tokens, as bytes of 32-bit integers."""
+
+    owner: str
+    name: str
+    label: str
+    model: str
+    created: float
+    used: float
+    n_tokens: int
+    recent: bytes
+    state: bytes
+
+
+class Line(NamedTuple):
+    """A session in a list."""
+
+    name: str
+    model: str
+    created: float
+    used: float
+    n_tokens: int
+
+
+class SessionStore:
+    """The database of sessions.
+
+    Args:
+        path: its file; None keeps it in memory.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: it is another program's, or of another version.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future] | None] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(path,), name="recurra-sessions", daemon=True)
+        self._thread.start()
+        self._ready.result()
+
+    async def call(self, action: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Run an action in a transaction; return when it is committed."""
+        return await asyncio.wrap_future(self.submit(action))
+
+    def submit(self, action: Callable[[sqlite3.Connection], Result]) -> "Future[Result]":
+        """Queue an action; the future is done when it is committed."""
+        future: Future[Result] = Future()
+        self._calls.put((action, future))
+        return future
+
+    def close(self) -> None:
+        """Commit what waits, and close the database."""
+        self._calls.put(None)
+        self._thread.join()
+
+    # --- the thread ---
+
+    def _run(self, path: Path | None) -> None:
+        try:
+            database = _opened(path)
+        except Exception as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        ended = False
+        while not ended:
+            calls = [self._calls.get()]
+            while not self._calls.empty():
+                calls.append(self._calls.get())
+            ended = None in calls
+            self._transaction(database, [call for call in calls if call is not None])
+        database.close()
+
+    @staticmethod
+    def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Future]]) -> None:
+        done: list[tuple[Future, Any]] = []
+        try:
+            database.execute("BEGIN")
+            for action, future in calls:
+                database.execute("SAVEPOINT action")
+                try:
+                    done.append((future, action(database)))
+                except Exception as error:  # this action alone fails
+                    database.execute("ROLLBACK TO action")
+                    future.set_exception(error)
+                database.execute("RELEASE action")
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            for _, future in calls:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for future, result in done:
+            future.set_result(result)
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        n_tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        raise OSError(f"{path} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise ValueError(
+            sentence("sessions file", f"{path}, which is no database", "one that recurra serve wrote")
+        ) from error
+    if n_tables and version != FORMAT:
+        raise ValueError(sentence("sessions file", f"{path}, in format {version}", f"format {FORMAT}"))
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.execute("PRAGMA foreign_keys = ON")
+    database.executescript(_SCHEMA)
+    database.execute(f"PRAGMA user_version = {FORMAT}")
+    return database
+
+
+# --- actions ---
+
+
+def write(record: Record, piece: Piece | None, *, is_all: bool = False) -> Callable[[sqlite3.Connection], None]:
+    """Write a session, new or not; `piece` replaces what its transcript has from there on, or all of it."""
+
+    def action(database: sqlite3.Connection) -> None:
+        (number,) = database.execute(
+            "INSERT INTO sessions (owner, name, label, model, created, used, n_tokens, recent, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, name, label) DO UPDATE SET model = excluded.model, "
+            "used = excluded.used, n_tokens = excluded.n_tokens, recent = excluded.recent, state = excluded.state "
+            "RETURNING number",
+            record,
+        ).fetchone()
+        if piece is not None:
+            database.execute(
+                "DELETE FROM pieces WHERE session = ? AND start >= ?", (number, 0 if is_all else piece.start)
+            )
+            if piece.tokens:
+                database.execute("INSERT INTO pieces VALUES (?, ?, ?, ?, ?)", (number, *piece))
+
+    return action
+
+
+def read(owner: str, name: str, label: str = "") -> Callable[[sqlite3.Connection], tuple[Record, list[Piece]] | None]:
+    """Read a session and the pieces of its transcript; None if there is none."""
+
+    def action(database: sqlite3.Connection) -> tuple[Record, list[Piece]] | None:
+        row = database.execute(
+            "SELECT number, owner, name, label, model, created, used, n_tokens, recent, state FROM sessions "
+            "WHERE owner = ? AND name = ? AND label = ?",
+            (owner, name, label),
+        ).fetchone()
+        if row is None:
+            return None
+        pieces = database.execute(
+            "SELECT start, tokens, surprises, origins FROM pieces WHERE session = ? ORDER BY start", row[:1]
+        )
+        return Record(*row[1:]), [Piece(*piece) for piece in pieces]
+
+    return action
+
+
+def delete(owner: str, name: str) -> Callable[[sqlite3.Connection], int]:
+    """Delete a session and its copies; give how many rows there were."""
+    return lambda database: (
+        database.execute("DELETE FROM sessions WHERE owner = ? AND name = ?", (owner, name)).rowcount
+    )
+
+
+def lines(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connection], list[Line]]:
+    """List the sessions of an owner by name, those after `after`."""
+    query = (
+        "SELECT name, model, created, used, n_tokens FROM sessions WHERE owner = ? AND label = '' AND name > ? "
+        "ORDER BY name LIMIT ?"
+    )
+    return lambda database: [Line(*row) for row in database.execute(query, (owner, after, limit))]
+
+
+def count(owner: str) -> Callable[[sqlite3.Connection], int]:
+    """Count the sessions of an owner."""
+    query = "SELECT count(*) FROM sessions WHERE owner = ? AND label = ''"
+    return lambda database: int(database.execute(query, (owner,)).fetchone()[0])

@@ -1,0 +1,27 @@
+"""The explorer's page as it is built by `make web`: the files that a server sends, or that a static folder contains.
+
+The sources are in the folder web/ of the repository; users need neither them nor Node.js.
+"""
+
+import gzip
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+PAGE = ("index.html", "style.css", "app.js", "icon.svg")
+"""The files of the page."""
+RUNTIME = ("worker.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm", "licenses.txt")
+"""What runs models inside the page: the worker and onnxruntime-web, with the licenses of what they contain."""
+
+
+def page_file(name: str) -> bytes:
+    """Return the content of one of the files of `PAGE` and `RUNTIME`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    folder: Traversable = files(__name__) / "page"
+    if name not in PAGE + RUNTIME:
+        raise FileNotFoundError(f"the file is {name}; expected one of {', '.join(PAGE + RUNTIME)}")
+    if name.endswith(".wasm"):
+        return gzip.decompress((folder / f"{name}.gz").read_bytes())
+    return (folder / name).read_bytes()

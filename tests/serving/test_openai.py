@@ -1,0 +1,141 @@
+"""OpenAI's endpoints, asked by OpenAI's own client."""
+
+import math
+
+import openai
+import pytest
+import torch
+
+from recurra.generation import SamplingConfig, Stream
+
+from .conftest import Letters
+
+
+@pytest.fixture
+def api(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def expected(models, prompt: str, n: int, seed: int = 0, temperature: float = 1.0) -> str:
+    stream = Stream(models[0].plain)
+    stream.feed(Letters().encode(prompt))
+    return Letters().decode(stream.generate(n, sampling=SamplingConfig(temperature=temperature), seed=seed))
+
+
+def test_the_models_are_listed(api, models):
+    assert [model.id for model in api.models.list()] == ["letters", "numbers", "classes"]
+    assert api.models.retrieve("numbers").recurra["vocabulary"] == 40
+    with pytest.raises(openai.NotFoundError, match="model is 'none'; expected one of letters"):
+        api.models.retrieve("none")
+
+
+def test_completions_with_n_and_seed_are_the_streams_of_these_seeds(api, models):
+    answer = api.completions.create(model="letters", prompt="some text", max_tokens=12, n=3, seed=5)
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [expected(models, "some text", 12, seed) for seed in (5, 6, 7)]
+    assert len(set(texts)) == 3
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * 3
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 36)
+
+
+def test_a_stream_gives_the_same_text(api, models):
+    options = {"include_usage": True}
+    chunks = list(
+        api.completions.create(
+            model="letters", prompt="ab", max_tokens=9, n=2, seed=1, stream=True, stream_options=options
+        )
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [expected(models, "ab", 9, seed) for seed in (1, 2)]
+    assert sorted(c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason) == ["length"] * 2
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 18)
+
+
+def test_stop_ends_before_the_text(api, models):
+    whole = expected(models, "ab", 30)
+    stop = whole[12:14]
+    answer = api.completions.create(model="letters", prompt="ab", max_tokens=30, seed=0, stop=["never", stop])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
+    chunks = api.completions.create(model="letters", prompt="ab", max_tokens=30, seed=0, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+
+
+def test_logprobs_and_echo(api, models):
+    (choice,) = api.completions.create(
+        model="letters", prompt="abc", max_tokens=4, temperature=0, logprobs=2, echo=True
+    ).choices
+    text = "abc" + expected(models, "abc", 4, temperature=0.0)
+    assert choice.text == text
+    told = choice.logprobs
+    assert told.tokens == list(text)
+    assert told.text_offset == list(range(7))
+    ids = torch.from_numpy(Letters().encode(text))
+    logprobs = models[0].plain(ids[None])[0][0].log_softmax(-1)
+    right = [logprobs[place - 1, ids[place]].item() for place in range(1, 7)]
+    assert told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == pytest.approx(right, abs=1e-4)
+    assert told.top_logprobs[0] is None
+    assert all(len(top) == 2 and max(top, key=top.get) == token for top, token in zip(told.top_logprobs[3:], text[3:]))
+
+
+def test_the_likelihood_of_a_prompt_without_a_continuation(api):
+    (choice,) = api.completions.create(model="letters", prompt="abcd", max_tokens=0, echo=True, logprobs=0).choices
+    assert (choice.text, choice.finish_reason, len(choice.logprobs.tokens)) == ("abcd", "length", 4)
+    assert all(share < 0 and math.isfinite(share) for share in choice.logprobs.token_logprobs[1:])
+
+
+def test_prompts_of_tokens_and_models_without_a_tokenizer(api, models):
+    stream = Stream(models[1].plain)
+    stream.feed([3, 4])
+    numbers = list(stream.generate(5, sampling=SamplingConfig(temperature=0.0)))
+    answer = api.completions.create(model="numbers", prompt=[3, 4], max_tokens=5, temperature=0)
+    assert answer.choices[0].text == "".join(map(str, numbers))
+    with pytest.raises(openai.BadRequestError, match="no tokenizer"):
+        api.completions.create(model="numbers", prompt="text")
+    with pytest.raises(openai.BadRequestError, match="predicts classes"):
+        api.completions.create(model="classes", prompt=[1])
+
+
+def test_a_chat_goes_through_the_template(api, models):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    prompt = "system: be brief\nuser: hello\nassistant: "
+    answer = api.chat.completions.create(
+        model="letters", messages=messages, max_completion_tokens=8, seed=2, logprobs=True, top_logprobs=3
+    )
+    text = expected(models, prompt, 8, 2)
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", text)
+    assert answer.usage.prompt_tokens == len(prompt)
+    told = answer.choices[0].logprobs.content
+    assert [token.token for token in told] == list(text)
+    assert all(len(token.top_logprobs) == 3 and token.bytes == list(token.token.encode()) for token in told)
+    chunks = list(api.chat.completions.create(model="letters", messages=messages, max_tokens=8, seed=2, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_model_without_a_template_refuses_chats(api):
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        api.chat.completions.create(model="numbers", messages=[{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"n": 65}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"extra_body": {"best_of": 3}}, "best_of"),
+        ({"stop": ""}, "stop"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused(api, options, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.completions.create(**{"model": "letters", "prompt": "a", **options})
+    assert refused.value.param.split(".")[0] == param
+    assert refused.value.type == "invalid_request_error"

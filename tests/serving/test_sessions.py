@@ -1,0 +1,252 @@
+"""Sessions over HTTP: what they read and write, forks, copies, and what is left after a restart."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+
+from recurra.generation import SamplingConfig, Stream
+from recurra.serving.service import Service
+from recurra.serving.settings import ServeSettings
+
+from .conftest import Letters, Running
+
+
+def opened(client: httpx.Client, **body) -> str:
+    answer = client.post("/v1/sessions", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]
+
+
+def write(client: httpx.Client, name: str, n: int = 6, **body) -> list[int]:
+    body = {"max_tokens": n, "temperature": 0, "stream": False, **body}
+    answer = client.post(f"/v1/sessions/{name}/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    return [token["id"] for token in answer.json()["tokens"] if token["from"] == "written"]
+
+
+def events(response: httpx.Response) -> list[tuple[str, dict]]:
+    blocks = [block.split("\r\n") for block in response.read().decode().strip().split("\r\n\r\n")]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in blocks]
+
+
+def alone(models, text: str, n: int) -> list[int]:
+    stream = Stream(models[0].plain)
+    stream.feed(Letters().encode(text))
+    return list(stream.generate(n, sampling=SamplingConfig(temperature=0.0)))
+
+
+def test_a_session_reads_and_writes_like_a_stream(client, models):
+    name = opened(client)
+    fed = client.post(f"/v1/sessions/{name}/feed", json={"text": "hello"}).json()
+    assert (fed["finish_reason"], fed["position"]) == ("read", 5)
+    first = write(client, name, text=" there")
+    assert first == alone(models, "hello there", 6)
+    text = "hello there" + Letters().decode(first)
+    assert write(client, name) == alone(models, text, 6)
+    told = client.get(f"/v1/sessions/{name}/transcript").json()
+    assert [token["position"] for token in told["tokens"]] == list(range(1, 24))
+    assert "".join(token["text"] for token in told["tokens"]).startswith(text)
+    assert [token["from"] for token in told["tokens"][10:12]] == ["read", "written"]
+    part = client.get(f"/v1/sessions/{name}/transcript", params={"start": 5, "limit": 3}).json()
+    assert part["tokens"] == told["tokens"][5:8]
+
+
+def test_a_stream_of_events_ends_with_the_end(client):
+    name = opened(client, model="numbers")
+    body = {"tokens": [1, 2], "max_tokens": 3, "seed": 1, "alternatives": 2, "details": True, "channels": 4}
+    told = events(client.post(f"/v1/sessions/{name}/generate", json=body))
+    assert [kind for kind, _ in told] == ["token"] * 5 + ["end"]
+    assert [event["position"] for _, event in told] == [1, 2, 3, 4, 5, 5]
+    assert [event.get("from") for _, event in told] == ["read"] * 2 + ["written"] * 3 + [None]
+    assert told[0][1]["logprob"] is None
+    assert all(len(event["alternatives"]) == 2 for _, event in told[1:5])
+    assert all(len(event["gates"]["magnitudes"][1]) == 8 for _, event in told[:5])
+    assert told[-1][1] == {"finish_reason": "length", "position": 5, "text": ""}
+
+
+def test_a_fork_continues_from_any_token_and_leaves_the_first_alone(client, models):
+    name = opened(client)
+    written = write(client, name, 40, text="the quick brown fox")
+    whole = "the quick brown fox" + Letters().decode(written)
+    for position in (0, 1, 7, 19, 33, 59):
+        twin = client.post(f"/v1/sessions/{name}/fork", json={"position": position}).json()
+        assert twin["position"] == position
+        start = whole[:position] or "\n"
+        assert write(client, twin["id"], 5) == alone(models, start, 5)
+    assert client.get(f"/v1/sessions/{name}").json()["position"] == 59
+    assert write(client, name, 5) == alone(models, whole, 5)
+    too_far = client.post(f"/v1/sessions/{name}/fork", json={"position": 65})
+    assert (too_far.status_code, too_far.json()["error"]["param"]) == (400, "position")
+
+
+def test_rewind_save_and_load(client, models):
+    name = opened(client)
+    write(client, name, 8, text="abc")
+    assert client.post(f"/v1/sessions/{name}/save", json={"label": "here"}).json()["bytes"] > 0
+    before = client.get(f"/v1/sessions/{name}/transcript").json()
+    assert client.post(f"/v1/sessions/{name}/rewind", json={"position": 3}).json()["position"] == 3
+    other = write(client, name, 4, text="xyz")
+    assert other == alone(models, "abcxyz", 4)
+    assert client.post(f"/v1/sessions/{name}/load", json={"label": "here"}).json()["position"] == 11
+    assert client.get(f"/v1/sessions/{name}/transcript").json() == before
+    missing = client.post(f"/v1/sessions/{name}/load", json={"label": "nowhere"})
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "label_not_found")
+
+
+def test_names_are_unique_and_listed_until_they_are_closed(serving):
+    client = serving().client()
+    for name in ("b", "a", "c"):
+        opened(client, name=name)
+    again = client.post("/v1/sessions", json={"name": "a"})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "session_exists")
+    page = client.get("/v1/sessions", params={"limit": 2}).json()
+    assert ([one["id"] for one in page["data"]], page["has_more"]) == (["a", "b"], True)
+    assert client.delete("/v1/sessions/a").json()["deleted"]
+    assert client.delete("/v1/sessions/a").status_code == 404
+    assert client.get("/v1/sessions/a").json()["error"]["code"] == "session_not_found"
+    assert [one["id"] for one in client.get("/v1/sessions").json()["data"]] == ["b", "c"]
+
+
+def test_sessions_outlive_the_server(serving, tmp_path, models):
+    kept = {"sessions_file": tmp_path / "sessions.sqlite"}
+    with Running(_service(models, **kept)) as first:
+        client = first.client()
+        name = opened(client, name="mine")
+        written = write(client, name, 5, text="once")
+        client.post(f"/v1/sessions/{name}/save", json={})
+        more = write(client, name, 5)
+    client = serving(**kept).client()
+    assert client.get("/v1/sessions/mine").json()["position"] == 14
+    whole = "once" + Letters().decode([*written, *more])
+    assert write(client, "mine", 5) == alone(models, whole, 5)
+    assert client.post("/v1/sessions/mine/load", json={}).json()["position"] == 9
+    twin = client.post("/v1/sessions/mine/fork", json={"position": 6}).json()["id"]  # no marks are left
+    assert write(client, twin, 4) == alone(models, whole[:6], 4)
+
+
+def _service(models, **limits):
+    return Service(models, ServeSettings(**limits), threads=1)
+
+
+def test_sessions_of_a_model_that_is_gone_are_kept_and_refused(serving, tmp_path, models):
+    kept = {"sessions_file": tmp_path / "sessions.sqlite"}
+    with Running(_service(models, **kept)) as first:
+        opened(first.client(), name="mine", model="numbers")
+    client = serving(models=models[:1], **kept).client()
+    assert client.get("/v1/sessions").json()["data"][0]["model"] is None
+    refused = client.get("/v1/sessions/mine")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "model_not_served")
+
+
+def test_more_sessions_than_memory_holds(serving, models):
+    running = serving(max_resident_sessions=3)
+    client = running.client()
+    for number in range(10):
+        opened(client, name=f"s{number}")
+        client.post(f"/v1/sessions/s{number}/feed", json={"text": "abcdefghij"[: number + 1]})
+    assert running.service.sessions.n_resident == 3
+    for number in (0, 9, 4):
+        assert write(client, f"s{number}", 3) == alone(models, "abcdefghij"[: number + 1], 3)
+    assert running.service.sessions.n_resident == 3
+
+
+def test_a_session_has_one_turn_at_a_time(serving):
+    client = serving().client()
+    opened(client, name="a")
+    with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000}) as long:
+        lines = long.iter_lines()  # kept: an iterator that is forgotten hangs up
+        next(lines)
+        for path, body in (("feed", {"text": "x"}), ("fork", {}), ("rewind", {"position": 0}), ("save", {})):
+            busy = client.post(f"/v1/sessions/a/{path}", json=body)
+            assert (busy.status_code, busy.json()["error"]["code"]) == (409, "session_busy")
+            assert busy.headers["retry-after"] == "1"
+        assert client.delete("/v1/sessions/a").status_code == 409
+
+
+def test_hanging_up_cancels_and_what_was_written_counts(serving):
+    running = serving()
+    client = running.client()
+    opened(client, name="a")
+    with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000, "text": "abc"}) as long:
+        lines = long.iter_lines()
+        for _ in range(30):
+            next(lines)
+    while (answer := client.post("/v1/sessions/a/feed", json={"text": "d"})).status_code == 409:
+        time.sleep(0.01)
+    position = answer.json()["position"]
+    assert 4 < position < 60_000
+    assert len(client.get("/v1/sessions/a/transcript").json()["tokens"]) == min(position, 10_000)
+    assert running.service.engine.scheduler.n_streams == 0
+
+
+def test_many_sessions_at_once(serving, models):
+    client = serving().client()
+    texts = [f"text {number}" for number in range(24)]
+
+    def talk(text: str) -> list[int]:
+        name = opened(client)
+        return write(client, name, 6, text=text) + write(client, name, 6, text="!")
+
+    with ThreadPoolExecutor(12) as pool:
+        results = list(pool.map(talk, texts))
+    for text, result in zip(texts, results):
+        first = alone(models, text, 6)
+        assert result == first + alone(models, text + Letters().decode(first) + "!", 6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("feed", {}, 400, "text"),
+        ("feed", {"text": "a", "tokens": [1]}, 400, "tokens"),
+        ("feed", {"tokens": [40]}, 400, None),
+        ("feed", {"text": "a", "unknown": 1}, 400, "unknown"),
+        ("feed", {"text": 3}, 400, "text"),
+        ("generate", {"max_tokens": 0}, 400, "max_tokens"),
+        ("generate", {"max_tokens": 70_000}, 400, "max_tokens"),
+        ("generate", {"temperature": -1}, 400, "temperature"),
+        ("generate", {"stop": [""]}, 400, "stop.0"),
+        ("fork", {"name": "../../etc"}, 400, "name"),
+        ("fork", {"name": "n" * 65}, 400, "name"),
+    ],
+)
+def test_bad_requests_are_refused_in_openai_s_form(client, path, body, status, param):
+    name = opened(client)
+    answer = client.post(f"/v1/sessions/{name}/{path}", json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+
+
+def test_a_model_of_classes_answers_and_does_not_write(client, models):
+    name = opened(client, model="classes")
+    told = client.post(f"/v1/sessions/{name}/feed", json={"tokens": [3, 4], "answers": 7}).json()["tokens"]
+    expected = models[2].plain(torch.tensor([[3, 4]]))[0][0].log_softmax(-1)
+    for token, row in zip(told, expected, strict=True):
+        assert token["answers"][0]["id"] == int(row.argmax())
+        assert token["answers"][0]["logprob"] == pytest.approx(row.max().item(), abs=1e-4)
+    refused = client.post(f"/v1/sessions/{name}/generate", json={})
+    assert refused.json()["error"]["code"] == "cannot_generate"
+    text = client.post(f"/v1/sessions/{name}/feed", json={"text": "a"})
+    assert text.status_code == 400
+
+
+def test_going_back_beyond_the_transcript(serving, models):
+    client = serving(max_tokens=20, mark_bytes=0).client()
+    opened(client, name="a")
+    for _ in range(5):
+        client.post("/v1/sessions/a/feed", json={"text": "a" * 20})
+    told = client.get("/v1/sessions/a/transcript").json()
+    assert told["first"] >= 60
+    assert (told["position"], len(told["tokens"])) == (100, 100 - told["first"])
+    for path in ("fork", "rewind"):
+        refused = client.post(f"/v1/sessions/a/{path}", json={"position": 50})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "position_forgotten")
+    assert client.post("/v1/sessions/a/rewind", json={"position": 0}).json()["position"] == 0
+    assert write(client, "a", 5, text="abc") == alone(models, "abc", 5)
+    assert client.get("/v1/sessions/a/transcript").json()["first"] == 0

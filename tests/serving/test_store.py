@@ -1,0 +1,93 @@
+"""The database of sessions."""
+
+import sqlite3
+
+import pytest
+
+from recurra.serving import store
+from recurra.serving.store import Record, SessionStore
+from recurra.serving.transcript import Piece
+
+
+def record(name: str, owner: str = "me", label: str = "", state: bytes = b"state") -> Record:
+    return Record(owner, name, label, "model", 1.0, 2.0, 3, b"\1\0\0\0", state)
+
+
+def piece(start: int, n: int) -> Piece:
+    return Piece(start, bytes(4 * n), bytes(4 * n), bytes(n))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    made = SessionStore(tmp_path / "deep" / "sessions.sqlite")
+    yield made
+    made.close()
+
+
+def do(kept: SessionStore, action):
+    return kept.submit(action).result(10)
+
+
+def test_what_is_written_is_read_by_another_process_s_database(kept, tmp_path):
+    do(kept, store.write(record("a"), piece(0, 5)))
+    other = SessionStore(tmp_path / "deep" / "sessions.sqlite")
+    assert do(other, store.read("me", "a")) == (record("a"), [piece(0, 5)])
+    assert do(other, store.read("me", "b")) is None
+    other.close()
+
+
+def test_pieces_are_added_replaced_and_put_in_one(kept):
+    do(kept, store.write(record("a"), piece(0, 5)))
+    do(kept, store.write(record("a", state=b"new"), piece(5, 2)))
+    assert do(kept, store.read("me", "a")) == (record("a", state=b"new"), [piece(0, 5), piece(5, 2)])
+    do(kept, store.write(record("a"), piece(5, 0)))
+    assert do(kept, store.read("me", "a"))[1] == [piece(0, 5)]
+    do(kept, store.write(record("a"), piece(2, 9), is_all=True))
+    assert do(kept, store.read("me", "a"))[1] == [piece(2, 9)]
+
+
+def test_owners_and_labels_are_apart(kept):
+    for one in (record("a"), record("a", "you"), record("a", label="copy"), record("b")):
+        do(kept, store.write(one, piece(0, 1)))
+    assert [line.name for line in do(kept, store.lines("me", 10))] == ["a", "b"]
+    assert [line.name for line in do(kept, store.lines("me", 10, "a"))] == ["b"]
+    assert do(kept, store.count("you")) == 1
+    assert do(kept, store.delete("me", "a")) == 2
+    assert do(kept, store.read("me", "a", "copy")) is None
+    assert do(kept, store.read("you", "a")) is not None
+
+
+def test_an_action_that_fails_leaves_the_others_and_nothing_of_its_own(kept):
+    def fails(database):
+        store.write(record("half"), piece(0, 1))(database)
+        raise ValueError("no")
+
+    futures = [
+        kept.submit(action) for action in (store.write(record("a"), None), fails, store.write(record("b"), None))
+    ]
+    with pytest.raises(ValueError, match="no"):
+        futures[1].result(10)
+    assert [line.name for line in do(kept, store.lines("me", 10))] == ["a", "b"]
+
+
+def test_what_waits_is_written_when_the_store_closes(tmp_path):
+    made = SessionStore(tmp_path / "s")
+    futures = [made.submit(store.write(record(str(number)), None)) for number in range(50)]
+    made.close()
+    assert all(future.done() for future in futures)
+    again = SessionStore(tmp_path / "s")
+    assert do(again, store.count("me")) == 50
+    again.close()
+
+
+def test_foreign_files_are_refused(tmp_path):
+    (tmp_path / "text").write_text("no database at all, but long enough to be looked at" * 20)
+    with pytest.raises(ValueError, match="no database"):
+        SessionStore(tmp_path / "text")
+    database = sqlite3.connect(tmp_path / "other")
+    database.execute("CREATE TABLE x (y)")
+    database.commit()
+    with pytest.raises(ValueError, match="in format 0"):
+        SessionStore(tmp_path / "other")
+    with pytest.raises(OSError, match="cannot be opened"):
+        SessionStore(tmp_path)

@@ -1,0 +1,100 @@
+"""A browser, small runs to look into, and what tests of the page share."""
+
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.cli import main
+
+CORPUS = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
+TEXT = """
+experiment: text
+data: {{path: {path}, batch_size: 2, segment_length: 8, {vocabulary}}}
+model: {{n_layer: 2, d_model: 16, d_channel_mixing: 24, mixer_options: {{d_qk: 16, d_v: 16, n_heads: 16}}}}
+optimizer: {{learning_rate: 0.02}}
+schedule: {{warmup_steps: 2}}
+training: {{epochs: 4, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+HORIZON = """
+experiment: memory-horizon
+data: {n_samples: 40, sequence_length: 24, batch_size: 8, resets_per_sample: 2, modulus: 7}
+model: {n_layer: 2, d_model: 8, d_channel_mixing: 16, mixer_options: {d_qk: 8, d_v: 8, n_heads: 8}}
+schedule: {warmup_steps: 4}
+training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 60_000
+"""Milliseconds until a page that does not do what is expected fails a test."""
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Path:
+    """A folder with three small runs: words, bpe and horizon."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "corpus").mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / "corpus" / f"{split}.txt").write_text(CORPUS * 8, encoding="utf-8")
+    recipes = {
+        "words": TEXT.format(path=folder / "corpus", vocabulary="vocabulary: words"),
+        "bpe": TEXT.format(path=folder / "corpus", vocabulary="vocabulary: bpe, bpe_vocab_size: 280"),
+        "horizon": HORIZON,
+    }
+    threads = torch.get_num_threads()
+    for name, recipe in recipes.items():
+        (folder / f"{name}.yaml").write_text(recipe, encoding="utf-8")
+        assert main(["train", str(folder / f"{name}.yaml"), "--run", str(folder / name)]) == 0
+    torch.set_num_threads(threads)  # runs set the number of threads of this process
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A browser without a window. Ends with the module: while it runs, no other event loop can run in this thread."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install recurra[dev]")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"needs a browser, one of {', '.join(BROWSERS)}: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        yield started.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+
+
+@pytest.fixture
+def page(browser) -> Iterator[object]:
+    """A page with nothing kept from other tests; an error inside it fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(PATIENCE)
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    context.close()
+    assert not errors
+
+
+@pytest.fixture
+def static_host() -> Iterator[object]:
+    """Serves folders as any static host would; give it a folder, and it gives the address."""
+    started: list[http.server.ThreadingHTTPServer] = []
+
+    def host(folder: Path) -> str:
+        handler = functools.partial(_Quiet, directory=str(folder))
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        started.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}/"
+
+    yield host
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass

@@ -1,0 +1,230 @@
+"""The explorer on `recurra serve`, in a browser: text by surprise, gates, forks, and a server that dies."""
+
+import contextlib
+import itertools
+import math
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.processes import Program
+from tests.web.explorer import choose_greedily, gate_colours, open_explorer, pane, position, read, text, wait_for
+
+pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra serve: pip install recurra[serve]")
+pytest.importorskip("sse_starlette", reason="needs the extra serve: pip install recurra[serve]")
+
+from recurra import open_run
+from recurra.data import memory_horizon_targets
+from recurra.generation import SamplingConfig, Stream
+
+PROMPT = "the dog saw"
+N_TOKENS = 24
+STARTED_WITHIN = 120
+"""Seconds."""
+
+
+class Server:
+    """`recurra serve`, which can be killed and started again at the same address."""
+
+    def __init__(self, runs: Path, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        names = [str(runs / name) for name in ("words", "bpe", "horizon")]
+        options = ["--port", str(self.port), "--sessions", str(folder / "sessions.sqlite"), "--threads", "1"]
+        words = ["serve", *names, *options, "--weights", "model"]  # no kernels to compile
+        self._source, self._folder = f"from recurra.cli import main\nraise SystemExit(main({words!r}))", folder
+        self.address = f"http://127.0.0.1:{self.port}/"
+        self.start()
+
+    def start(self) -> None:
+        self._program = Program(self._source, self._folder, OMP_NUM_THREADS="1")
+        end = time.monotonic() + STARTED_WITHIN
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.address}health", timeout=5):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start\n{self._program.kill().said}")
+
+    def kill(self) -> None:
+        self._program.kill()
+
+
+@pytest.fixture(scope="module")
+def server(runs, tmp_path_factory) -> Iterator[Server]:
+    started = Server(runs, tmp_path_factory.mktemp("server"))
+    yield started
+    started.kill()
+
+
+def stream_of(runs: Path, name: str) -> Stream:
+    run = open_run(runs / name)
+    return Stream(run.model, run.tokenizer)
+
+
+def continued(runs: Path, name: str, n_tokens: int) -> str:
+    stream = stream_of(runs, name)
+    stream.feed(PROMPT)
+    return "".join(stream.generate_text(n_tokens, sampling=SamplingConfig(temperature=0.0)))
+
+
+def write_greedily(page, server: Server) -> None:
+    """Open the page and let it continue the prompt."""
+    open_explorer(page, server.address)
+    choose_greedily(page, N_TOKENS)
+    read(page, PROMPT, then_write=True)
+    wait_for(page, 3 + N_TOKENS)
+
+
+def test_text_surprise_and_gates(page, server, runs):
+    write_greedily(page, server)
+    assert text(page, which="read") == PROMPT
+    assert text(page, which="written") == continued(runs, "words", N_TOKENS)
+    assert gate_colours(page) > 20
+    stream = stream_of(runs, "words")
+    *first, last = stream.encode(PROMPT).tolist()
+    expected = torch.log_softmax(stream.feed(first), -1)
+    page.click(f"{pane()} .token >> nth=2")
+    told = page.inner_text(".inspector p >> nth=0")
+    assert float(re.search(r"([\d.]+) bits", told)[1]) == pytest.approx(-float(expected[last]) / math.log(2), abs=0.06)
+    best = stream.tokenizer.decode([int(expected.argmax())]).strip() or "↵"
+    assert page.locator(".expected .name").first.inner_text() == best
+    state = sum(x.numel() * x.element_size() for layer in stream.state.layers for x in layer)
+    assert page.inner_text(".of-state dd") == f"{state} B"
+
+
+def test_two_forks_and_two_models_go_on_side_by_side(page, server, runs):
+    write_greedily(page, server)
+    page.click(f"{pane()} .token >> nth=2")  # the prompt's last token
+    page.click("text=Fork after this token")
+    wait_for(page, 3, "B")
+    page.click(f"{pane('B')} button.go")
+    wait_for(page, 3 + N_TOKENS, "B")
+    assert text(page, "B") == text(page, "A")
+    page.click("button.chip:has-text('all')")
+    read(page, "a cat ran")
+    for letter in "AB":
+        wait_for(page, 6 + N_TOKENS, letter)
+    page.select_option(f"{pane('B')} select.compare", "bpe")  # it reads the text so far
+    page.wait_for_selector(f"{pane('C')}[data-status=ready]")
+    wait_for(page, len(stream_of(runs, "bpe").encode(text(page, "B"))), "C")
+    assert text(page, "C") == text(page, "B")
+
+
+def test_sessions_are_found_again(page, server):
+    write_greedily(page, server)
+    before = text(page)
+    page.reload()
+    wait_for(page, 3 + N_TOKENS)
+    assert text(page) == before
+    assert gate_colours(page) > 20
+    read(page, "the dog")
+    wait_for(page, 5 + N_TOKENS)
+
+
+def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
+    """It dies while it writes. When it is back, the stream goes on from exactly what the page shows."""
+    open_explorer(page, server.address)
+    choose_greedily(page, 2000)
+    read(page, PROMPT, then_write=True)
+    while position(page) < 40:
+        page.wait_for_timeout(5)
+    server.kill()
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    assert "waiting for the server" in page.inner_text(".status")
+    shown, reached = text(page), position(page)
+    server.start()
+    wait_for(page, reached)
+    assert text(page) == shown
+    choose_greedily(page, N_TOKENS)
+    page.click("button.go")
+    wait_for(page, reached + N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
+
+
+def test_the_game_against_a_model_on_the_server(page, server, runs):
+    open_explorer(page, server.address)
+    page.select_option("[aria-label='Open a new stream']", "horizon")
+    played = [2, 3, 4, 5, 1, 4]
+    page.wait_for_selector(".tape")
+    page.focus(".tape")
+    for number, token in enumerate(played, 1):
+        page.keyboard.press("r" if token == 5 else str(token))
+        wait_for(page, number, "B")
+    with torch.no_grad():
+        answers = open_run(runs / "horizon").model(torch.tensor([played]))[0][0].argmax(-1).tolist()
+    targets = memory_horizon_targets(torch.tensor([played]), modulus=7)[0].tolist()
+    assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
+    n_right = sum(answer == target for answer, target in zip(answers, targets))
+    assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers right")
+
+
+def test_the_keyboard_reaches_everything(page, server):
+    open_explorer(page, server.address)
+    choose_greedily(page, 4)
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("/")
+    page.keyboard.type(PROMPT)
+    page.keyboard.press("Enter")
+    wait_for(page, 3 + 4)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("v")
+    assert page.inner_text(".gates h3") == "Phases"
+    page.keyboard.press("g")
+    wait_for(page, 3 + 8)
+    page.keyboard.press("f")
+    wait_for(page, 3 + 8, "B")
+    page.keyboard.press("[")
+    for key in ("ArrowLeft", "ArrowLeft", "Home"):
+        page.keyboard.press(key)
+    assert page.locator(f"{pane('A')} .token.chosen").inner_text() == "the"
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    assert page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_pages_of_any_width_and_colour_can_be_read(page, server):
+    """Nothing runs out of a phone's width, and text stands out from what is behind it, the most surprising too."""
+    write_greedily(page, server)
+    page.click(f"{pane()} .token >> nth=1")
+    for width, scheme in itertools.product((360, 1440), ("light", "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CONTRAST, [".word", ".status", ".caption", ".inspector p", "h2"]) >= 4.4
+
+
+CONTRAST = """(selectors) => {
+    const canvas = document.createElement("canvas");
+    canvas.width = canvas.height = 1;
+    const draw = canvas.getContext("2d", { willReadFrequently: true });
+    const light = ([r, g, b]) => {
+        const part = (x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+    };
+    const behind = (element) => {  // all backgrounds on top of each other
+        const layers = [];
+        for (let at = element; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
+        draw.fillStyle = "white";
+        draw.fillRect(0, 0, 1, 1);
+        for (const layer of layers) { draw.fillStyle = layer; draw.fillRect(0, 0, 1, 1); }
+        return light(draw.getImageData(0, 0, 1, 1).data);
+    };
+    const colour = (element) => {
+        draw.fillStyle = getComputedStyle(element).color;
+        draw.fillRect(0, 0, 1, 1);
+        return light(draw.getImageData(0, 0, 1, 1).data);
+    };
+    const found = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
+    return Math.min(...found.map((element) => {
+        const [low, high] = [behind(element), colour(element)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    }));
+}"""

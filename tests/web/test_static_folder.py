@@ -1,0 +1,134 @@
+"""`recurra export web`: a folder in, a page out that computes in the browser what Python computes."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.web.explorer import choose_greedily, open_explorer, pane, position, read, text, wait_for
+
+pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
+
+from recurra import open_run
+from recurra.cli import main
+from recurra.data import memory_horizon_targets
+from recurra.export.web_model import to_web_model
+from recurra.generation import SamplingConfig, Stream
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+PROMPT = "the dog saw\n a naïve cat ran away"
+N_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def exported(runs, tmp_path_factory) -> Callable[[str, str], Path]:
+    """Exports a run with weights of some kind, each pair once."""
+
+    @cache
+    def export(name: str, weights: str) -> Path:
+        folder = tmp_path_factory.mktemp("exported")
+        assert main(["export", "web", str(runs / name), str(folder), "--weights", weights]) == 0
+        return folder
+
+    return export
+
+
+def generated(capsys, run: Path, *options: str) -> str:
+    capsys.readouterr()
+    words = ["generate", str(run), "--prompt", PROMPT, "--temperature", "0", "--max-tokens", str(N_TOKENS)]
+    assert main([*words, *options]) == 0
+    return capsys.readouterr().out
+
+
+def page_says(page, address: str, prompt: str = PROMPT) -> str:
+    """What the page writes after the prompt, with the line feed that a command ends with."""
+    open_explorer(page, address)
+    choose_greedily(page, N_TOKENS)
+    read(page, prompt, then_write=True)
+    page.wait_for_selector(f"{pane()}[data-status=writing]")
+    page.wait_for_selector(f"{pane()}[data-status=ready]")
+    said = text(page, which="written")
+    return said if said.endswith("\n") else said + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "options"),
+    [("words", "int8", ["--weights", "int8"]), ("bpe", "float32", [])],
+)
+def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exported, capsys, page, static_host):
+    folder = exported(name, weights)
+    assert page_says(page, static_host(folder)) == generated(capsys, runs / name, *options)
+    stream = Stream(open_run(runs / name).model, open_run(runs / name).tokenizer)
+    assert position(page) == len(stream.encode(PROMPT)) + N_TOKENS
+    n_bytes = json.loads((folder / "engine.json").read_text())["models"][0]["state_bytes"]
+    assert n_bytes == 2 * 16 * 8  # two layers of 16 complex channels
+    assert page.inner_text(".of-state dd") == f"{n_bytes} B"
+
+
+def test_float16_is_the_model_with_rounded_matrices(runs, exported, page, static_host):
+    folder = exported("words", "float16")
+    run = open_run(runs / "words")
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(parameter.half())
+    stream = Stream(run.model, run.tokenizer)
+    stream.feed(PROMPT)
+    expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
+    assert page_says(page, static_host(folder)).rstrip("\n") == expected.rstrip("\n")
+
+
+def test_a_stream_is_found_again_forked_and_goes_on_alike(exported, page, static_host):
+    """One page: the state is kept over a reload, and a fork in the middle writes what the stream wrote."""
+    folder = exported("bpe", "float32")
+    address = static_host(folder)
+    whole = page_says(page, address)
+    read_tokens = position(page) - N_TOKENS
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    wait_for(page, read_tokens + N_TOKENS)
+    assert text(page, which="written") + "\n" == whole or text(page, which="written") == whole
+    page.focus(f"{pane()} .transcript")
+    for _ in range(N_TOKENS + 1):  # from the end to the last token of the prompt
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("f")
+    wait_for(page, read_tokens, "B")
+    page.click(f"{pane('B')} button.go")
+    wait_for(page, read_tokens + N_TOKENS, "B")
+    assert text(page, "B") == text(page, "A")
+    page.click(f"{pane('A')} button.go")  # and both go on
+    page.click(f"{pane('B')} button.go")
+    wait_for(page, read_tokens + 2 * N_TOKENS, "A")
+    wait_for(page, read_tokens + 2 * N_TOKENS, "B")
+    assert text(page, "B") == text(page, "A")
+
+
+def test_the_game_answers_as_the_model_does(runs, exported, page, static_host):
+    folder = exported("horizon", "int8")
+    open_explorer(page, static_host(folder))
+    played = [2, 3, 4, 5, 1, 0, 4, 4, 5, 3]
+    page.focus(".tape")
+    for number, token in enumerate(played, 1):
+        page.keyboard.press("r" if token == 5 else str(token))
+        wait_for(page, number)  # one at a time, as somebody plays
+    run = open_run(runs / "horizon")
+    with torch.no_grad():
+        model = to_web_model(run.model, "int8").rounded
+        answers = model(torch.tensor([played]))[0][0].argmax(-1).tolist()
+    targets = memory_horizon_targets(torch.tensor([played]), modulus=7)[0].tolist()
+    assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
+    shown = page.locator(".cell .truth").all_text_contents()
+    assert shown == ["✓" if answer == target else str(target) for answer, target in zip(answers, targets)]
+
+
+def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    assert main(["export", "web", str(runs / "words"), str(tmp_path)]) == 2
+    assert "which is not empty; expected another name: --force writes into it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

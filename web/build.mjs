@@ -1,0 +1,56 @@
+// Builds the page into the Python package: `make web`. The package keeps a digest of the sources and of every built
+// file, which a test compares.
+import { createHash } from "node:crypto";
+import { copyFile, mkdir, readFile, readdir, writeFile } from "node:fs/promises";
+import { join, relative } from "node:path";
+import { gzipSync } from "node:zlib";
+import { build } from "esbuild";
+
+const here = import.meta.dirname;
+const target = join(here, "../src/recurra/web/page");
+const ort = join(here, "node_modules/onnxruntime-web/dist");
+const digest = (content) => createHash("sha256").update(content).digest("hex");
+
+await mkdir(target, { recursive: true });
+const common = { bundle: true, format: "esm", target: "es2022", minify: true, legalComments: "none", charset: "utf8" };
+await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js") });
+await build({
+  ...common,
+  entryPoints: [join(here, "src/local/worker.ts")],
+  outfile: join(target, "worker.js"),
+  conditions: ["onnxruntime-web-use-extern-wasm"], // its code comes from a file beside the page, not from a blob
+});
+await build({ ...common, format: undefined, entryPoints: [join(here, "src/style.css")], outfile: join(target, "style.css") });
+for (const name of ["index.html", "icon.svg"]) await copyFile(join(here, name), join(target, name));
+await copyFile(join(ort, "ort-wasm-simd-threaded.mjs"), join(target, "ort-wasm-simd-threaded.mjs"));
+const wasm = await readFile(join(ort, "ort-wasm-simd-threaded.wasm"));
+await writeFile(join(target, "ort-wasm-simd-threaded.wasm.gz"), gzipSync(wasm, { level: 9 }));
+
+const licenses = [
+  ["onnxruntime-web", join(here, "LICENSE-onnxruntime.txt")],
+  ["@huggingface/tokenizers", join(here, "node_modules/@huggingface/tokenizers/LICENSE")],
+];
+const texts = licenses.map(async ([name, file]) => `${name}\n\n${(await readFile(file, "utf8")).trim()}\n`);
+await writeFile(join(target, "licenses.txt"), (await Promise.all(texts)).join(`\n${"-".repeat(80)}\n\n`));
+
+async function sources(folder) {
+  const found = [];
+  for (const entry of await readdir(folder, { withFileTypes: true })) {
+    if (entry.name === "node_modules") continue;
+    const path = join(folder, entry.name);
+    found.push(...(entry.isDirectory() ? await sources(path) : [relative(here, path).replaceAll("\\", "/")]));
+  }
+  return found;
+}
+
+const listed = (await sources(here)).sort();
+const lines = await Promise.all(listed.map(async (name) => `${name} ${digest(await readFile(join(here, name)))}\n`));
+const built = {};
+for (const name of (await readdir(target)).sort()) {
+  if (name === "build.json") continue;
+  built[name] = digest(name.endsWith(".wasm.gz") ? wasm : await readFile(join(target, name)));
+}
+const onnxruntime = JSON.parse(await readFile(join(ort, "../package.json"), "utf8")).version;
+const record = { sources: digest(lines.join("")), onnxruntime, files: built };
+await writeFile(join(target, "build.json"), `${JSON.stringify(record, null, 2)}\n`);
+console.log(`built ${Object.keys(built).length} files into src/recurra/web/page`);

@@ -1,0 +1,97 @@
+/** What runs models: a server, or this page itself. The views know nothing but these interfaces. */
+
+export type Task =
+  | { kind: "text"; start: number[] }
+  | { kind: "memory-horizon"; largest: number; reset: number; modulus: number };
+
+/** The transitions of a layer that a step shows: how many channels there are, of which some may be left out. */
+export interface GateLayer {
+  layer: number;
+  channels: number;
+}
+
+export interface Model {
+  name: string;
+  task: Task;
+  weights: string;
+  stateBytes: number;
+  /** Of a Transformer with as many layers and channels, in float16. */
+  cacheBytesPerToken: number;
+  gates: GateLayer[];
+}
+
+/** |a| and phase of a token, a byte for each channel of each layer: |a| = byte / 255, phase = byte / 256 of a turn. */
+export interface Gates {
+  magnitudes: Uint8Array[];
+  phases: Uint8Array[];
+}
+
+/** An output of the model, and its log-probability in nats. */
+export interface Share {
+  id: number;
+  text: string;
+  logprob: number;
+}
+
+/** A token that a stream read or wrote. */
+export interface Step {
+  id: number;
+  /** What it adds to the text; empty inside a letter of several bytes. */
+  text: string;
+  wasRead: boolean;
+  /** In nats, of the token given those before it; null for the first. */
+  logprob: number | null;
+  /** The likeliest tokens in its place. */
+  alternatives: Share[];
+  /** The likeliest outputs after it, for models that answer rather than continue. */
+  answers: Share[];
+  gates: Gates | null;
+}
+
+export interface Sampling {
+  maxTokens: number;
+  temperature: number;
+  topP: number;
+}
+
+export type Input = { text: string } | { tokens: number[] };
+
+/** What it takes to find a stream again after the page was closed. */
+export interface Kept {
+  /** A session on a server. */
+  session?: string;
+  /** The tensors of a state in this page, and the logits after the last token. */
+  tensors?: Float32Array[];
+  logits?: Float32Array;
+  /** How many tokens that state has read. */
+  position?: number;
+}
+
+export interface Stream {
+  feed(input: Input, signal: AbortSignal): AsyncGenerator<Step[]>;
+  generate(sampling: Sampling, signal: AbortSignal): AsyncGenerator<Step[]>;
+  /** A new stream that continues after the first `position` tokens of this one. */
+  fork(position: number): Promise<Stream>;
+  /** Make the stream stand after exactly these tokens, whatever was lost on the way. */
+  settle(tokens: number[]): Promise<void>;
+  keep(): Promise<Kept>;
+  close(): Promise<void>;
+}
+
+export interface Engine {
+  kind: "server" | "local";
+  models: Model[];
+  /** One line on where the model runs. */
+  place: string;
+  open(model: Model): Promise<Stream>;
+  /** Find a stream that was kept; `tokens` are all that it has read. */
+  resume(model: Model, kept: Kept, tokens: number[]): Promise<Stream>;
+}
+
+/** The engine cannot be reached now, and may be later. */
+export class Unreachable extends Error {}
+
+/** Most channels of a layer that are shown. */
+export const MOST_CHANNELS = 64;
+export const N_ALTERNATIVES = 5;
+export const N_ANSWERS = 3;

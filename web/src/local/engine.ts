@@ -1,0 +1,111 @@
+/** Models that run inside this page, in a worker. */
+
+import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "../engine";
+import type { Call, Loaded, Reply } from "./messages";
+
+type Listener = (reply: Reply) => void;
+
+/** The page's end of the line to the worker. */
+class Line {
+  private readonly listeners = new Map<number, Listener>();
+  private nextCall = 0;
+  nextStream = 0;
+
+  constructor(private readonly worker: Worker) {
+    worker.onmessage = ({ data }: MessageEvent<Reply>) => this.listeners.get(data.call)?.(data);
+    worker.onerror = (event) => {
+      const error = event.message || "the worker could not be started";
+      for (const [call, listener] of this.listeners) listener({ call, error });
+    };
+  }
+
+  ask<Result>(order: Call): Promise<Result> {
+    const call = this.nextCall++;
+    return new Promise((resolve, reject) => {
+      this.listeners.set(call, (reply) => {
+        this.listeners.delete(call);
+        if ("error" in reply) reject(new Error(reply.error));
+        else if ("done" in reply) resolve(reply.done as Result);
+      });
+      this.worker.postMessage({ call, order });
+    });
+  }
+
+  async *steps(order: Call, signal: AbortSignal): AsyncGenerator<Step[]> {
+    const call = this.nextCall++;
+    const replies: Reply[] = [];
+    let wake: () => void = () => undefined;
+    this.listeners.set(call, (reply) => {
+      replies.push(reply);
+      wake();
+    });
+    signal.addEventListener("abort", () => this.worker.postMessage({ cancel: call }), { once: true });
+    this.worker.postMessage({ call, order });
+    try {
+      for (;;) {
+        if (!replies.length) await new Promise<void>((resolve) => (wake = resolve));
+        const reply = replies.shift()!;
+        if ("error" in reply) throw new Error(reply.error);
+        if ("done" in reply) return;
+        yield reply.steps;
+      }
+    } finally {
+      this.listeners.delete(call);
+    }
+  }
+}
+
+class LocalStream implements Stream {
+  constructor(
+    private readonly line: Line,
+    private readonly stream: number,
+  ) {}
+
+  feed(input: Input, signal: AbortSignal): AsyncGenerator<Step[]> {
+    return this.line.steps({ what: "feed", stream: this.stream, input }, signal);
+  }
+
+  generate(sampling: Sampling, signal: AbortSignal): AsyncGenerator<Step[]> {
+    return this.line.steps({ what: "generate", stream: this.stream, sampling }, signal);
+  }
+
+  async fork(position: number): Promise<Stream> {
+    const twin = this.line.nextStream++;
+    await this.line.ask({ what: "fork", stream: this.stream, position, twin });
+    return new LocalStream(this.line, twin);
+  }
+
+  async settle(tokens: number[]): Promise<void> {
+    await this.line.ask({ what: "settle", stream: this.stream, tokens });
+  }
+
+  keep(): Promise<Kept> {
+    return this.line.ask({ what: "keep", stream: this.stream });
+  }
+
+  async close(): Promise<void> {
+    await this.line.ask({ what: "close", stream: this.stream });
+  }
+}
+
+export async function localEngine(): Promise<Engine> {
+  const base = new URL("./", document.baseURI).href;
+  const line = new Line(new Worker(new URL("worker.js", base), { type: "module" }));
+  const { models, threads } = await line.ask<Loaded>({ what: "load", base });
+  const number = (model: Model) => models.findIndex((other) => other.name === model.name);
+  return {
+    kind: "local",
+    models,
+    place: `runs in this page, ${threads} thread${threads > 1 ? "s" : ""}`,
+    async open(model) {
+      const stream = line.nextStream++;
+      await line.ask({ what: "open", stream, model: number(model) });
+      return new LocalStream(line, stream);
+    },
+    async resume(model, kept, tokens) {
+      const stream = line.nextStream++;
+      await line.ask({ what: "resume", stream, model: number(model), kept, tokens });
+      return new LocalStream(line, stream);
+    },
+  };
+}

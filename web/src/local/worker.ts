@@ -1,0 +1,192 @@
+/** The worker that runs models: onnxruntime-web computes one token at a time, and the state stays here. */
+
+import * as ort from "onnxruntime-web/wasm";
+import type { Kept, Model, Step, Task } from "../engine";
+import type { Call, Loaded, Reply, Request } from "./messages";
+import type { Outputs, Runner } from "./stream";
+import { LocalStream } from "./stream";
+import { readTokenizer } from "./tokenizer";
+
+interface Described {
+  name: string;
+  task: Task;
+  weights: string;
+  state_bytes: number;
+  cache_bytes_per_token: number;
+  gates: { layer: number; channels: number }[];
+  file: string;
+  sha256: string;
+  tokenizer: string | null;
+  state: { name: string; shape: number[] }[];
+}
+
+const SHOWN_MS = 30; // steps are handed to the page this often
+
+let runners: Runner[] = [];
+const streams = new Map<number, LocalStream>();
+const cancelled = new Set<number>();
+let running: Promise<unknown> = Promise.resolve(); // a session computes one step at a time
+
+async function load(base: string): Promise<Loaded> {
+  ort.env.wasm.wasmPaths = base;
+  ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
+  ort.env.logLevel = "error";
+  const { models } = (await (await fetched(`${base}engine.json`)).json()) as { models: Described[] };
+  runners = await Promise.all(models.map((described) => loadModel(base, described)));
+  return { models: runners.map((runner) => runner.model), threads: ort.env.wasm.numThreads };
+}
+
+async function fetched(address: string): Promise<Response> {
+  const response = await fetch(address);
+  if (!response.ok) throw new Error(`${address} is missing (${response.status}); expected the whole exported folder`);
+  return response;
+}
+
+async function loadModel(base: string, described: Described): Promise<Runner> {
+  const content = await (await fetched(base + described.file)).arrayBuffer();
+  await requireDigest(content, described);
+  const session = await ort.InferenceSession.create(new Uint8Array(content), {
+    executionProviders: ["wasm"],
+    graphOptimizationLevel: "all",
+  });
+  const tokenizer = described.tokenizer ? readTokenizer(await (await fetched(base + described.tokenizer)).json()) : null;
+  const model: Model = {
+    name: described.name,
+    task: described.task,
+    weights: described.weights,
+    stateBytes: described.state_bytes,
+    cacheBytesPerToken: described.cache_bytes_per_token,
+    gates: described.gates,
+  };
+  const start = () => described.state.map(({ shape }) => new Float32Array(shape.reduce((one, other) => one * other, 1)));
+  return { model, tokenizer, start, run: (token, state) => alone(() => step(session, described, token, state)) };
+}
+
+async function requireDigest(content: ArrayBuffer, described: Described): Promise<void> {
+  if (!self.crypto?.subtle) return; // a page that is neither local nor https has none
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
+  const found = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (found !== described.sha256) throw new Error(`${described.file} is damaged; export the run again`);
+}
+
+async function step(
+  session: ort.InferenceSession,
+  described: Described,
+  token: number,
+  state: Float32Array[],
+): Promise<Outputs> {
+  const feeds: Record<string, ort.Tensor> = { token: new ort.Tensor("int64", BigInt64Array.of(BigInt(token)), [1, 1]) };
+  described.state.forEach(({ name, shape }, number) => {
+    feeds[`state.${name}`] = new ort.Tensor("float32", state[number], shape);
+  });
+  const found = await session.run(feeds);
+  const values = (name: string) => found[name].data as Float32Array;
+  return {
+    logits: values("logits"),
+    magnitudes: values("magnitudes"),
+    phases: values("phases"),
+    state: described.state.map(({ name }) => values(`next_state.${name}`)),
+  };
+}
+
+function alone<Result>(task: () => Promise<Result>): Promise<Result> {
+  const result = running.then(task);
+  running = result.catch(() => undefined);
+  return result;
+}
+
+/** Let messages in: a cancellation among them. */
+const { port1, port2 } = new MessageChannel();
+function breathe(): Promise<void> {
+  return new Promise((resolve) => {
+    port1.onmessage = () => resolve();
+    port2.postMessage(null);
+  });
+}
+
+async function stepwise(call: number, count: number, next: (number: number) => Promise<Step>): Promise<void> {
+  let steps: Step[] = [];
+  let shown = performance.now();
+  for (let number = 0; number < count && !cancelled.has(call); number++) {
+    steps.push(await next(number));
+    if (performance.now() - shown >= SHOWN_MS) {
+      reply({ call, steps });
+      steps = [];
+      await breathe();
+      shown = performance.now();
+    }
+  }
+  if (steps.length) reply({ call, steps });
+}
+
+function streamOf(number: number): LocalStream {
+  const stream = streams.get(number);
+  if (!stream) throw new Error(`stream ${number} is closed`);
+  return stream;
+}
+
+/** The stream at the state that was kept, or at its start if that does not fit this model. */
+function resumed(runner: Runner, kept: Kept, tokens: number[]): LocalStream {
+  const { tensors, logits, position = 0 } = kept;
+  const start = runner.start();
+  const fits = tensors?.length === start.length && start.every((x, number) => x.length === tensors[number].length);
+  if (!fits || position > tokens.length) return new LocalStream(runner);
+  return LocalStream.resumed(runner, tokens.slice(0, position), tensors, logits ?? null);
+}
+
+async function answer(call: number, order: Call): Promise<Loaded | Kept | null> {
+  switch (order.what) {
+    case "load":
+      return load(order.base);
+    case "open":
+      streams.set(order.stream, new LocalStream(runners[order.model]));
+      return null;
+    case "resume": {
+      const stream = resumed(runners[order.model], order.kept, order.tokens);
+      for (const token of order.tokens.slice(stream.tokens.length)) await stream.read(token);
+      streams.set(order.stream, stream);
+      return null;
+    }
+    case "feed": {
+      const stream = streamOf(order.stream);
+      const tokens = "text" in order.input ? stream.encode(order.input.text) : order.input.tokens;
+      await stepwise(call, tokens.length, (number) => stream.read(tokens[number]));
+      return null;
+    }
+    case "generate": {
+      const stream = streamOf(order.stream);
+      await stepwise(call, order.sampling.maxTokens, () => stream.write(order.sampling, Math.random));
+      return null;
+    }
+    case "fork":
+      streams.set(order.twin, await streamOf(order.stream).fork(order.position));
+      return null;
+    case "settle": {
+      const stream = streamOf(order.stream);
+      if (stream.tokens.length !== order.tokens.length) streams.set(order.stream, await stream.fork(order.tokens.length));
+      return null;
+    }
+    case "keep": {
+      return streamOf(order.stream).kept();
+    }
+    case "close":
+      streams.delete(order.stream);
+      return null;
+  }
+}
+
+function reply(message: Reply): void {
+  self.postMessage(message);
+}
+
+self.onmessage = async ({ data }: MessageEvent<Request>) => {
+  if ("cancel" in data) {
+    cancelled.add(data.cancel);
+    return;
+  }
+  try {
+    reply({ call: data.call, done: await answer(data.call, data.order) });
+  } catch (error) {
+    reply({ call: data.call, error: error instanceof Error ? error.message : String(error) });
+  }
+};

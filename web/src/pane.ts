@@ -1,0 +1,180 @@
+/** A stream as the page shows it: its tokens, what is known of them, and what is going on. */
+
+import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "./engine";
+import { Unreachable } from "./engine";
+import type { StoredPane } from "./store";
+import { savePane } from "./store";
+
+export const MOST_STEPS = 2000;
+const SAVED_MS = 2000;
+
+export type Status = "ready" | "reading" | "writing" | "waiting" | "failed";
+
+export interface Origin {
+  letter: string;
+  position: number;
+}
+
+export class Pane {
+  stream: Stream | null = null;
+  tokens: number[] = [];
+  /** The last tokens with all that is known of them. */
+  steps: Step[] = [];
+  status: Status = "ready";
+  message = "";
+  /** Tokens a second of the last turn. */
+  rate = 0;
+  /** The token that is looked at, by its number from 0. */
+  selected: number | null = null;
+  private kept: Kept = {};
+  private turn: AbortController | null = null;
+  private savedAt = 0;
+  private readonly listeners = new Set<() => void>();
+
+  constructor(
+    readonly id: string,
+    readonly letter: string,
+    readonly model: Model,
+    readonly origin: Origin | null,
+  ) {}
+
+  /** The number of the first token that is shown. */
+  get first(): number {
+    return this.tokens.length - this.steps.length;
+  }
+
+  get isBusy(): boolean {
+    return this.status === "reading" || this.status === "writing";
+  }
+
+  get isShowingTheEnd(): boolean {
+    return this.selected === null;
+  }
+
+  stepAt(position: number | null): Step | null {
+    return position === null ? null : (this.steps[position - this.first] ?? null);
+  }
+
+  onChange(listener: () => void): void {
+    this.listeners.add(listener);
+  }
+
+  changed(): void {
+    for (const listener of this.listeners) listener();
+  }
+
+  select(position: number | null): void {
+    const last = this.tokens.length - 1;
+    this.selected = position === null || last < 0 ? null : Math.min(last, Math.max(this.first, position));
+    this.changed();
+  }
+
+  feed(input: Input): Promise<void> {
+    return this.run("reading", (stream, signal) => stream.feed(input, signal));
+  }
+
+  generate(sampling: Sampling): Promise<void> {
+    return this.run("writing", (stream, signal) => stream.generate(sampling, signal));
+  }
+
+  stop(): void {
+    this.turn?.abort();
+  }
+
+  private async run(
+    status: Status,
+    start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
+  ): Promise<void> {
+    if (!this.stream || this.isBusy || this.status === "waiting") return;
+    this.turn = new AbortController();
+    this.become(status);
+    const began = performance.now();
+    let count = 0;
+    try {
+      for await (const steps of start(this.stream, this.turn.signal)) {
+        this.add(steps);
+        count += steps.length;
+        this.rate = (1000 * count) / Math.max(1, performance.now() - began);
+        if (performance.now() - this.savedAt > SAVED_MS) void this.save();
+      }
+      await this.ended();
+      this.become("ready");
+    } catch (error) {
+      await this.failed(error);
+    }
+    this.turn = null;
+    void this.save();
+  }
+
+  /** After a turn that was stopped the engine may be a few tokens ahead of what was shown. */
+  private async ended(): Promise<void> {
+    if (this.turn?.signal.aborted) await this.stream!.settle(this.tokens);
+    this.kept = await this.stream!.keep();
+  }
+
+  private async failed(error: unknown): Promise<void> {
+    if (error instanceof Unreachable) return this.become("waiting", error.message);
+    if (this.turn?.signal.aborted) {
+      try {
+        await this.ended();
+        return this.become("ready");
+      } catch (second) {
+        if (second instanceof Unreachable) return this.become("waiting", second.message);
+        error = second;
+      }
+    }
+    this.become("failed", error instanceof Error ? error.message : String(error));
+  }
+
+  /** Go on after the engine was out of reach, from exactly the tokens that are shown. */
+  async reconnect(engine: Engine): Promise<void> {
+    try {
+      this.stream = await engine.resume(this.model, this.kept, this.tokens);
+      this.kept = await this.stream.keep();
+      this.become("ready");
+      await this.save();
+    } catch (error) {
+      const isOut = error instanceof Unreachable;
+      this.become(isOut ? "waiting" : "failed", error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  private add(steps: Step[]): void {
+    for (const step of steps) this.tokens.push(step.id);
+    this.steps.push(...steps);
+    if (this.steps.length > MOST_STEPS) this.steps.splice(0, this.steps.length - MOST_STEPS);
+    if (this.selected !== null && this.selected < this.first) this.selected = null;
+    this.changed();
+  }
+
+  private become(status: Status, message = ""): void {
+    this.status = status;
+    this.message = message;
+    this.changed();
+  }
+
+  /** Begin with a stream that stands after these tokens. */
+  begin(stream: Stream, kept: Kept, tokens: number[] = [], steps: Step[] = []): void {
+    this.stream = stream;
+    this.kept = kept;
+    this.tokens = tokens;
+    this.steps = steps;
+  }
+
+  async save(): Promise<void> {
+    this.savedAt = performance.now();
+    const { id, letter, origin, tokens, steps, kept } = this;
+    const stored: StoredPane = { id, letter, model: this.model.name, origin, tokens, steps, kept };
+    await savePane(stored).catch(() => undefined); // no room, or a browser that keeps nothing: the page works on
+  }
+
+  /** A pane that was kept; its stream is found by `reconnect`. */
+  static stored(stored: StoredPane, model: Model): Pane {
+    const pane = new Pane(stored.id, stored.letter, model, stored.origin);
+    pane.tokens = stored.tokens;
+    pane.steps = stored.steps;
+    pane.kept = stored.kept;
+    pane.status = "waiting";
+    return pane;
+  }
+}

@@ -1,0 +1,161 @@
+/** Models that a server runs: each stream is one of its sessions, which outlive page and server. */
+
+import type { Engine, Gates, Input, Kept, Model, Sampling, Share, Step, Stream, Task } from "../engine";
+import { MOST_CHANNELS, N_ALTERNATIVES, N_ANSWERS, Unreachable } from "../engine";
+import { Refused, events, request } from "./http";
+
+interface TokenJson {
+  position: number;
+  id: number;
+  text: string;
+  from: "read" | "written";
+  logprob: number | null;
+  alternatives?: Share[];
+  answers?: Share[];
+  gates?: { layers: number[]; magnitudes: string[]; phases: string[] };
+}
+
+interface ModelJson {
+  id: string;
+  recurra: {
+    weights: string;
+    task: Task | null;
+    state_bytes: number;
+    cache_bytes_per_token: number;
+    gates: { layer: number; channels: number }[];
+  };
+}
+
+const FEED_AT_ONCE = 8192; // tokens of a long transcript that is read again
+
+class ServerStream implements Stream {
+  constructor(
+    private readonly model: Model,
+    private readonly session: string,
+  ) {}
+
+  async *feed(input: Input, signal: AbortSignal): AsyncGenerator<Step[]> {
+    const answers = this.model.task.kind === "text" ? 0 : N_ANSWERS;
+    yield* this.turn("feed", { ...input, answers }, signal);
+  }
+
+  async *generate(sampling: Sampling, signal: AbortSignal): AsyncGenerator<Step[]> {
+    const { maxTokens: max_tokens, temperature, topP } = sampling;
+    const top_p = temperature > 0 && topP < 1 ? topP : undefined;
+    yield* this.turn("generate", { max_tokens, temperature, top_p }, signal);
+  }
+
+  async fork(position: number): Promise<Stream> {
+    const { id } = await (await request("POST", `${this.path}/fork`, { position })).json();
+    return new ServerStream(this.model, id);
+  }
+
+  async settle(tokens: number[]): Promise<void> {
+    const { position } = await (await request("GET", this.path)).json();
+    if (position > tokens.length) await request("POST", `${this.path}/rewind`, { position: tokens.length });
+    await this.read(tokens.slice(position));
+  }
+
+  async read(tokens: number[]): Promise<void> {
+    for (let first = 0; first < tokens.length; first += FEED_AT_ONCE) {
+      const body = { tokens: tokens.slice(first, first + FEED_AT_ONCE), surprise: false };
+      await request("POST", `${this.path}/feed`, body);
+    }
+  }
+
+  async keep(): Promise<Kept> {
+    return { session: this.session };
+  }
+
+  async close(): Promise<void> {
+    await request("DELETE", this.path);
+  }
+
+  private get path(): string {
+    return `v1/sessions/${this.session}`;
+  }
+
+  private async *turn(what: string, body: object, signal: AbortSignal): AsyncGenerator<Step[]> {
+    const details = this.model.gates.length > 0;
+    const alternatives = this.model.task.kind === "text" ? N_ALTERNATIVES : 0;
+    const asked = { stream: true, surprise: true, alternatives, details, channels: MOST_CHANNELS, ...body };
+    const response = await request("POST", `${this.path}/${what}`, asked, signal);
+    let ended = false;
+    for await (const some of events(response, signal)) {
+      const steps: Step[] = [];
+      for (const { event, data } of some) {
+        const item = JSON.parse(data);
+        if (event === "token") steps.push(stepOf(item));
+        if (event !== "end") continue;
+        ended = true;
+        if (item.finish_reason === "error") throw new Error(item.message || "the model failed on this turn");
+      }
+      if (steps.length) yield steps;
+    }
+    if (!ended && !signal.aborted) throw new Unreachable("the line to the server broke");
+  }
+}
+
+function stepOf(item: TokenJson): Step {
+  return {
+    id: item.id,
+    text: item.text,
+    wasRead: item.from === "read",
+    logprob: item.logprob,
+    alternatives: item.alternatives ?? [],
+    answers: item.answers ?? [],
+    gates: item.gates ? gatesOf(item.gates) : null,
+  };
+}
+
+function gatesOf(gates: { magnitudes: string[]; phases: string[] }): Gates {
+  const bytes = (text: string) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return { magnitudes: gates.magnitudes.map(bytes), phases: gates.phases.map(bytes) };
+}
+
+/** Whether the server answers now. */
+export async function isReachable(): Promise<boolean> {
+  try {
+    return (await fetch("health", { cache: "no-store" })).ok;
+  } catch {
+    return false;
+  }
+}
+
+export async function serverEngine(): Promise<Engine> {
+  const { data } = (await (await request("GET", "v1/models")).json()) as { data: ModelJson[] };
+  const shown = data.filter(({ recurra }) => recurra.task);
+  if (!shown.length) throw new Error("the server has no model over text or on Memory Horizon, which this page shows");
+  const models: Model[] = shown.map(({ id, recurra }) => ({
+    name: id,
+    task: recurra.task!,
+    weights: recurra.weights,
+    stateBytes: recurra.state_bytes,
+    cacheBytesPerToken: recurra.cache_bytes_per_token,
+    gates: recurra.gates,
+  }));
+  async function open(model: Model): Promise<ServerStream> {
+    const { id } = await (await request("POST", "v1/sessions", { model: model.name })).json();
+    return new ServerStream(model, id);
+  }
+  return {
+    kind: "server",
+    models,
+    place: `runs on ${location.host}`,
+    open,
+    async resume(model, kept, tokens) {
+      try {
+        if (kept.session) {
+          const stream = new ServerStream(model, kept.session);
+          await stream.settle(tokens);
+          return stream;
+        }
+      } catch (error) {
+        if (!(error instanceof Refused)) throw error; // a session that is gone, or cannot go back: read it all again
+      }
+      const stream = await open(model);
+      await stream.read(tokens);
+      return stream;
+    },
+  };
+}

@@ -1,0 +1,74 @@
+/** What the page keeps for the next visit: its streams, in IndexedDB; settings, in localStorage. */
+
+import type { Kept, Sampling, Step } from "./engine";
+
+export interface StoredPane {
+  id: string;
+  letter: string;
+  model: string;
+  origin: { letter: string; position: number } | null;
+  /** All that the stream has read. */
+  tokens: number[];
+  /** The last steps, which are shown. */
+  steps: Step[];
+  kept: Kept;
+}
+
+let opened: Promise<IDBDatabase> | null = null;
+
+function database(): Promise<IDBDatabase> {
+  opened ??= new Promise((resolve, reject) => {
+    const asked = indexedDB.open(`recurra-explorer ${location.pathname}`, 1);
+    asked.onupgradeneeded = () => asked.result.createObjectStore("panes", { keyPath: "id" });
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(asked.error);
+  });
+  return opened;
+}
+
+async function inStore<Result>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<Result>): Promise<Result> {
+  const transaction = (await database()).transaction("panes", mode);
+  const asked = act(transaction.objectStore("panes"));
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve(asked.result);
+    transaction.onerror = () => reject(transaction.error);
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+export function savePane(pane: StoredPane): Promise<unknown> {
+  return inStore("readwrite", (store) => store.put(pane));
+}
+
+export function removePane(id: string): Promise<unknown> {
+  return inStore("readwrite", (store) => store.delete(id));
+}
+
+export async function savedPanes(): Promise<StoredPane[]> {
+  const panes: StoredPane[] = await inStore("readonly", (store) => store.getAll());
+  return panes.sort((one, other) => (one.letter < other.letter ? -1 : 1));
+}
+
+export interface Settings {
+  theme: "auto" | "light" | "dark";
+  shows: "magnitudes" | "phases";
+  sampling: Sampling;
+}
+
+const DEFAULTS: Settings = {
+  theme: "auto",
+  shows: "magnitudes",
+  sampling: { maxTokens: 60, temperature: 0.8, topP: 0.95 },
+};
+
+export function readSettings(): Settings {
+  try {
+    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem("recurra-settings") ?? "{}") };
+  } catch {
+    return DEFAULTS;
+  }
+}
+
+export function saveSettings(settings: Settings): void {
+  localStorage.setItem("recurra-settings", JSON.stringify(settings));
+}
