@@ -184,6 +184,13 @@ class TrainingConfig:
     """Where to compute; auto: the first CUDA device, or the CPU if there is none."""
     threads: int | None = None
     """CPU threads; null: as many as PyTorch chooses."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """Under torchrun, how the ranks hold the model: each a copy (ddp), or each a shard of every parameter and of what
+    the optimiser keeps for it (fsdp); auto: ddp. One process alone holds all of it."""
+    sequence_parallel: int = 1
+    """Ranks that share a sequence: each computes one of as many consecutive pieces of it. Must divide the ranks."""
+    asynchronous_saving: bool = False
+    """With several ranks, write checkpoints beside the training, from a copy in memory of what is saved."""
     deterministic: bool = False
     """Refuse operations whose result may differ from run to run on the same machine."""
     seed: int = 0
@@ -203,7 +210,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")
-        require_whole_number(1, **fields_of(self, "training", *counts))
+        require_whole_number(1, **fields_of(self, "training", *counts, "sequence_parallel"))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
         q = self.generalised_cross_entropy
@@ -211,6 +218,7 @@ class TrainingConfig:
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
+        require_choice(("auto", "ddp", "fsdp"), **fields_of(self, "training", "strategy"))
         require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
 
     @property
