@@ -9,6 +9,7 @@ from importlib.metadata import version
 from recurra.cli.errors import FAILED, report
 
 COMMANDS = {
+    "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "generate": ("recurra.cli.generate", "continue a text with a trained run"),

@@ -182,6 +182,8 @@ class Trainer(ResumableRun):
         """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
         inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
         extra = {} if poses is None else {"poses": poses}
+        if batch.cu_seqlens is not None:
+            extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
         with self.fabric.autocast():
             loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)

@@ -56,7 +56,7 @@ class Objective(nn.Module):
         """
         penalty: Tensor | float = 0.0
         if self._has_parts and (self.config.has_penalties or few_targets(n_targets, targets)):
-            losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config)
+            losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config, **extra)
         else:
             losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
         return losses.sum(), to_minimise(losses, n_targets, penalty, self.config), state
@@ -73,15 +73,16 @@ def loss_by_parts(
     targets: Int[Tensor, "B L"],
     state: Any,
     config: TrainingConfig,
+    **lengths: Any,
 ) -> tuple[Float[Tensor, "1 N"], Tensor | float, Any]:
     """Return the losses of the N targets that count, the penalty to add to the mean loss, and the next state.
 
-    `model` is a `recurra.models.shell.LanguageModelShell`, as it is or set up by Fabric.
+    `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
 
     The penalty is `activation_penalty` times the mean square of what the head reads, dropout included, and
     `change_penalty` times the mean square of its change from one step to the next.
     """
-    hidden, state = model.hidden(inputs, state)
+    hidden, state = model.hidden(inputs, state, **lengths)
     counted = targets != IGNORED_TARGET
     return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config), state
 
