@@ -6,8 +6,8 @@ once its own small JSON file is there, which says what the shard was made from.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,8 +26,8 @@ from recurra.files.digests import file_sha256
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.writing import leftovers, replacing
 
-SAMPLE_DOCUMENTS = 200_000
-"""Documents, or blocks of lines, that a byte pair encoding is trained on."""
+SAMPLE_CHARACTERS = 100_000_000
+"""How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +113,35 @@ def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[
     elif what.vocabulary == "bpe":
         report("training the byte pair encoding")
         assert what.vocab_size is not None  # checked by the dataclass
-        documents = (document for unit in training for document in unit.documents())
-        encoder = BytePairEncoding.train(islice(documents, SAMPLE_DOCUMENTS), what.vocab_size)
+        share = SAMPLE_CHARACTERS // len(training)
+        encoder = BytePairEncoding.train((text for unit in training for text in _first(unit, share)), what.vocab_size)
     else:
         report("counting words")
         with item_progress("Counting words", len(training)) as advance:
-            encoder = _most_frequent(_counted(pool.imap(_count_words, training), advance), what.vocab_size)
+            files = pool.imap(_count_words, [(what.out, unit) for unit in training])
+            encoder = _most_frequent(_counted(files, advance), what.vocab_size)
     encoder.save(own)
+    for counts in what.out.glob(f"{_COUNTS}*.json"):
+        counts.unlink()
     return encoder
 
 
-def _counted(counts: Iterable[Counter[str]], advance: Callable[[int], None]) -> Iterator[Counter[str]]:
-    for count in counts:
+def _first(unit: Unit, n_characters: int) -> Iterator[str]:
+    """Yield the documents of a unit up to about so many characters."""
+    for document in unit.documents():
+        yield document
+        n_characters -= len(document)
+        if n_characters <= 0:
+            return
+
+
+def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[dict[str, int]]:
+    for file in files:
         advance(1)
-        yield count
+        yield read_stamped(file, most_bytes=_MOST_COUNTS)["counts"]
 
 
-def _most_frequent(counts: Iterable[Counter[str]], size: int | None) -> Vocabulary:
+def _most_frequent(counts: Iterable[dict[str, int]], size: int | None) -> Vocabulary:
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)
@@ -143,11 +155,22 @@ def _most_frequent(counts: Iterable[Counter[str]], size: int | None) -> Vocabula
     return Vocabulary(words)
 
 
-def _count_words(unit: Unit) -> Counter[str]:
+_COUNTS = "counts-"
+_MOST_COUNTS = 2**30
+
+
+def _count_words(work: tuple[Path, Unit]) -> Path:
+    """Count the words of a unit into a file, if an earlier preparation has not; return the file."""
+    folder, unit = work
+    path = folder / f"{_COUNTS}{_name(unit)}.json"
+    with suppress(OSError, ValueError):
+        if read_stamped(path, most_bytes=_MOST_COUNTS)["from"] == unit.identity:
+            return path
     counts: Counter[str] = Counter()
     for document in unit.documents():
         counts.update(document.replace("\n", f" {EOS} ").split())
-    return counts
+    write_stamped(path, {"from": unit.identity, "counts": counts}, indent=0)
+    return path
 
 
 _encoders: dict[str, TextEncoder] = {}  # of this process, by fingerprint: loading 267,735 words takes a second

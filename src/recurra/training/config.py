@@ -191,6 +191,9 @@ class TrainingConfig:
     """Ranks that share a sequence: each computes one of as many consecutive pieces of it. Must divide the ranks."""
     asynchronous_saving: bool = False
     """With several ranks, write checkpoints beside the training, from a copy in memory of what is saved."""
+    checkpoint_blocks: bool = False
+    """Keep the inputs of each block alone for the backward pass and compute the rest again there: less memory, and one
+    more forward pass."""
     deterministic: bool = False
     """Refuse operations whose result may differ from run to run on the same machine."""
     seed: int = 0

@@ -277,6 +277,7 @@ RESUMABLE = frozenset(
         "training.threads",
         "training.strategy",
         "training.sequence_parallel",
+        "training.checkpoint_blocks",
         "training.asynchronous_saving",
         "training.log_every",
         "training.eval_every",

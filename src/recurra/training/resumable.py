@@ -18,6 +18,7 @@ from recurra.training.optimizer import build_optimizer
 from recurra.training.process import reseed, set_up_process, settled
 from recurra.training.random_state import random_state, set_random_state
 from recurra.training.ranks import Ranks
+from recurra.training.recomputed_blocks import recompute_blocks
 from recurra.training.resuming import resumed_state
 from recurra.training.run_folder import RunFolder
 
@@ -74,6 +75,8 @@ class ResumableRun:
     def _set_up_model(self) -> None:
         # Sharding leaves nothing to copy: what averages the weights is made before.
         self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
+        if self.config.checkpoint_blocks:
+            recompute_blocks(self.model)
         objective = Objective(self.model, self.config).to(self.fabric.device)
         # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
         self.wrapped = self.fabric.strategy.setup_module(objective)

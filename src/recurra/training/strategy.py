@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from recurra.models import LanguageModel
 from recurra.training.config import TrainingConfig
 from recurra.training.ranks import n_launched
+from recurra.training.recomputed_blocks import blocks_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,7 +66,7 @@ def shard(module: nn.Module, mesh: "DeviceMesh") -> nn.Module:
     # Blocks return what others only read: nothing here changes a view in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     model: nn.Module = getattr(module, "model", module)
-    blocks = [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
+    blocks = blocks_of(model)
     owners = Counter(id(parameter) for block in blocks for parameter in set(block.parameters()))
     alone = {id(parameter) for name, parameter in model.named_parameters()} & {p for p, n in owners.items() if n == 1}
     for block in blocks:
