@@ -40,7 +40,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kills", type=int, default=3, help="of preparing, and of training (default: 3 each)")
-    parser.add_argument("--kill-after", type=float, default=60.0, metavar="S", help="of preparing, at most (default: 60)")
+    parser.add_argument(
+        "--kill-after", type=float, default=60.0, metavar="S", help="of preparing, at most (default: 60)"
+    )
     parser.add_argument("--only", choices=["prepare", "train"])
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ def measured(run: Path) -> list[dict]:
 
 
 def watched(words: list[str], kill_after: float | None) -> tuple[float, int, int]:
-    """Run a command in a session of its own, and kill all of it after a while; return seconds, bytes and how it ended."""
+    """Run a command in a session of its own, killed after a while; return seconds, bytes and how it ended."""
     began, most = time.perf_counter(), 0
     process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
     while process.poll() is None:

@@ -24,7 +24,9 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     words = spelled(np.random.default_rng(arguments.seed))
     for number, (split, size) in enumerate((("valid", 1e-3), ("test", 1e-3), ("train", arguments.gigabytes))):
-        write(arguments.folder / f"{split}.txt", words, int(size * 1e9), np.random.default_rng([arguments.seed, number]))
+        write(
+            arguments.folder / f"{split}.txt", words, int(size * 1e9), np.random.default_rng([arguments.seed, number])
+        )
 
 
 def spelled(random: np.random.Generator) -> np.ndarray:

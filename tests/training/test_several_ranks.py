@@ -59,6 +59,8 @@ def runs(tmp_path_factory) -> Path:
         train(0, gateloop, "--run", "more", before=KILL.format(step=5, ranks=[0])),
         train(2, "--resume", "more", *sharded),
         train(2, gateloop, "--run", "failed", before=FAIL),
+        train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
+        train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
         timeout=300,
     )  # fmt: skip
     (folder / "said").write_text(ended.said)
@@ -73,6 +75,8 @@ def runs(tmp_path_factory) -> Path:
         ("crt-one", "crt-two-sharded"),
         ("one", "fewer"),
         ("one", "more"),
+        ("one", "pieces"),
+        ("crt-one", "crt-pieces"),
     ],
 )
 def test_the_log_does_not_depend_on_the_ranks(runs, one, several):
@@ -111,6 +115,6 @@ def test_a_damaged_folder_is_refused(runs):
 def test_one_rank_speaks_and_an_error_is_that_of_its_own_rank(runs):
     said = (runs / "said").read_text()
     assert said.count("run folder: two\n") == 1
-    assert said.count("step 9/9") == 5 + 2
+    assert said.count("step 9/9") == 7 + 2
     assert said.count("recurra train: the disk of rank 1 is red; expected a green one\n") == 1
     assert "rank 1 exit 2 {'message': 'ValueError: the disk of rank 1 is red" in said

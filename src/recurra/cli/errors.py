@@ -18,6 +18,10 @@ EXTRAS = {
     "onnxscript": "export",
     "onnxruntime": "export",
     "executorch": "executorch",
+    "datasets": "data",
+    "optuna": "sweep",
+    "wandb": "loggers",
+    "mlflow": "loggers",
 }
 """Packages that some commands need, with the extra that installs each."""
 

@@ -34,7 +34,10 @@ class ByteEncoder:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD. Raises ValueError for a token above 255."""
+        """Turn tokens back into text; bytes that are not UTF-8 become U+FFFD.
+
+        Raises ValueError for a token outside 0 to 255.
+        """
         numbers = [index(token) for token in tokens]
         for number in numbers:
             require(0 <= number < 256, "a token", number, "0 to 255")

@@ -54,7 +54,9 @@ class Unit:
             file.seek(self.first)
             left = self.last - self.first
             while left > 0:
-                block = file.read(min(left, 2**20)) + file.readline()
+                block = file.read(min(left, 2**20))
+                if len(block) < left:  # else it ends where the unit does, at the end of a line
+                    block += file.readline()
                 left -= len(block)
                 try:
                     text = block.decode("utf-8")

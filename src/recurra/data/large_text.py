@@ -50,7 +50,11 @@ def packed_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_si
 
 
 def mixture_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_size: int) -> BatchSource:
-    """Return excerpts from the training splits of several prepared corpora. Raises ValueError for unlike vocabularies."""
+    """Return excerpts from the training splits of several prepared corpora.
+
+    Raises:
+        ValueError: one of them has another vocabulary.
+    """
     corpora = []
     for path in config.mixture:
         corpora.append(ShardCorpus(Path(path).expanduser()))
@@ -69,7 +73,8 @@ def mixture_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_s
 
 
 def _prepared(config: "TextConfig") -> Path:
-    assert config.source not in ("folder", "shards")
+    assert config.source != "folder"
+    assert config.source != "shards"
     words = (config.source, config.path, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
     key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
     folder = (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -145,14 +145,17 @@ class TextConfig:
 
     def load_tokenizer(self, path: str | Path) -> TextEncoder:
         """Read a vocabulary of this kind without the corpus. Raises OSError, or ValueError for another kind of file."""
-        kinds = {"bpe": BytePairEncoding, "bytes": ByteEncoder, "words": Vocabulary}
-        return kinds[self.vocabulary].load(path)
+        kinds: dict[str, Any] = {"bpe": BytePairEncoding, "bytes": ByteEncoder, "words": Vocabulary}
+        encoder: TextEncoder = kinds[self.vocabulary].load(path)
+        return encoder
 
 
 class TextData:
     """A corpus and the batches that a `TextConfig` asks for."""
 
-    def __init__(self, config: TextConfig, corpus: TextCorpus | ShardCorpus, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, config: TextConfig, corpus: TextCorpus | ShardCorpus, *, rank: int = 0, world_size: int = 1
+    ) -> None:
         require_rank(rank, world_size, config.batch_size)
         self.config = config
         self.corpus = corpus

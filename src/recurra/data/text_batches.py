@@ -1,6 +1,6 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from recurra.data.order import TEXT_EXCERPTS, random_generator, require_step
 from recurra.data.step_lengths import DrawnLengths
 
 
+@runtime_checkable
 class LongText(Protocol):
     """Tokens that are not in memory: `recurra.data.shards.ShardedTokens`."""
 
@@ -127,7 +128,14 @@ class OverlappingSource:
     """
 
     def __init__(
-        self, tokens: np.ndarray | LongText, *, batch_size: int, stride: int, context: int, rank: int = 0, world_size: int = 1
+        self,
+        tokens: np.ndarray | LongText,
+        *,
+        batch_size: int,
+        stride: int,
+        context: int,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         require(len(tokens) >= 2, _LENGTH, len(tokens), "at least 2, to predict one token from another")
         self.batch_size = -(-batch_size // world_size)

@@ -216,6 +216,9 @@ class TrainingConfig:
         require_whole_number(1, **fields_of(self, "training", *counts, "sequence_parallel"))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
+        alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
+        expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"
+        require(alone, "training.checkpoint_blocks", self.checkpoint_blocks, expected)
         q = self.generalised_cross_entropy
         require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")

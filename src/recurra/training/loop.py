@@ -17,6 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, DataSet
+from recurra.scan.pieces import final_state, over
 from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
@@ -161,7 +162,7 @@ class Trainer(ResumableRun):
         last = min(at.batch + self.config.accumulate, len(self.source))
         factor *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
         scale_learning_rates(self.optimizer, factor)
-        batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
+        batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
         weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
@@ -185,9 +186,9 @@ class Trainer(ResumableRun):
         if batch.cu_seqlens is not None:
             extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
-        with self.fabric.autocast():
+        with self.fabric.autocast(), over(self.pieces):
             loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
-        self.state = detach(state)
+        self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
         return loss, objective
 
     def _clip_gradients(self) -> Tensor:
@@ -236,7 +237,7 @@ class Trainer(ResumableRun):
         return record
 
     def _validation_record(self) -> dict[str, float]:
-        together = {"total": self.ranks.total} if self.ranks.several else {}
+        together = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
         scores = self.evaluate(self.average.model, self.validation, **together)
         if not math.isfinite(scores.loss):
             raise self._diverged("the validation loss", scores.loss)

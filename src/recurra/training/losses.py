@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET
+from recurra.models import LanguageModel
 from recurra.models.shell import LanguageModelShell
+from recurra.scan.pieces import active_pieces, passed_on
 from recurra.training.config import TrainingConfig
 
 FEW = 4
@@ -54,6 +56,22 @@ class Objective(nn.Module):
             state: what the batch continues from; None for the start of streams.
             extra: what else the model's loss takes.
         """
+        pieces = active_pieces()
+        if pieces is None or isinstance(self.model, LanguageModel):  # whose mixers know of pieces
+            return self._piece(inputs, targets, n_targets, state, **extra)
+        kept = []
+
+        def whole_piece(entering: Any) -> tuple[Tensor, Any]:
+            loss, objective, leaving = self._piece(inputs, targets, n_targets, entering, **extra)
+            kept.append(loss)
+            return objective, leaving
+
+        objective, state = passed_on(whole_piece, state, pieces)
+        return kept[0], objective, state
+
+    def _piece(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
         penalty: Tensor | float = 0.0
         if self._has_parts and (self.config.has_penalties or few_targets(n_targets, targets)):
             losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config, **extra)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from recurra.checks import require
+from recurra.data import Batch
+from recurra.scan.pieces import Pieces
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,7 +48,7 @@ class Ranks:
         self.rank, self.count = rank, count
         self.data_rank, self.piece = divmod(rank, n_pieces)
         self.data_count, self.n_pieces = count // n_pieces, n_pieces
-        self._mesh: "DeviceMesh | None" = None
+        self._mesh: DeviceMesh | None = None
 
     @property
     def is_first(self) -> bool:
@@ -66,6 +68,33 @@ class Ranks:
             shape = (self.data_count, self.n_pieces)
             self._mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "sequence"))
         return self._mesh
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """The ranks that share this rank's sequences; None if it has its own."""
+        if self.n_pieces == 1:
+            return None
+        return Pieces.of(self.mesh("cpu").get_group("sequence"))
+
+    def cut(self, batch: Batch) -> Batch:
+        """Take this rank's piece of the sequences of a batch.
+
+        Raises:
+            ValueError: they are shorter than there are pieces, or packed.
+        """
+        if self.n_pieces == 1:
+            return batch
+        n, most = self.n_pieces, batch.targets.shape[1]
+        require(batch.cu_seqlens is None, "training.sequence_parallel", n, "1 for packed documents")
+        require(
+            most == batch.inputs.shape[1] >= n, "training.sequence_parallel", n, f"at most the {most} steps of a batch"
+        )
+        inputs, targets = (tensor.tensor_split(n, 1)[self.piece] for tensor in (batch.inputs, batch.targets))
+        return batch._replace(inputs=inputs, targets=targets)
+
+    def total_of_sequences(self, *values: int | float) -> list[float]:
+        """Add up numbers of whole sequences, of which ranks that share them have the same."""
+        return [value / self.n_pieces for value in self.total(*values)]
 
     def total(self, *values: int | float) -> list[float]:
         """Add up numbers over the ranks; whole numbers below 2^53 are exact."""

@@ -54,6 +54,7 @@ class ResumableRun:
         self.experiment, self.folder = replace(experiment, training=self.config), folder
         self.fabric = set_up_process(self.config)
         self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, self.config.sequence_parallel)
+        self.pieces = self.ranks.pieces
         with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
             self.data = data = open_data(experiment, self.ranks)
         self.source, self.validation = data.source("train"), data.source("valid")

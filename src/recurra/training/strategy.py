@@ -13,8 +13,8 @@ from recurra.training.ranks import n_launched
 from recurra.training.recomputed_blocks import blocks_of
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from lightning_fabric.strategies import Strategy
+    from torch.distributed.device_mesh import DeviceMesh
 
 BACKEND = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """What carries tensors between ranks. The loop's own numbers are on the CPU also where the model is not."""
