@@ -5,7 +5,7 @@ Every config checks itself when it is made and refuses impossible values, naming
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recurra.checks import (
@@ -210,11 +210,23 @@ class TrainingConfig:
     """The validation score that decides which checkpoint is the best one."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV log."""
+    logger: list[Literal["wandb", "mlflow"]] = field(default_factory=list)
+    """Other places that get the records too: Weights & Biases, MLflow; both need the extra `loggers`."""
+    patience: int | None = None
+    """Stop once this many evaluations in a row were no better than the best; null: never."""
+    compile: bool = False
+    """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
+    profile: int = 0
+    """Write a trace of this many steps, after the first three, to trace.json in the run's folder; 0: none."""
 
     def __post_init__(self) -> None:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")
         require_whole_number(1, **fields_of(self, "training", *counts, "sequence_parallel"))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
+        require_whole_number(1, **fields_of(self, "training", "patience"))
+        require_whole_number(0, **fields_of(self, "training", "profile"))
+        for name in self.logger:
+            require_choice(("wandb", "mlflow"), **{"training.logger": name})
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
         alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
         expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"

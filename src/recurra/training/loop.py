@@ -22,10 +22,12 @@ from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
-from recurra.training.experiment import Experiment
+from recurra.training.experiment import Experiment, to_plain
 from recurra.training.hardware import hardware
+from recurra.training.loggers import LOGGERS
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.precision import precision_note
+from recurra.training.profiling import Trace
 from recurra.training.progress import RunProgress, watch
 from recurra.training.ranks import Ranks
 from recurra.training.resumable import OpenData, ResumableRun
@@ -120,7 +122,8 @@ class Trainer(ResumableRun):
         logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
-        return logs
+        config = to_plain(self.experiment)
+        return [*logs, *(LOGGERS[name](self.folder, config) for name in self.config.logger)]
 
     def _write_summary(self) -> None:
         if self.ranks.is_first:
@@ -136,9 +139,11 @@ class Trainer(ResumableRun):
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
+        trace = Trace(self.folder.trace, self.config.profile if self.ranks.is_first else 0)
         stopping = False
         while not self.finished and not stopping:
             gradient_norm = self._update()
+            trace.step()
             self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
@@ -153,15 +158,25 @@ class Trainer(ResumableRun):
                     self.checkpoints.save(self.position.step, self._finite_snapshot())
                     # Also now, in case the process is killed before the end.
                     self._write_summary()
+        trace.close()
         self.checkpoints.finish()
 
-    def _update(self) -> Tensor:
+    def update_at(self, factor: float) -> float:
+        """Make the next update at `factor` times the recipe's learning rates, and return its loss in nats per target."""
+        self.sums = RunningSums(self.fabric.device)
+        self._update(factor)
+        self.sums.add_up(self.ranks)
+        return self.sums.mean_loss()
+
+    def _update(self, factor: float | None = None) -> Tensor:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
         at, config = self.position, self.experiment
-        factor = learning_rate_factor(at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch)
+        scheduled = learning_rate_factor(
+            at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
+        )
         last = min(at.batch + self.config.accumulate, len(self.source))
-        factor *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
-        scale_learning_rates(self.optimizer, factor)
+        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
+        scale_learning_rates(self.optimizer, scheduled if factor is None else factor)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))

@@ -79,6 +79,8 @@ class ResumableRun:
         if self.config.checkpoint_blocks:
             recompute_blocks(self.model)
         objective = Objective(self.model, self.config).to(self.fabric.device)
+        if self.config.compile:
+            objective.compile()
         # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
         self.wrapped = self.fabric.strategy.setup_module(objective)
         self.optimizer = self.fabric.setup_optimizers(build_optimizer(self.model, self.experiment.optimizer))
@@ -198,7 +200,16 @@ class ResumableRun:
     @property
     def finished(self) -> bool:
         """Whether the run has reached its end."""
-        return self.position.step >= self.total_steps
+        return self.position.step >= self.total_steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether so many evaluations in a row as `training.patience` says were no better than the best."""
+        patience, last, best = self.config.patience, self.scores.get("last"), self.scores.get("best")
+        if patience is None or last is None or best is None:
+            return False
+        every = self.config.eval_every or self.steps_per_epoch
+        return last["step"] - best["step"] >= patience * every
 
 
 def _draws(model: nn.Module) -> bool:

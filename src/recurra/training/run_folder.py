@@ -39,6 +39,7 @@ class RunFolder:
     tensorboard/    the same records for TensorBoard
     checkpoints/    step-*.pt, best.pt; of several ranks step-*/, best-*/
     summary.json    the results, versions and hardware, written with each checkpoint and at the end
+    trace.json      a trace of some steps, if the recipe asks for one
     figures/        what `recurra plot` draws
     .lock           held by the process that trains the run (see `RunLock`)
     """
@@ -52,6 +53,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.trace = self.path / "trace.json"
         self.figures = self.path / "figures"
         self._lock = RunLock(self.path)
 
