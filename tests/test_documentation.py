@@ -22,6 +22,7 @@ PAGES = [
     "CHANGELOG.md",
     "docs/decisions.md",
     "docs/equations.md",
+    "docs/scale.md",
     "docs/results.md",
     "docs/results/README.md",
 ]

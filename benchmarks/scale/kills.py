@@ -1,8 +1,8 @@
-"""`python -m benchmarks.scale.kills`: kill ranks of a run at random moments, go on with other numbers of ranks, compare.
+"""`python -m benchmarks.scale.kills`: kill ranks of a run at random moments, go on with more or fewer, compare.
 
-Each run is trained by 1, 2 or 4 ranks, started by torchrun's agent, with DDP or FSDP2 and asynchronous saving or not.
-SIGKILL hits one rank or all, half of the times while a checkpoint is being written. After a few kills the run is
-trained to its end, and its log must be that of the run that nobody killed, to 1e-4. Results go to runs/scale-kills.json.
+Each run is trained by 1, 2 or 4 ranks, started by torchrun's agent, with DDP or FSDP2 and asynchronous saving or
+not. SIGKILL hits one rank or all, half of the times while a checkpoint is being written. After a few kills the run
+is trained to its end, and its log must be that of the run that nobody killed, to 1e-4. Results go to runs/scale-kills.json.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -194,10 +195,8 @@ def alive(process: int) -> bool:
 
 
 def kill(process: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def curve(run: Path) -> list[list[float]]:

@@ -10,8 +10,8 @@ from recurra.training import RunFolder, Trainer, load_recipe
 from recurra.training.rate_finder import find_rate
 
 DESCRIPTION = """\
-Train a recipe for some steps while its learning rates grow from a thousandth to a hundred times, print the loss at each,
-and name the rate at which it fell fastest. A good peak is somewhat above that. Nothing is kept."""
+Train a recipe for some steps while its learning rates grow from a thousandth to a hundred times, print the loss at
+each, and name the rate at which it fell fastest. A good peak is somewhat above that. Nothing is kept."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -162,7 +162,7 @@ class Trainer(ResumableRun):
         self.checkpoints.finish()
 
     def update_at(self, factor: float) -> float:
-        """Make the next update at `factor` times the recipe's learning rates, and return its loss in nats per target."""
+        """Make the next update at `factor` times the recipe's learning rates; return its loss in nats per target."""
         self.sums = RunningSums(self.fabric.device)
         self._update(factor)
         self.sums.add_up(self.ranks)
