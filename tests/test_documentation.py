@@ -23,6 +23,7 @@ PAGES = [
     "docs/decisions.md",
     "docs/equations.md",
     "docs/explorer.md",
+    "docs/scale.md",
     "docs/results.md",
     "docs/results/README.md",
 ]

@@ -38,7 +38,7 @@ def test_poses_reach_the_loss(tmp_path):
     training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
     config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)
     experiment = PIViTExperiment(data=config, model=RECIPE, training=training)
-    trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, data=data)
+    trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
     batch = Source().batch(0, 0)
     loss, _ = trainer._loss(batch, 2)
     expected, _ = trainer.model.loss(batch.inputs, batch.targets, poses=batch.poses)

@@ -4,12 +4,16 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 
 from recurra.cli.errors import FAILED, report
 
 COMMANDS = {
+    "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
+    "sweep": ("recurra.cli.sweep", "train a recipe with many values, and compare the runs"),
+    "find-rate": ("recurra.cli.find_rate", "try growing learning rates on a recipe"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "generate": ("recurra.cli.generate", "continue a text with a trained run"),
     "serve": ("recurra.cli.serve", "serve trained runs over HTTP, and a page to look into them"),
@@ -25,6 +29,9 @@ COMMANDS = {
     "info": ("recurra.cli.info", "show versions, backends, mixers and models"),
 }
 DEBUG = "--debug"
+IMPORT = "--import"
+PLUGINS = "recurra.plugins"
+"""The group of entry points whose modules are imported before every command."""
 DEBUG_VARIABLE = "RECURRA_DEBUG"
 
 
@@ -35,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traceback.
     """
     words, wants_traceback = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    words, modules = _without_imports(words)
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else FAILED
@@ -45,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"recurra: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
         return FAILED
     try:
+        _import_own(modules)
         return int(import_module(COMMANDS[words[0]][0]).run(words[1:]))
     except (KeyboardInterrupt, BrokenPipeError) as error:  # neither is a mistake, so neither has a traceback to show
         return report(f"recurra {words[0]}", error)
@@ -62,6 +71,37 @@ def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
     return [*kept, *words[end:]], wanted
 
 
+def _without_imports(words: list[str]) -> tuple[list[str], list[str]]:
+    """Remove each --import MODULE, and return the modules."""
+    kept, modules, end = [], [], words.index("--") if "--" in words else len(words)
+    left = iter(words[:end])
+    for word in left:
+        if word == IMPORT:
+            modules.append(next(left, ""))
+        elif word.startswith(f"{IMPORT}="):
+            modules.append(word.partition("=")[2])
+        else:
+            kept.append(word)
+    return [*kept, *words[end:]], modules
+
+
+def _import_own(modules: Sequence[str]) -> None:
+    """Import code that registers mixers, models or experiments: modules named here, and those of installed packages.
+
+    Raises:
+        ValueError: a module cannot be found.
+    """
+    for plugin in entry_points(group=PLUGINS):
+        plugin.load()
+    sys.path.insert(0, "") if modules and "" not in sys.path else None
+    for name in modules:
+        if not name or find_spec(name.partition(".")[0]) is None:
+            raise ValueError(
+                f"--import is {name!r}; expected a module that Python finds, such as a file here without .py"
+            )
+        import_module(name)
+
+
 def usage() -> str:
     """List the commands, one per line."""
     width = max(map(len, COMMANDS)) + 2
@@ -74,5 +114,6 @@ def usage() -> str:
             *lines,
             "",
             "`recurra COMMAND --help` shows its arguments. With --debug, an error comes with its traceback.",
+            "--import MODULE imports code of your own first, which may register mixers, models and experiments.",
         ]
     )

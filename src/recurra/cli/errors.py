@@ -23,6 +23,10 @@ EXTRAS = {
     "pydantic": "serve",
     "sse_starlette": "serve",
     "prometheus_client": "serve",
+    "datasets": "data",
+    "optuna": "sweep",
+    "wandb": "loggers",
+    "mlflow": "loggers",
 }
 """Packages that some commands need, with the extra that installs each."""
 

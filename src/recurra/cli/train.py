@@ -1,11 +1,13 @@
 """`recurra train`: train a recipe, or resume a run."""
 
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 
 from recurra.cli.arguments import command_parser, split_overrides
+from recurra.cli.launched import reporting_together
 from recurra.runs.start import resume_run, start_run
 from recurra.training import Trainer, recipe_help
 from recurra.training.allocator import keep_large_blocks
@@ -25,24 +27,33 @@ def run(words: Sequence[str]) -> int:
         return 0
     _require_one_way(parser, arguments)
     keep_large_blocks()
+    with reporting_together():
+        return _train(arguments, overrides)
+
+
+def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
     if arguments.resume:
         trainer = resume_run(arguments.resume, checkpoint=arguments.checkpoint or "last", overrides=overrides)
     else:
         trainer = start_run(arguments.recipe, arguments.run, overrides)
     folder = trainer.folder.path
-    print(f"run folder: {folder}")
-    if cache := getattr(trainer.data, "cache_folder", None):  # data that are generated have none
-        print(f"cache folder: {cache}", flush=True)
+    speaks = trainer.ranks.is_first
+    if speaks:
+        print(f"run folder: {folder}")
+        if cache := getattr(trainer.data, "cache_folder", None):  # data that are generated have none
+            print(f"cache folder: {cache}", flush=True)
     stop = trainer.fit()
-    if stop.received and not trainer.finished:
-        with suppress(OSError):  # of a closed terminal
+    if not trainer.finished:
+        received = stop.received or signal.SIGTERM  # another rank may have got it
+        with suppress(OSError) if speaks else redirect_stderr(None):  # of a closed terminal
             print(
-                f"stopped by {stop.received.name} at step {trainer.position.step} of {trainer.total_steps}; "
+                f"stopped by {received.name} at step {trainer.position.step} of {trainer.total_steps}; "
                 f"continue with:\n  recurra train --resume {folder}",
                 file=sys.stderr,
             )
-        return 128 + stop.received
-    print(_result(trainer))
+        return 128 + received
+    if speaks:
+        print(_result(trainer))
     return 0
 
 

@@ -26,12 +26,15 @@ class Batch(NamedTuple):
     continues: True if sequence b continues sequence b of the previous batch, so that the state is carried over; False
         if every sequence starts a stream (state None).
     poses: of the persons in clips, for models that learn from them; None without.
+    cu_seqlens: the borders of documents that are packed end to end, inputs then (1, T); None for sequences of one
+        length.
     """
 
     inputs: Tensor
     targets: Tensor
     continues: bool
     poses: Poses | None = None
+    cu_seqlens: Tensor | None = None
 
     @property
     def n_steps(self) -> int:

@@ -1,9 +1,9 @@
 """Text as a data set: next-token prediction over a corpus in a folder."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from recurra.checks import (
 )
 from recurra.data.batches import BatchSource, Split
 from recurra.data.bpe import BytePairEncoding
+from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.order import require_rank
+from recurra.data.shards import ShardCorpus, ShardedTokens
 from recurra.data.step_lengths import DrawnLengths
 from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 from recurra.data.vocabulary import Vocabulary
@@ -33,9 +35,20 @@ class TextConfig:
     """
 
     path: str
-    """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised."""
-    vocabulary: Literal["words", "bpe"] = "words"
-    """Whole words, with <unk> and an <eos> at each line end, or byte-level byte pair encoding."""
+    """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised. For hf, the name
+    of a data set."""
+    source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
+    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files, JSON lines or a
+    data set of the Hugging Face hub, which are prepared in the cache on first use."""
+    text_field: str = "text"
+    """For parquet, jsonl and hf: the column with the text."""
+    subset: str | None = None
+    """For hf: the configuration of the data set."""
+    mixture: dict[str, float] = field(default_factory=dict)
+    """Train on excerpts from these folders of shards, with these weights; for shards, with data.sampling windows. The
+    vocabulary and the evaluation are those of data.path."""
+    vocabulary: Literal["words", "bpe", "bytes"] = "words"
+    """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes, for shards."""
     tokenizer: str | None = None
     """Take the vocabulary from this file instead of making one from the training file: a tokenizer.json for "bpe", the
     output of Vocabulary.save for "words"."""
@@ -62,17 +75,20 @@ class TextConfig:
     and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
     half_length_share: float = 0.0
     """The share of the training steps that are drawn around half that length; for data.length_deviation."""
-    sampling: Literal["streams", "windows"] = "streams"
-    """Training reads parallel streams in order and carries their state (streams), or reads excerpts from random places
-    (windows). Evaluation always reads streams."""
+    sampling: Literal["streams", "windows", "packed"] = "streams"
+    """Training reads parallel streams in order and carries their state (streams), reads excerpts from random places
+    (windows), or reads documents packed end to end, each a sequence of its own (packed, for shards). Evaluation always
+    reads streams."""
     cache: str | None = None
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
-    """Seed of the random places; streams use no randomness."""
+    """Seed of the random places and of the order of shards; streams of a folder use no randomness."""
 
     def __post_init__(self) -> None:
-        require_choice(("words", "bpe"), **fields_of(self, "data", "vocabulary"))
-        require_choice(("streams", "windows"), **fields_of(self, "data", "sampling"))
+        require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
+        require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
+        require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
+        self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
         require_whole_number(1, **sizes)
         require_whole_number(1, **fields_of(self, "data", "eval_stride"))
@@ -87,7 +103,7 @@ class TextConfig:
         expected = "null" if self.eval_stride is None else "a number of tokens"
         require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
         require_whole_number(256, **fields_of(self, "data", "bpe_vocab_size"))
-        if self.vocabulary == "bpe" and self.tokenizer is None:
+        if self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards":
             mend = "set it, or set data.tokenizer to a tokenizer.json"
             given, expected = self.bpe_vocab_size is not None, "the size of the byte pair encoding to train"
             require(given, "data.bpe_vocab_size", self.bpe_vocab_size, expected, mend)
@@ -96,27 +112,50 @@ class TextConfig:
             expected = "null unless data.vocabulary is bpe and data.tokenizer is null"
             raise ValueError(sentence("data.bpe_vocab_size", came, expected, "omit it"))
 
+    def _check_source(self) -> None:
+        of_shards = self.source != "folder"
+        require(of_shards or self.sampling != "packed", "data.sampling", self.sampling, "packed only for shards")
+        require(of_shards or self.vocabulary != "bytes", "data.vocabulary", self.vocabulary, "bytes only for shards")
+        require(self.source == "hf" or self.subset is None, "data.subset", self.subset, "null unless data.source is hf")
+        read = self.source in ("parquet", "jsonl", "hf")
+        require(read or self.text_field == "text", "data.text_field", self.text_field, "text, for data without columns")
+        mixed = self.source == "shards" and self.sampling == "windows"
+        expected = "none unless data.source is shards and data.sampling is windows"
+        require(mixed or not self.mixture, "data.mixture", self.mixture, expected)
+        above = all(weight > 0 for weight in self.mixture.values())
+        require(above, "data.mixture", self.mixture, "folders of shards with weights above 0")
+        plain = self.source != "shards" or self.bpe_vocab_size is None
+        require(plain, "data.bpe_vocab_size", self.bpe_vocab_size, "null for shards, which have their tokenizer")
+
     def build(self, *, rank: int = 0, world_size: int = 1) -> "TextData":
         """Find the corpus, encode it the first time, and open it.
 
         Raises ValueError if `world_size` does not divide `batch_size`, and what `TextCorpus.load` raises.
         """
         require_rank(rank, world_size, self.batch_size)
-        vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary
-        if self.tokenizer is not None:
-            vocabulary = self.load_tokenizer(self.tokenizer)
+        own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
+        if self.source != "folder":
+            from recurra.data.large_text import open_shards  # what it needs is an extra
+
+            return TextData(self, open_shards(self, own), rank=rank, world_size=world_size)
+        assert self.vocabulary != "bytes"  # checked above
+        vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary if own is None else own
         corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
         return TextData(self, corpus, rank=rank, world_size=world_size)
 
     def load_tokenizer(self, path: str | Path) -> TextEncoder:
         """Read a vocabulary of this kind without the corpus. Raises OSError, or ValueError for another kind of file."""
-        return BytePairEncoding.load(path) if self.vocabulary == "bpe" else Vocabulary.load(path)
+        kinds: dict[str, Any] = {"bpe": BytePairEncoding, "bytes": ByteEncoder, "words": Vocabulary}
+        encoder: TextEncoder = kinds[self.vocabulary].load(path)
+        return encoder
 
 
 class TextData:
     """A corpus and the batches that a `TextConfig` asks for."""
 
-    def __init__(self, config: TextConfig, corpus: TextCorpus, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, config: TextConfig, corpus: TextCorpus | ShardCorpus, *, rank: int = 0, world_size: int = 1
+    ) -> None:
         require_rank(rank, world_size, config.batch_size)
         self.config = config
         self.corpus = corpus
@@ -130,7 +169,7 @@ class TextData:
         """The folder of the encoded corpus; None if the corpus is not on disk."""
         return self.corpus.cache_folder
 
-    def tokens(self, split: Split) -> np.ndarray:
+    def tokens(self, split: Split) -> np.ndarray | ShardedTokens:
         """Return the tokens of a split (see `TextCorpus.tokens`)."""
         return self.corpus.tokens(split)
 
@@ -145,7 +184,7 @@ class TextData:
     def save_tokenizer(self, path: Path) -> None:
         """Write the vocabulary so that `TextConfig.load_tokenizer` can read it. Raises OSError."""
         encoder = self.corpus.encoder
-        assert isinstance(encoder, (Vocabulary, BytePairEncoding))  # what `TextConfig.build` makes
+        assert isinstance(encoder, (Vocabulary, BytePairEncoding, ByteEncoder))  # what `TextConfig.build` makes
         encoder.save(path)
 
     def source(self, split: Split) -> BatchSource:
@@ -156,6 +195,12 @@ class TextData:
         config = self.config
         training = split == "train"
         n_steps = config.segment_length * (config.bptt_segments if training else 1)
+        sharded = self.corpus if isinstance(self.corpus, ShardCorpus) else None
+        if training and sharded is not None and (config.mixture or config.sampling == "packed"):
+            from recurra.data.large_text import mixture_source, packed_source
+
+            source = mixture_source if config.mixture else packed_source
+            return source(config, sharded, self.rank, self.world_size)
         if training and config.sampling == "windows":
             return ExcerptSource(
                 self.tokens(split),
@@ -181,6 +226,7 @@ class TextData:
             segment_length=n_steps,
             training=training,
             drawn=self._drawn(n_steps),
+            shuffle_seed=None if sharded is None else config.seed,
             rank=self.rank,
             world_size=self.world_size,
         )

@@ -1,5 +1,7 @@
 """Batches from one long text: parallel streams, windows that overlap, or excerpts from random places."""
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 
@@ -7,6 +9,23 @@ from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, Batch
 from recurra.data.order import TEXT_EXCERPTS, random_generator, require_step
 from recurra.data.step_lengths import DrawnLengths
+
+
+@runtime_checkable
+class LongText(Protocol):
+    """Tokens that are not in memory: `recurra.data.shards.ShardedTokens`."""
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        """Read tokens."""
+        ...
+
+    def shuffled(self, seed: int, epoch: int) -> "LongText":
+        """Return them in the order of an epoch."""
+        ...
 
 
 class StreamSource:
@@ -24,19 +43,21 @@ class StreamSource:
     `world_size` does not divide `batch_size`.
 
     tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
-    this rank. drawn: the lengths of training steps; None for steps of one segment.
+    this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
+    shards of the text in an order of its own for each epoch; None for texts without shards.
 
     Raises ValueError for a text that is too short.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: np.ndarray | LongText,
         *,
         batch_size: int,
         segment_length: int,
         training: bool,
         drawn: DrawnLengths | None = None,
+        shuffle_seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -57,6 +78,7 @@ class StreamSource:
         self._segment_length = segment_length
         self._longest = int(lengths.max())
         self._drawn = drawn if training else None
+        self._shuffle_seed = shuffle_seed if training else None
 
     def __len__(self) -> int:
         if self._drawn is not None:
@@ -80,10 +102,13 @@ class StreamSource:
         width = last - first
         inputs = np.zeros((self.batch_size, width), dtype=np.int64)
         targets = np.full((self.batch_size, width), IGNORED_TARGET, dtype=np.int64)
+        tokens = self._tokens
+        if self._shuffle_seed is not None:
+            tokens = tokens.shuffled(self._shuffle_seed, epoch)  # type: ignore[union-attr]
         for number, (start, length) in enumerate(self._streams):
             n = min(width, length - first)
             if n > 0:
-                segment = self._tokens[start + first : start + first + n + 1]
+                segment = tokens[start + first : start + first + n + 1]
                 inputs[number, :n] = segment[:-1]
                 targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
@@ -103,7 +128,14 @@ class OverlappingSource:
     """
 
     def __init__(
-        self, tokens: np.ndarray, *, batch_size: int, stride: int, context: int, rank: int = 0, world_size: int = 1
+        self,
+        tokens: np.ndarray | LongText,
+        *,
+        batch_size: int,
+        stride: int,
+        context: int,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         require(len(tokens) >= 2, _LENGTH, len(tokens), "at least 2, to predict one token from another")
         self.batch_size = -(-batch_size // world_size)
@@ -146,7 +178,7 @@ class ExcerptSource:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: np.ndarray | LongText,
         *,
         batch_size: int,
         segment_length: int,

@@ -42,8 +42,17 @@ Observer = Callable[[Batch, Tensor], None]
 """Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
 
 
+Total = Callable[..., list[float]]
+"""Adds up each of the numbers that it is called with over several ranks; whole numbers stay exact."""
+
+
 def evaluate(
-    model: nn.Module, source: BatchSource, *, observe: Observer | None = None, temperature: float = 1.0
+    model: nn.Module,
+    source: BatchSource,
+    *,
+    observe: Observer | None = None,
+    temperature: float = 1.0,
+    total: Total | None = None,
 ) -> EvaluationResult:
     """Run a model over one epoch of a source, in float32 and without gradients.
 
@@ -56,6 +65,8 @@ def evaluate(
         source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
         observe: called with every batch and its predictions.
         temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
+        total: for ranks that each read a part of the batches: adds up numbers over them. The scores are then those of
+            all parts, on every rank.
 
     Raises:
         ValueError: every target is ignored, the temperature is not above 0, or `observe` is given with a model that has
@@ -68,7 +79,7 @@ def evaluate(
         raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
     device = next(model.parameters()).device
     # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    summed = torch.zeros((), dtype=torch.float64, device=device)
     n_correct = torch.zeros((), dtype=torch.int64, device=device)
     n_targets = n_tokens = 0
     start = perf_counter()
@@ -80,16 +91,19 @@ def evaluate(
                 if observe is not None:
                     observe(batch, predictions.cpu())
             losses = negative_log_likelihood(output / temperature, targets) if by_logits else output
-            total += losses.sum(dtype=torch.float64)
+            summed += losses.sum(dtype=torch.float64)
             n_targets += int((batch.targets != IGNORED_TARGET).sum())
             n_tokens += batch.n_steps
-    nats = float(total)  # waits for the device, so that the time below includes all its work
+    nats, correct = float(summed), int(n_correct)  # waits for the device, so that the time below includes all its work
+    if total is not None:
+        nats, *counts = total(nats, correct, n_targets, n_tokens)
+        correct, n_targets, n_tokens = map(int, counts)
     seconds = perf_counter() - start
     return EvaluationResult(
         loss=nats / max(1, n_targets),
         perplexity=perplexity(nats, n_targets),
         bits_per_token=bits_per_token(nats, n_targets),
-        accuracy=int(n_correct) / n_targets if by_logits else None,
+        accuracy=correct / n_targets if by_logits else None,
         n_targets=n_targets,
         seconds=seconds,
         tokens_per_second=n_tokens / seconds,

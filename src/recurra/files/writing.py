@@ -74,6 +74,21 @@ def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, found[1]
 
 
+def discard(path: Path) -> None:
+    """Remove a file or a folder; a folder first loses its name, so that no part of it is left under that.
+
+    Does nothing if it is not there. Raises OSError.
+    """
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    nameless = path
+    if not _TEMPORARY.fullmatch(path.name):
+        nameless = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        path.rename(nameless)
+    shutil.rmtree(nameless, ignore_errors=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Write the names in a folder to disk, so that a file just made, renamed or removed there stays so.
 

@@ -12,6 +12,7 @@ from recurra.checks import kind_of, require_at_least, require_tensor, sentence
 from recurra.lengths.padded import blank
 from recurra.lengths.reset import run_resets
 from recurra.lengths.run import run_lengths
+from recurra.scan.pieces import active_pieces, passed_on
 from recurra.state import Ragged
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -59,6 +60,11 @@ class Mixer(nn.Module, ABC):
     not, it never sees padding: sequences of different lengths run in pieces."""
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
+
+    composes: ClassVar[bool] = False
+    """Whether the state is that of one linear recurrence and no more, computed by `linear_scan`, `gate_loop` or
+    `gate_loop_real_part`: ranks that hold pieces of a sequence then compute them at once. If not, each waits for the
+    state of the piece before."""
 
     def __init__(self, d_model: int, state_class: type[Any], **carried: Carried) -> None:
         super().__init__()
@@ -122,6 +128,11 @@ class Mixer(nn.Module, ABC):
             _check_state(state, self.state_layout, x.shape[0], real, x.device)
         if state is None and not (self.starts_from_none and x.shape[1]):
             state = self._start(x.shape[0], real, x.device)
+        if (pieces := active_pieces()) is not None and not self.composes:
+            return passed_on(lambda entering: self._mix(x, entering, mask, shared), state, pieces)
+        return self._mix(x, state, mask, shared)
+
+    def _mix(self, x: Tensor, state: Any, mask: Tensor | None, shared: dict[str, Any]) -> tuple[Tensor, Any]:
         if not x.shape[1]:
             return x[..., :1].expand(*x.shape[:2], self.d_output), state  # no step, but still a node of the graph
         y, state = self.mix(blank(x, mask), state, mask, **shared)

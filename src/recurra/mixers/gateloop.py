@@ -44,6 +44,7 @@ class GateLoop(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(
         self,

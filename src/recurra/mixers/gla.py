@@ -48,6 +48,7 @@ class GatedLinearAttention(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class HGRN2(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(self, d_model: int, *, n_heads: int | None = None, lower_bound: float = 0.0) -> None:
         n_heads = max(1, d_model // _EXPANSION) if n_heads is None else n_heads

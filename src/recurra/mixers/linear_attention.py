@@ -49,6 +49,7 @@ class LinearAttention(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ class MinGRU(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, MinGRUState, h=Carried((d_model,)))

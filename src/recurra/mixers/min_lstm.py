@@ -34,6 +34,7 @@ class MinLSTM(Mixer):
     """
 
     skips_padding = True
+    composes = True
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, MinLSTMState, h=Carried((d_model,)))

@@ -19,7 +19,7 @@ from recurra.training import (
     to_yaml,
 )
 from recurra.training.experiment import experiment_name, to_plain
-from recurra.training.loop import Position
+from recurra.training.resumable import Position
 
 UNKNOWN_CORPUS = "unknown"
 """data.path of a run whose corpus is not known."""

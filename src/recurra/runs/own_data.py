@@ -8,10 +8,11 @@ from recurra.data import DataSet, TextConfig
 from recurra.data.video import VideoData
 from recurra.files.reading import read_text
 from recurra.training import Experiment, RunFolder
+from recurra.training.ranks import Ranks
 
 
-def own_data(experiment: Experiment, folder: RunFolder) -> DataSet:
-    """Open or generate the data of a run.
+def own_data(experiment: Experiment, folder: RunFolder, ranks: Ranks | None = None) -> DataSet:
+    """Open or generate the data of a run, as one of several ranks reads them.
 
     A text is read with the vocabulary in the run's folder, wherever the text lies and whatever its training file
     contains: as many words in another order would fit the model, and mean something else. A folder without a
@@ -22,11 +23,13 @@ def own_data(experiment: Experiment, folder: RunFolder) -> DataSet:
         ValueError: they cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have other
             classes.
     """
-    config = experiment.data
+    config, ranks = experiment.data, ranks or Ranks()
     if isinstance(config, TextConfig) and folder.tokenizer.exists():
         _require_own_vocabulary(config, folder.tokenizer)
-        return replace(config, tokenizer=str(folder.tokenizer), bpe_vocab_size=None).build()
-    data = experiment.build_data()
+        return replace(config, tokenizer=str(folder.tokenizer), bpe_vocab_size=None).build(
+            rank=ranks.data_rank, world_size=ranks.data_count
+        )
+    data = experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
     if isinstance(data, VideoData) and folder.classes.exists() and tuple(data.class_names) != read_classes(folder):
         raise ValueError(sentence("data.path", "videos of other classes", f"those in {folder.classes}"))
     return data

@@ -1,7 +1,7 @@
 """Starting and resuming runs: a recipe or a run's folder in, a trainer out."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from recurra.evaluation import evaluate
 from recurra.files.writing import replacing
 from recurra.runs.own_data import own_data
 from recurra.training import Experiment, RunFolder, Trainer, load_recipe, split_variant, to_yaml
+from recurra.training.ranks import is_first_launched
 
 
 def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
@@ -31,9 +32,11 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
     run.require_new()
     trainer = Trainer(experiment, run, evaluate)
     trainer.begin()
-    with _kept_locked(run):
-        run.require_new()  # another process may have begun in the meantime
-        _describe(trainer)
+    if trainer.ranks.is_first:
+        with _kept_locked(run):
+            run.require_new()  # another process may have begun in the meantime
+            _describe(trainer)
+    trainer.ranks.wait()
     return trainer
 
 
@@ -54,11 +57,13 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     """
     run = RunFolder(folder)
     run.require_run()
-    with _kept_locked(run):
+    with _kept_locked(run) if is_first_launched() else nullcontext():
         experiment = _with_own_precision(load_recipe(run.config, overrides), run)
-        trainer = Trainer(experiment, run, evaluate, data=own_data(experiment, run))
+        trainer = Trainer(experiment, run, evaluate, open_data=lambda given, ranks: own_data(given, run, ranks))
         trainer.resume(checkpoint)
-        _describe(trainer)
+        if trainer.ranks.is_first:
+            _describe(trainer)
+    trainer.ranks.wait()
     return trainer
 
 

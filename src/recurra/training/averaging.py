@@ -3,7 +3,7 @@
 Evaluation uses the average; training continues from the weights themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -18,12 +18,20 @@ class WeightAverage:
     Args:
         model: the model in training.
         config: when averaging begins, and how fast old weights fade.
+        shard: lays a copy of the model out over the ranks, as the model itself is about to be. A model that has been
+            laid out cannot be copied, so the copy is then made here.
     """
 
-    def __init__(self, model: nn.Module, config: AveragingConfig) -> None:
+    def __init__(
+        self, model: nn.Module, config: AveragingConfig, *, shard: Callable[[nn.Module], nn.Module] | None = None
+    ) -> None:
         self.config = config
         self._model = model
         self._average: AveragedModel | None = None
+        self._prepared: AveragedModel | None = None
+        if shard is not None and config.start_step is not None:
+            self._prepared = self._copy()
+            shard(self._prepared.module)
 
     @property
     def model(self) -> nn.Module:
@@ -54,6 +62,9 @@ class WeightAverage:
         self._average.n_averaged.fill_(saved["n_averaged"])
 
     def _make(self) -> AveragedModel:
+        return self._copy() if self._prepared is None else self._prepared
+
+    def _copy(self) -> AveragedModel:
         decay = self.config.decay
         # Buffers, such as a Neumann-Cayley inverse, belong to the weights of one step: they are copied, not averaged.
         return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))

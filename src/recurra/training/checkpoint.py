@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.files.archives import SEAL_BYTES, ArchiveError, load_archive, seal_archive
 from recurra.files.weights import shape_difference
-from recurra.files.writing import NO_ROOM, free_bytes, replacing
+from recurra.files.writing import NO_ROOM, discard, free_bytes, replacing
 from recurra.training.payload import require_payload
+
+if TYPE_CHECKING:
+    from recurra.training.sharded_checkpoint import Target
 
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2
@@ -41,13 +44,18 @@ def versions() -> dict[str, str]:
     }
 
 
+def with_stamp(payload: Payload) -> Payload:
+    """Add the format and the versions."""
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": versions(), **payload}
+
+
 def save_checkpoint(path: Path, payload: Payload) -> None:
     """Write `payload` atomically, stamped with the format and the versions.
 
     Raises:
         OSError: the file cannot be written. The message says why and, if it is for lack of room, how much is needed.
     """
-    stamped = {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": versions(), **payload}
+    stamped = with_stamp(payload)
     needed = 0
     try:
         with replacing(path) as file:
@@ -89,17 +97,22 @@ class _UntilError:
         """Do nothing: the file is flushed when it is closed."""
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None) -> Payload:
     """Check every byte of a checkpoint, and read it.
+
+    Args:
+        path: a file, or the folder that several ranks wrote.
+        device: where the tensors of a file go.
+        target: what the tensors of a folder are read into; None reads all of them, to the CPU.
 
     Raises:
         CheckpointError: the file does not exist, is truncated or altered, is not a checkpoint of this package, or has
             weights that are not finite.
     """
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
     try:
-        payload = load_archive(path, device)
+        payload = _load_folder(path, target) if path.is_dir() else load_archive(path, device)
     except (ArchiveError, OSError) as error:
         came = f"truncated, damaged or not a checkpoint ({error})"
         raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
@@ -115,6 +128,12 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Payload:
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     return payload
+
+
+def _load_folder(path: Path, target: "Target | None") -> Any:
+    from recurra.training.sharded_checkpoint import load_sharded  # slow to import
+
+    return load_sharded(path, target)
 
 
 def scored_weights(payload: Payload) -> dict[str, Tensor]:
@@ -139,7 +158,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
 class CheckpointFolder:
     """The checkpoints of one run: the newest few, one file per step, and the best one.
 
-    A file has its step in its name and never moves. A killed process therefore always leaves the last checkpoint in
+    Several ranks write folders in place of files (`sharded_checkpoint.py`); both may lie side by side. A file has its
+    step in its name and never moves. A killed process therefore always leaves the last checkpoint in
     place, which would not be certain if files called "last" and "previous" swapped places.
     """
 
@@ -149,7 +169,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[Path]:
         """List the checkpoints of steps, oldest first."""
-        return sorted(self.path.glob("step-*.pt"))
+        return sorted((path for path in self.path.glob("step-*")), key=lambda path: path.stem)
 
     def _file(self, step: int) -> Path:
         # Leading zeros make the order of names the order of steps.
@@ -157,8 +177,9 @@ class CheckpointFolder:
 
     @property
     def best(self) -> Path:
-        """The path of the best checkpoint, whether it exists or not."""
-        return self.path / "best.pt"
+        """The path of the best checkpoint, whether it exists or not. Folders have a step in their names."""
+        there = [path for path in self.path.glob("best*") if path.suffix == ".pt" or path.is_dir()]
+        return max(there, key=lambda path: path.stat().st_mtime_ns, default=self.path / "best.pt")
 
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, then delete those that are too old to keep.
@@ -168,13 +189,29 @@ class CheckpointFolder:
         """
         target = self._file(step)
         self._write(target, payload)
-        for old in self.steps()[: -self.keep]:
-            old.unlink()
+        self._drop_old()
         return target
+
+    def poll(self) -> None:
+        """Give a checkpoint its name once it has been written: nothing to do where `save` waits for that."""
+
+    def finish(self) -> None:
+        """Wait until all that was saved is written. Raises OSError as `save` does."""
+
+    def _drop_old(self) -> None:
+        for old in self.steps()[: -self.keep]:
+            discard(old)
 
     def save_best(self, payload: Payload) -> None:
         """Write the best checkpoint over the previous best one. Raises OSError as `save` does."""
-        self._write(self.best, payload)
+        target = self.path / "best.pt"
+        self._write(target, payload)
+        self._keep_best(target)
+
+    def _keep_best(self, target: Path) -> None:
+        for other in self.path.glob("best*"):
+            if other != target:
+                discard(other)
 
     def _write(self, target: Path, payload: Payload) -> None:
         try:
@@ -188,8 +225,8 @@ class CheckpointFolder:
     def drop_after(self, step: int) -> None:
         """Delete the checkpoints of later steps: a run that goes back to `step` writes them again."""
         for path in self.steps():
-            if path.name > self._file(step).name:
-                path.unlink()
+            if path.stem > self._file(step).stem:
+                discard(path)
 
     def find(self, which: str) -> Path:
         """Find the file for "last", "previous", "best" or a path.
@@ -205,20 +242,22 @@ class CheckpointFolder:
                 raise CheckpointError(sentence("checkpoint", came, f"a folder with at least {place}"))
             return steps[-place]
         path = self.best if which == "best" else Path(which)
-        if not path.is_file():
+        if not path.exists():
             came = f"{path}, which does not exist"
             raise CheckpointError(sentence("checkpoint", came, "last, previous, best or the path of a file"))
         return path
 
-    def load(self, which: str, device: torch.device | str = "cpu") -> tuple[Path, Payload]:
-        """Find and read a checkpoint.
+    def load(
+        self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
+    ) -> tuple[Path, Payload]:
+        """Find and read a checkpoint; `device` and `target` as for `load_checkpoint`.
 
         Raises:
             CheckpointError: it cannot be used. The message offers an older one if there is one.
         """
         path = self.find(which)
         try:
-            return path, load_checkpoint(path, device)
+            return path, load_checkpoint(path, device, target=target)
         except CheckpointError as error:
             older = [other for other in self.steps() if other != path]
             if which == "last" and older:

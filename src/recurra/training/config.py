@@ -5,7 +5,7 @@ Every config checks itself when it is made and refuses impossible values, naming
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recurra.checks import (
@@ -184,6 +184,16 @@ class TrainingConfig:
     """Where to compute; auto: the first CUDA device, or the CPU if there is none."""
     threads: int | None = None
     """CPU threads; null: as many as PyTorch chooses."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """Under torchrun, how the ranks hold the model: each a copy (ddp), or each a shard of every parameter and of what
+    the optimiser keeps for it (fsdp); auto: ddp. One process alone holds all of it."""
+    sequence_parallel: int = 1
+    """Ranks that share a sequence: each computes one of as many consecutive pieces of it. Must divide the ranks."""
+    asynchronous_saving: bool = False
+    """With several ranks, write checkpoints beside the training, from a copy in memory of what is saved."""
+    checkpoint_blocks: bool = False
+    """Keep the inputs of each block alone for the backward pass and compute the rest again there: less memory, and one
+    more forward pass."""
     deterministic: bool = False
     """Refuse operations whose result may differ from run to run on the same machine."""
     seed: int = 0
@@ -200,17 +210,33 @@ class TrainingConfig:
     """The validation score that decides which checkpoint is the best one."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV log."""
+    logger: list[Literal["wandb", "mlflow"]] = field(default_factory=list)
+    """Other places that get the records too: Weights & Biases, MLflow; both need the extra `loggers`."""
+    patience: int | None = None
+    """Stop once this many evaluations in a row were no better than the best; null: never."""
+    compile: bool = False
+    """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
+    profile: int = 0
+    """Write a trace of this many steps, after the first three, to trace.json in the run's folder; 0: none."""
 
     def __post_init__(self) -> None:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")
-        require_whole_number(1, **fields_of(self, "training", *counts))
+        require_whole_number(1, **fields_of(self, "training", *counts, "sequence_parallel"))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
+        require_whole_number(1, **fields_of(self, "training", "patience"))
+        require_whole_number(0, **fields_of(self, "training", "profile"))
+        for name in self.logger:
+            require_choice(("wandb", "mlflow"), **{"training.logger": name})
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
+        alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
+        expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"
+        require(alone, "training.checkpoint_blocks", self.checkpoint_blocks, expected)
         q = self.generalised_cross_entropy
         require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
         require_choice(("32-true", "bf16-mixed", "auto"), **fields_of(self, "training", "precision"))
         require_choice(("auto", "cpu", "cuda"), **fields_of(self, "training", "accelerator"))
+        require_choice(("auto", "ddp", "fsdp"), **fields_of(self, "training", "strategy"))
         require_choice(("loss", "accuracy"), **fields_of(self, "training", "monitor"))
 
     @property

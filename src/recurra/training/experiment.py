@@ -57,9 +57,9 @@ class Experiment:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """The run."""
 
-    def build_data(self) -> DataSet:
-        """Make or open the data set."""
-        return self.data.build()
+    def build_data(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
+        """Make or open the data set, as one rank of several reads it."""
+        return self.data.build(rank=rank, world_size=world_size)
 
     def build_model(self, data: DataSet) -> nn.Module:
         """Make the model, with fresh weights, in the sizes that `data` needs."""
@@ -275,11 +275,19 @@ RESUMABLE = frozenset(
         "training.max_steps",
         "training.accelerator",
         "training.threads",
+        "training.strategy",
+        "training.sequence_parallel",
+        "training.checkpoint_blocks",
+        "training.asynchronous_saving",
         "training.log_every",
         "training.eval_every",
         "training.save_every",
         "training.keep_checkpoints",
         "training.tensorboard",
+        "training.logger",
+        "training.patience",
+        "training.compile",
+        "training.profile",
     }
 )
 """The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any

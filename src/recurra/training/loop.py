@@ -8,36 +8,33 @@ therefore repeats the run that was not interrupted, bit for bit if the arithmeti
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
-from recurra.data import IGNORED_TARGET, Batch, BatchSource, DataSet
-from recurra.models.shell import LanguageModelShell
-from recurra.saved_state import state_to_plain
+from recurra.data import IGNORED_TARGET, Batch, DataSet
+from recurra.scan.pieces import final_state, over
 from recurra.state import detach
-from recurra.training.averaging import WeightAverage
-from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights, versions
+from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
-from recurra.training.experiment import Experiment, require_resumable, to_plain
+from recurra.training.experiment import Experiment, to_plain
 from recurra.training.hardware import hardware
-from recurra.training.losses import few_targets, loss_by_parts, to_minimise
+from recurra.training.loggers import LOGGERS
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
-from recurra.training.optimizer import build_optimizer
 from recurra.training.precision import precision_note
-from recurra.training.process import set_up_process, settled
+from recurra.training.profiling import Trace
 from recurra.training.progress import RunProgress, watch
-from recurra.training.random_state import random_state, set_random_state
-from recurra.training.resuming import resumed_state
+from recurra.training.ranks import Ranks
+from recurra.training.resumable import OpenData, ResumableRun
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
 from recurra.training.signals import StopSignal
+from recurra.training.strategy import local, whole
 
 
 @runtime_checkable
@@ -55,127 +52,33 @@ class Scores(Protocol):
         ...
 
 
-Evaluate = Callable[[nn.Module, BatchSource], Scores]
+Evaluate = Callable[..., Scores]
+"""Called with a model and a `BatchSource`."""
 
 
 class TrainingDiverged(FloatingPointError):
     """The loss or the weights are no longer finite."""
 
 
-@dataclass
-class Position:
-    """The position of a run: the next batch is number `batch` of epoch `epoch`. tokens: for video, frames."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-class Trainer:
-    """One run: the model, optimiser and data of an experiment, and the position in it.
+class Trainer(ResumableRun):
+    """One run: the model, optimiser and data of an experiment, and the loop that trains it.
 
     Args:
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written before `fit`.
-        evaluate: scores a model on a split, in float32.
-        data: the data of the experiment, if they are open; None opens them.
+        evaluate: scores a model on a split, in float32; with several ranks it also gets `total`, which adds up numbers
+            over them.
+        open_data: opens the data, as one of the ranks reads them; None builds those of the experiment.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate, *, data: DataSet | None = None
+        self, experiment: Experiment, folder: RunFolder, evaluate: Evaluate, *, open_data: OpenData | None = None
     ) -> None:
-        self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
-        self.experiment, self.folder, self.evaluate = replace(experiment, training=self.config), folder, evaluate
-        self.fabric = set_up_process(self.config)
-        self.data = data = experiment.build_data() if data is None else data
-        self.source, self.validation = data.source("train"), data.source("valid")
-        self.model = experiment.build_model(data)
-        if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
-            came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
-            raise ValueError(sentence("training.monitor", came, "loss for this model"))
-        self.wrapped, self.optimizer = self.fabric.setup(self.model, build_optimizer(self.model, experiment.optimizer))
-        self._has_parts = isinstance(self.model, LanguageModelShell)
-        if self.config.has_penalties and not self._has_parts:
-            given, kind = (self.config.activation_penalty, self.config.change_penalty), type(self.model).__name__
-            names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
-            raise ValueError(sentence(names, came, "0 but for a language model"))
-        for name in ("loss", "hidden", "losses") if self._has_parts else ("loss",):
-            self.wrapped.mark_forward_method(name)
-        self.average = WeightAverage(self.model, experiment.averaging)
-        self.checkpoints = CheckpointFolder(folder.checkpoints, keep=self.config.keep_checkpoints)
-        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
-        self.position = Position()
-        self.sums = RunningSums(self.fabric.device)
-        self.state: Any = None
-        self.scores: dict[str, dict[str, int | float]] = {}
-        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
-        self._begun: str | None = None
+        super().__init__(experiment, folder, open_data or _own_data)
+        self.evaluate = evaluate
         self._clock = perf_counter()
 
-    # --- the position of a run ---
-
-    def begin(self) -> str:
-        """Load the initial weights of the experiment if the run is at its start. `fit` calls this if nobody has.
-
-        Returns:
-            a line that says where the weights are from; empty for fresh weights.
-
-        Raises:
-            ValueError: the weights cannot be read, or do not fit the model.
-        """
-        if self._begun is None:
-            self._begun = self.experiment.load_initial_weights(self.model) if self.position.step == 0 else ""
-        return self._begun
-
-    def snapshot(self) -> Payload:
-        """Return everything that the next update and the next record depend on, as plain data."""
-        return {
-            "config": to_plain(self.experiment),
-            "position": asdict(self.position),
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "state": state_to_plain(self.state),
-            "window": self.sums.state_dict(),
-            "scores": self.scores,
-            "resumed_at": list(self.resumed_at),
-            "random": random_state(),
-        }
-
-    def resume(self, which: str) -> None:
-        """Go back to a checkpoint: "last", "previous", "best" or a path. With "last", a run without checkpoints starts
-        from the beginning. The run is then locked for other processes until `fit` ends.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
-            ValueError: the experiment differs from that of the checkpoint in a setting that may not change.
-            BlockingIOError: another process trains the run.
-        """
-        if which == "last" and not self.checkpoints.steps():
-            return  # `fit` calls `begin`
-        path, saved = self.checkpoints.load(which, self.fabric.device)
-        require_resumable(saved["config"], self.experiment)
-        self.state = resumed_state(saved, path, self.model, self.optimizer)
-        load_weights(self.model, saved["model"], path)
-        self.average.load_state_dict(saved["average"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.position = Position(**saved["position"])
-        self.sums.load_state_dict(saved["window"])
-        self.scores = saved["scores"]
-        # Older checkpoints lack this key. A finished run has nothing to resume.
-        self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
-        self.folder.lock()
-        self.checkpoints.drop_after(self.position.step)
-        set_random_state(saved["random"])
-
     # --- the loop ---
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has reached its end."""
-        return self.position.step >= self.total_steps
 
     def fit(self, console: Console | None = None) -> StopSignal:
         """Train to the end, or until SIGINT, SIGTERM or SIGHUP. In all cases, the last step is saved in a checkpoint.
@@ -188,6 +91,8 @@ class Trainer:
             BlockingIOError: another process trains the run.
             OSError: a file cannot be written, or the folder of the run went away.
         """
+        if not self.ranks.is_first:
+            return self._fit(Console(quiet=True))
         self.folder.lock()
         try:
             return self._fit(console or Console())
@@ -196,9 +101,7 @@ class Trainer:
 
     def _fit(self, console: Console) -> StopSignal:
         step = self.position.step
-        logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
-        if self.config.tensorboard:
-            logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
+        logs = self._open_logs() if self.ranks.is_first else []
         progress = watch(self.total_steps, step, console)
         for note in filter(None, self._notes()):
             progress.note(note)
@@ -211,21 +114,36 @@ class Trainer:
                 _close(open_files)
             raise
         _close(open_files)
-        self.folder.write_summary(self.summary())
+        self._write_summary()
         return stop
+
+    def _open_logs(self) -> list[MetricLog]:
+        step = self.position.step
+        logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
+        if self.config.tensorboard:
+            logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
+        config = to_plain(self.experiment)
+        return [*logs, *(LOGGERS[name](self.folder, config) for name in self.config.logger)]
+
+    def _write_summary(self) -> None:
+        if self.ranks.is_first:
+            self.folder.write_summary(self.summary())
 
     def _notes(self) -> Iterator[str]:
         yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
         yield self.begin()
+        yield self._resumed_note
         yield warm_up_note(self.total_steps, self.experiment.schedule)
         size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
         yield space_note(self.checkpoints.path, size)
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
+        trace = Trace(self.folder.trace, self.config.profile if self.ranks.is_first else 0)
         stopping = False
         while not self.finished and not stopping:
             gradient_norm = self._update()
+            trace.step()
             self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
@@ -233,57 +151,69 @@ class Trainer:
                     log.write(record)
                 progress.report(record)
             # Read once: a signal between the decision to save and the end of the loop would end it without saving.
-            stopping = stop.received is not None
+            stopping = self.ranks.any(stop.received is not None)
+            self.checkpoints.poll()
             if self._due(self.config.save_every or self.steps_per_epoch) or stopping:
                 with self._off_the_clock():
                     self.checkpoints.save(self.position.step, self._finite_snapshot())
                     # Also now, in case the process is killed before the end.
-                    self.folder.write_summary(self.summary())
+                    self._write_summary()
+        trace.close()
+        self.checkpoints.finish()
 
-    def _update(self) -> Tensor:
+    def update_at(self, factor: float) -> float:
+        """Make the next update at `factor` times the recipe's learning rates; return its loss in nats per target."""
+        self.sums = RunningSums(self.fabric.device)
+        self._update(factor)
+        self.sums.add_up(self.ranks)
+        return self.sums.mean_loss()
+
+    def _update(self, factor: float | None = None) -> Tensor:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
         at, config = self.position, self.experiment
-        factor = learning_rate_factor(at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch)
+        scheduled = learning_rate_factor(
+            at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
+        )
         last = min(at.batch + self.config.accumulate, len(self.source))
-        factor *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
-        scale_learning_rates(self.optimizer, factor)
-        batches = [self.source.batch(at.epoch, number) for number in range(at.batch, last)]
+        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
+        scale_learning_rates(self.optimizer, scheduled if factor is None else factor)
+        batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
+        total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
+        weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
         for batch, n_targets in zip(batches, counts):
             loss, objective = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
-            self.fabric.backward(objective / max(1, sum(counts)))
+            self.fabric.backward(objective * weight)
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         at.step += 1
         self.average.update(at.step)
         at.epoch, at.batch = (at.epoch, last) if last < len(self.source) else (at.epoch + 1, 0)
-        at.tokens += sum(batch.n_steps for batch in batches)
+        at.tokens += int(n_steps)
         return norm
 
     def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
         """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
-        by_parts = self._has_parts and (self.config.has_penalties or few_targets(n_targets, batch.targets))
         inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
         extra = {} if poses is None else {"poses": poses}
+        if batch.cu_seqlens is not None:
+            extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
-        penalty: Tensor | float = 0.0
-        # Fabric applies the precision only to calls of forward.
-        with self.fabric.autocast():
-            if by_parts:
-                losses, penalty, state = loss_by_parts(self.wrapped, inputs, targets, carried, self.config)
-            else:
-                losses, state = self.wrapped.loss(inputs, targets, carried, **extra)
-        self.state = detach(state)
-        return losses.sum(), to_minimise(losses, n_targets, penalty, self.config)
+        with self.fabric.autocast(), over(self.pieces):
+            loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
+        self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
+        return loss, objective
 
     def _clip_gradients(self) -> Tensor:
         """Scale the gradient down to its limit, if there is one, and return its norm from before."""
         limit = self.experiment.optimizer.gradient_clip
         if limit is None:
-            return get_total_norm([p.grad for p in self.wrapped.parameters() if p.grad is not None])
-        return self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+            return whole(get_total_norm([p.grad for p in self.wrapped.parameters() if p.grad is not None]))
+        norm = self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        assert norm is not None
+        return whole(norm)
 
     # --- records and results ---
 
@@ -307,6 +237,7 @@ class Trainer:
         }
 
     def _training_record(self, gradient_norm: Tensor) -> dict[str, Any]:
+        self.sums.add_up(self.ranks)
         loss = self.sums.mean_loss()
         if self.sums.n_targets and not math.isfinite(loss):
             raise self._diverged("the training loss", loss)
@@ -321,7 +252,8 @@ class Trainer:
         return record
 
     def _validation_record(self) -> dict[str, float]:
-        scores = self.evaluate(self.average.model, self.validation)
+        together = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
+        scores = self.evaluate(self.average.model, self.validation, **together)
         if not math.isfinite(scores.loss):
             raise self._diverged("the validation loss", scores.loss)
         new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss}
@@ -346,9 +278,10 @@ class Trainer:
         A folder that went away must not come back with nothing but this checkpoint in it.
         """
         self.folder.require_in_place()
-        for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
-                raise self._diverged(name, "a tensor with values that are not finite")
+        parameters = self.model.named_parameters()
+        bad = next((name for name, p in parameters if not bool(local(p).isfinite().all())), None)
+        if self.ranks.any(bad is not None):
+            raise self._diverged(bad or "a weight of another rank", "a tensor with values that are not finite")
         return self.snapshot()
 
     def _diverged(self, name: str, came: object) -> TrainingDiverged:
@@ -369,6 +302,7 @@ class Trainer:
             self.experiment.unit: at.tokens,
             "seconds": at.seconds,
             f"{self.experiment.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
+            "ranks": self.ranks.count,
             "resumed_at": self.resumed_at,
             "validation": self.scores,
             "versions": versions(),
@@ -393,6 +327,10 @@ class Trainer:
         self._tick()
         yield
         self._clock = perf_counter()
+
+
+def _own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
+    return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
 
 
 def _close(open_files: Sequence[RunProgress | MetricLog]) -> None:

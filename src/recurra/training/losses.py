@@ -9,14 +9,75 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET
+from recurra.models import LanguageModel
+from recurra.models.shell import LanguageModelShell
+from recurra.scan.pieces import active_pieces, passed_on
 from recurra.training.config import TrainingConfig
 
 FEW = 4
 """Targets are few if they stand at no more than a fourth of the positions. Then logits are formed only there: with
 8,192 words and answers at 1 of 16 tokens, the others would take most of an update."""
+
+
+class Objective(nn.Module):
+    """A model as training calls it: inputs and targets in, what to minimise out.
+
+    One call of forward, so that DDP, FSDP and Fabric's precision see one module like any other.
+
+    Args:
+        model: the model in training.
+        config: the penalties, and the form of the loss.
+
+    Raises:
+        ValueError: `config` has penalties, and the model is no language model.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+        self._has_parts = isinstance(model, LanguageModelShell)
+        if config.has_penalties and not self._has_parts:
+            given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
+            names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
+            raise ValueError(sentence(names, came, "0 but for a language model"))
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return the summed loss in nats, the sum to minimise and the next state.
+
+        Args:
+            inputs, targets: of a batch.
+            n_targets: how many targets count.
+            state: what the batch continues from; None for the start of streams.
+            extra: what else the model's loss takes.
+        """
+        pieces = active_pieces()
+        if pieces is None or isinstance(self.model, LanguageModel):  # whose mixers know of pieces
+            return self._piece(inputs, targets, n_targets, state, **extra)
+        kept = []
+
+        def whole_piece(entering: Any) -> tuple[Tensor, Any]:
+            loss, objective, leaving = self._piece(inputs, targets, n_targets, entering, **extra)
+            kept.append(loss)
+            return objective, leaving
+
+        objective, state = passed_on(whole_piece, state, pieces)
+        return kept[0], objective, state
+
+    def _piece(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        penalty: Tensor | float = 0.0
+        if self._has_parts and (self.config.has_penalties or few_targets(n_targets, targets)):
+            losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config, **extra)
+        else:
+            losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
+        return losses.sum(), to_minimise(losses, n_targets, penalty, self.config), state
 
 
 def few_targets(n_targets: int, targets: Int[Tensor, "B L"]) -> bool:
@@ -30,15 +91,16 @@ def loss_by_parts(
     targets: Int[Tensor, "B L"],
     state: Any,
     config: TrainingConfig,
+    **lengths: Any,
 ) -> tuple[Float[Tensor, "1 N"], Tensor | float, Any]:
     """Return the losses of the N targets that count, the penalty to add to the mean loss, and the next state.
 
-    `model` is a `recurra.models.shell.LanguageModelShell`, as it is or set up by Fabric.
+    `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
 
     The penalty is `activation_penalty` times the mean square of what the head reads, dropout included, and
     `change_penalty` times the mean square of its change from one step to the next.
     """
-    hidden, state = model.hidden(inputs, state)
+    hidden, state = model.hidden(inputs, state, **lengths)
     counted = targets != IGNORED_TARGET
     return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config), state
 

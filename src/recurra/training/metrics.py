@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recurra.files.writing import naming
+from recurra.training.ranks import Ranks
 
 Record = Mapping[str, Any]
 
@@ -39,15 +40,24 @@ class RunningSums:
         """Compute the loss in nats per target; NaN if no target counted."""
         return float(self.loss) / self.n_targets if self.n_targets else math.nan
 
-    def state_dict(self) -> dict[str, int | float]:
-        """Return the sums as numbers."""
-        numbers = {name: value for name, value in vars(self).items() if name != "loss"}
-        return {"loss": float(self.loss), **numbers}
+    def add_up(self, ranks: Ranks) -> None:
+        """Make these the sums over all ranks, on all of them."""
+        if ranks.several:
+            loss, n_targets, n_tokens = ranks.total(float(self.loss), self.n_targets, self.n_tokens)
+            self.loss.fill_(loss)
+            self.n_targets, self.n_tokens = int(n_targets), int(n_tokens)
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from the sums of `state_dict`."""
-        self.loss.fill_(saved["loss"])
-        self.n_targets, self.n_tokens, self.seconds = (saved[k] for k in ("n_targets", "n_tokens", "seconds"))
+    def state_dict(self, ranks: Ranks | None = None) -> dict[str, int | float]:
+        """Return the sums, over all ranks, as numbers."""
+        loss, n_targets, n_tokens = (ranks or Ranks()).total(float(self.loss), self.n_targets, self.n_tokens)
+        return {"loss": loss, "n_targets": int(n_targets), "n_tokens": int(n_tokens), "seconds": self.seconds}
+
+    def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks | None = None) -> None:
+        """Continue from the sums of `state_dict`, which the first rank keeps for all."""
+        mine = ranks is None or ranks.is_first
+        self.loss.fill_(saved["loss"] if mine else 0.0)
+        self.n_targets, self.n_tokens = (saved[k] if mine else 0 for k in ("n_targets", "n_tokens"))
+        self.seconds = saved["seconds"]
 
 
 @runtime_checkable

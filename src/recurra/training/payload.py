@@ -117,6 +117,11 @@ def _or_none(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
+def _one_or_list(check: Check) -> Check:
+    """One value, or one for each rank."""
+    return lambda name, value: (_list(check) if isinstance(value, list) else check)(name, value)
+
+
 def _require(fits: bool, name: str, value: Any, expected: str) -> None:
     if not fits:
         came = repr(value) if isinstance(value, (bool, int, float)) else kind_of(value)
@@ -136,6 +141,13 @@ _states = _by_key(_count, _plain_by_name)
 _score = _record(("accuracy",), step=_count, loss=_number, accuracy=_number)
 _numpy_key = _record(key=_list(_count), pos=_count)
 
+_random = _record(
+    python=_list(_plain),
+    numpy=_record(bit_generator=_string, state=_numpy_key, has_gauss=_count, gauss=_number),
+    torch=_tensor,
+    cuda=_list(_tensor),
+)
+
 _SECTIONS: dict[str, Check] = {
     "format": _string,
     "format_version": _count,
@@ -149,14 +161,7 @@ _SECTIONS: dict[str, Check] = {
     "window": _or_none(_record(loss=_any_number, n_targets=_count, n_tokens=_count, seconds=_number)),
     "scores": _record(("last", "best"), last=_score, best=_score),
     "resumed_at": _list(_count),
-    "random": _or_none(
-        _record(
-            python=_list(_plain),
-            numpy=_record(bit_generator=_string, state=_numpy_key, has_gauss=_count, gauss=_number),
-            torch=_tensor,
-            cuda=_list(_tensor),
-        )
-    ),
+    "random": _or_none(_one_or_list(_random)),
     "converted_from": _string,
 }
 _OPTIONAL = frozenset({"resumed_at", "converted_from"})

@@ -1,5 +1,6 @@
-"""The process of a run: threads, determinism, device, precision."""
+"""The process of a run: threads, determinism, device, precision, and the ranks beside it."""
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,8 @@ import torch
 from recurra.checks import sentence
 from recurra.training.config import TrainingConfig
 from recurra.training.precision import known_precision
+from recurra.training.ranks import n_launched
+from recurra.training.strategy import fabric_options
 
 if TYPE_CHECKING:
     import lightning_fabric
@@ -20,14 +23,12 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
         config: `settled`.
 
     Raises:
-        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device, or the process is one of several
-            that torchrun started.
+        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
     """
     # Takes a second or two to import; reading a run, scoring it and generating text do without it.
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.seed import seed_everything
 
-    _require_one_process()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
@@ -35,7 +36,20 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
     seed_everything(config.seed, verbose=False)
-    return Fabric(accelerator=_accelerator(config.accelerator), devices=1, precision=config.precision)
+    accelerator = _accelerator(config.accelerator)
+    if n_launched() > 1:
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets from every rank
+    fabric = Fabric(accelerator=accelerator, precision=config.precision, **fabric_options(config, accelerator))
+    fabric.launch()
+    return fabric
+
+
+def reseed(config: TrainingConfig, rank: int) -> None:
+    """Give a rank random numbers of its own, once all ranks have made the same model. The first keeps those it has."""
+    if rank:
+        from lightning_fabric.utilities.seed import seed_everything
+
+        seed_everything((config.seed + rank) % 2**32, verbose=False)
 
 
 def settled(config: TrainingConfig) -> TrainingConfig:
@@ -45,14 +59,6 @@ def settled(config: TrainingConfig) -> TrainingConfig:
         ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
     """
     return known_precision(config, _accelerator(config.accelerator))
-
-
-def _require_one_process() -> None:
-    """Refuse to be one of several ranks: each would train the same run in the same folder."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count.isdecimal() and int(count) > 1:
-        came = f"rank {os.environ.get('RANK', '?')} of {count}, as torchrun starts them"
-        raise ValueError(sentence("this process", came, "the only one of its run", "start recurra without torchrun"))
 
 
 def _accelerator(wanted: str) -> str:

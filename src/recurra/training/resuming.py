@@ -35,7 +35,8 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
             raise CheckpointError(sentence(str(path), came, "one of this model"))
     _require_optimizer_state(saved["optimizer"], path, optimizer)
     try:
-        require_random_state(saved["random"])
+        for state in saved["random"] if isinstance(saved["random"], list) else [saved["random"]]:  # one for each rank
+            require_random_state(state)
         return state_from_plain(saved["state"], model)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.typed import require_fields
-from recurra.files.writing import leftovers, replacing
+from recurra.files.writing import discard, leftovers, replacing
 from recurra.training.checkpoint import CheckpointFolder, Payload, load_checkpoint
 from recurra.training.run_lock import RunLock
 
@@ -21,6 +21,7 @@ _SUMMARY_TYPES = {
     "seconds": float,
     "tokens_per_second": float | None,
     "frames_per_second": float | None,
+    "ranks": int,
     "resumed_at": list[int],
     "validation": dict[str, dict[str, float]],
     "versions": dict[str, str],
@@ -36,8 +37,9 @@ class RunFolder:
     classes.txt     for videos: the names of the classes, one per line
     metrics.csv     the log, one record per line
     tensorboard/    the same records for TensorBoard
-    checkpoints/    step-*.pt, best.pt
+    checkpoints/    step-*.pt, best.pt; of several ranks step-*/, best-*/
     summary.json    the results, versions and hardware, written with each checkpoint and at the end
+    trace.json      a trace of some steps, if the recipe asks for one
     figures/        what `recurra plot` draws
     .lock           held by the process that trains the run (see `RunLock`)
     """
@@ -51,6 +53,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.trace = self.path / "trace.json"
         self.figures = self.path / "figures"
         self._lock = RunLock(self.path)
 
@@ -79,7 +82,7 @@ class RunFolder:
         own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary)
         for temporary, name in [*leftovers(self.path), *leftovers(self.checkpoints)]:
             if temporary.parent == self.checkpoints or name in {file.name for file in own}:
-                temporary.unlink(missing_ok=True)
+                discard(temporary)
 
     def unlock(self) -> None:
         """Let other processes train the run."""

@@ -1,0 +1,1 @@
+"""What training on large corpora takes: a generated corpus, its preparation, training on it, kills on the way."""

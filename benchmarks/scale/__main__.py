@@ -1,0 +1,165 @@
+"""`python -m benchmarks.scale CORPUS FOLDER`: prepare a large corpus and train on it, with kill -9 in both.
+
+Prepares the corpus that `benchmarks.scale.corpus` wrote: killed on the way and continued, and, to compare, a few shards
+again. Then trains a small model on it to its end, and once more with kills on the way; the logs
+must be the same. Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale.json.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from recurra.data.documents import find_units
+from recurra.data.prepare import _write_shard
+from recurra.data.shards import INDEX
+from recurra.files.stamped_json import read_stamped
+from recurra.training import read_metrics
+
+RECIPE = """
+experiment: text
+data: {{path: {shards}, source: shards, batch_size: 16, eval_batch_size: 16, segment_length: 128}}
+model: {{n_layer: 1, d_model: 32, d_channel_mixing: 64, mixer_options: {{d_qk: 32, d_v: 32}}, tie_embeddings: true}}
+training: {{max_steps: {steps}, log_every: 5, save_every: 10, eval_every: 1000000, accelerator: cpu, threads: 1,
+            tensorboard: false}}
+"""
+RECURRA = [sys.executable, "-m", "recurra"]
+CLOCK = ("seconds", "tokens_per_second", "valid_loss", "valid_accuracy")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=3, help="of preparing, and of training (default: 3 each)")
+    parser.add_argument(
+        "--kill-after", type=float, default=60.0, metavar="S", help="of preparing, at most (default: 60)"
+    )
+    parser.add_argument("--only", choices=["prepare", "train"])
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    draw, results = random.Random(0), {}
+    if arguments.only != "train":
+        results |= prepared(arguments, draw)
+    if arguments.only != "prepare":
+        results |= trained(arguments, draw)
+    (arguments.folder / f"scale-{arguments.only or 'all'}.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+    return int(not all(value for name, value in results.items() if name.startswith("same")))
+
+
+def prepared(arguments: argparse.Namespace, draw: random.Random) -> dict:
+    out = arguments.folder / "shards"
+    words = [*RECURRA, "prepare", str(arguments.corpus), "--out", str(out), "--workers", str(arguments.workers)]
+    seconds, most, cpu = 0.0, 0, 0.0
+    for kill in range(arguments.kills + 1):
+        after = draw.uniform(0.3, 1.0) * arguments.kill_after if kill < arguments.kills else None
+        before = cpu_seconds()
+        took, memory, status = watched(words, after)
+        cpu += cpu_seconds() - before
+        seconds, most = seconds + took, max(most, memory)
+        print(f"preparing: {took:.0f} s, largest process {memory / 2**20:.0f} MiB, ended with {status}", flush=True)
+    index = read_stamped(out / INDEX)
+    again = arguments.folder / "again"
+    again.mkdir(exist_ok=True)
+    shutil.copy(out / "tokenizer.json", again)
+    units = [unit for unit in find_units("folder", str(arguments.corpus)) if unit.split == "train"]
+    same = True
+    for unit in draw.sample(units, 3):
+        _write_shard((again, "words", index["fingerprint"], unit))
+        name = f"train-{unit.number:05d}.npy"
+        same &= (again / name).read_bytes() == (out / name).read_bytes()
+    n = sum(shard["tokens"] for shards in index["splits"].values() for shard in shards)
+    return {
+        "tokens": n,
+        "vocabulary": index["vocab_size"],
+        "shards": sum(map(len, index["splits"].values())),
+        "prepare_kills": arguments.kills,
+        "prepare_seconds": seconds,
+        "prepare_tokens_per_second": n / seconds,
+        "prepare_cpu_seconds": cpu,
+        "prepare_tokens_per_cpu_second": n / cpu,
+        "prepare_largest_process_bytes": most,
+        "same_shards": same,
+    }
+
+
+def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
+    recipe = arguments.folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(shards=arguments.folder / "shards", steps=arguments.steps))
+    whole, parts = arguments.folder / "whole", arguments.folder / "parts"
+    for run in (whole, parts):
+        shutil.rmtree(run, ignore_errors=True)
+    took, memory, status = watched([*RECURRA, "train", str(recipe), "--run", str(whole)], None)
+    print(f"training: {took:.0f} s, {memory / 2**20:.0f} MiB, ended with {status}", flush=True)
+    for _ in range(arguments.kills):
+        begun = any(parts.glob("checkpoints/step-*.pt"))
+        shutil.rmtree(parts, ignore_errors=True) if not begun else None
+        words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
+        took_part, _, status = watched([*RECURRA, "train", *words], draw.uniform(0.4, 0.9) * took)
+        print(f"training in parts: {took_part:.0f} s, ended with {status}", flush=True)
+    begun = any(parts.glob("checkpoints/step-*.pt"))
+    words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
+    watched([*RECURRA, "train", *words], None)
+    rows = read_metrics(whole / "metrics.csv")
+    speeds = sorted(float(row["tokens_per_second"]) for row in rows[2:] if row["tokens_per_second"])
+    return {
+        "train_kills": arguments.kills,
+        "train_tokens_per_second": speeds[len(speeds) // 2],
+        "train_largest_process_bytes": memory,
+        "same_log": measured(whole) == measured(parts),
+    }
+
+
+def measured(run: Path) -> list[dict]:
+    return [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "metrics.csv")]
+
+
+def watched(words: list[str], kill_after: float | None) -> tuple[float, int, int]:
+    """Run a command in a session of its own, killed after a while; return seconds, bytes and how it ended."""
+    began, most = time.perf_counter(), 0
+    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        time.sleep(0.5)
+        most = max([most, *map(resident, members(process.pid))])
+        if kill_after is not None and time.perf_counter() - began > kill_after:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return time.perf_counter() - began, most, process.returncode
+
+
+def cpu_seconds() -> float:
+    """Seconds of the processor that ended descendants took; those of killed pools are not all counted."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def members(session: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == session:
+                found.append(int(stat.parent.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def resident(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

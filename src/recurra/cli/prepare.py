@@ -1,0 +1,39 @@
+"""`recurra prepare`: turn a corpus of any size into shards of tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from recurra.cli.arguments import command_parser
+from recurra.data.documents import SOURCES
+from recurra.data.prepare import Preparation, prepare
+from recurra.data.shards import ENCODERS
+
+DESCRIPTION = """\
+Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
+
+PATH is a folder with train, valid and test files of text, a folder of .parquet or .jsonl files whose names or folders
+begin with the split, or a data set of the Hugging Face hub or on disk. A preparation that was stopped or killed
+continues where it was: run the same command again."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Prepare, and print what came of it."""
+    parser = command_parser("prepare", DESCRIPTION, overrides=False)
+    parser.add_argument("path", metavar="PATH", help="where the corpus is")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to write")
+    parser.add_argument("--source", choices=SOURCES, default="folder", help="what PATH is (default: folder)")
+    parser.add_argument("--name", help="configuration of a data set of the hub")
+    parser.add_argument("--field", default="text", help="column with the text (default: text)")
+    parser.add_argument("--vocabulary", choices=ENCODERS, default="words", help="kind of tokens (default: words)")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="most frequent words to keep, or size of the bpe")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this vocabulary instead of making one")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    given = vars(parser.parse_args(words))
+    began = perf_counter()
+    index = prepare(Preparation(**given), report=lambda line: print(line, flush=True))
+    seconds = perf_counter() - began
+    for split, shards in index["splits"].items():
+        print(f"{split}: {sum(shard['tokens'] for shard in shards):,} tokens in {len(shards)} shards")
+    print(f"{index['vocab_size']:,} tokens in the vocabulary; {seconds:.0f} s; train on it with --data.source shards")
+    return 0

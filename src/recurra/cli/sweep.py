@@ -1,0 +1,63 @@
+"""`recurra sweep`: train a recipe with many values, and compare the runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from recurra.cli.arguments import command_parser, split_overrides
+from recurra.runs.start import default_run_folder
+from recurra.runs.sweep import Tried, grid, parse_space, search, try_values
+from recurra.training import load_recipe
+from recurra.training.allocator import keep_large_blocks
+
+DESCRIPTION = """\
+Train a recipe with every combination of some values, each run in a folder of its own, and print a table.
+
+--try optimizer.learning_rate=0.001,0.003,0.01 --try training.seed=0,1 makes six runs. With --trials N, Optuna chooses
+the values, also from ranges: --try optimizer.learning_rate=log:1e-4..1e-2. A sweep that was stopped continues: run the
+same command again; finished runs are read, not repeated."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Sweep, and print the table."""
+    own, overrides = split_overrides(words)
+    parser = command_parser("sweep", DESCRIPTION)
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
+    parser.add_argument(
+        "--try", dest="tries", action="append", required=True, metavar="KEY=VALUES", help="what to vary"
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="let Optuna choose the values of N runs")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
+    arguments = parser.parse_args(own)
+    keep_large_blocks()
+    out = arguments.out or default_run_folder(arguments.recipe).with_name(
+        f"{default_run_folder(arguments.recipe).name}-sweep"
+    )
+    space = parse_space(dict(word.partition("=")[::2] for word in arguments.tries))
+    measure = load_recipe(arguments.recipe, overrides).training.monitor
+
+    def attempt(values: dict[str, str]) -> Tried:
+        return try_values(arguments.recipe, out, values, overrides)
+
+    if arguments.trials is None:
+        tried = [attempt(values) for values in grid(space)]
+    else:
+        tried = search(space, out, attempt, arguments.trials, measure)
+    Console().print(sweep_table(out.name, tried, measure))
+    return 0
+
+
+def sweep_table(title: str, tried: Sequence[Tried], measure: str) -> Table:
+    """Tabulate the runs of a sweep, the best first."""
+    table = Table(title=title)
+    for name in (*(tried[0].values if tried else ()), "step", "loss", "accuracy", "run"):
+        table.add_column(name.rpartition(".")[2] or name)
+    worst = float("inf")
+    sign = 1 if measure == "loss" else -1
+    for one in sorted(tried, key=lambda one: sign * one.scores[measure] if one.scores else worst):
+        scores = [f"{one.scores[name]:.4f}" if name in one.scores else "" for name in ("loss", "accuracy")]
+        step = str(one.scores.get("step", "diverged"))
+        table.add_row(*one.values.values(), step, *scores, str(one.folder))
+    return table

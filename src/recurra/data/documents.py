@@ -1,0 +1,149 @@
+"""Where the text of large corpora comes from: folders of text, parquet, JSON lines, and data sets of a hub.
+
+A corpus is cut into units that can be read one by one, in any process. Text files are cut at line ends into pieces of
+about 32 MB; for everything else `datasets` of Hugging Face says what the units are, usually files, and streams them.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from recurra.checks import sentence
+from recurra.data.batches import SPLITS, Split
+from recurra.data.text_files import find_text_files
+
+Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
+SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
+PIECE_BYTES = 32 * 2**20
+_SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz")}
+_BUILDERS = {"parquet": "parquet", "jsonl": "json"}
+_HUB_SPLITS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a split that is read by itself: bytes `first` to `last` of a text file, or one shard of a data set.
+
+    identity: what it was made from, to see whether that has changed.
+    """
+
+    split: Split
+    number: int
+    source: Source
+    path: str
+    first: int = 0
+    last: int = 0
+    name: str | None = None
+    field: str = "text"
+    n_units: int = 1
+    identity: str = ""
+
+    def documents(self) -> Iterator[str]:
+        """Yield the documents: whole lines of text files in blocks, or the texts of a data set.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not UTF-8, or has no such field.
+        """
+        return self._lines() if self.source == "folder" else self._texts()
+
+    def _lines(self) -> Iterator[str]:
+        with open(self.path, "rb") as file:
+            file.seek(self.first)
+            left = self.last - self.first
+            while left > 0:
+                block = file.read(min(left, 2**20))
+                if len(block) < left:  # else it ends where the unit does, at the end of a line
+                    block += file.readline()
+                left -= len(block)
+                try:
+                    text = block.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    came = f"not UTF-8 (byte {file.tell() - len(block) + error.start})"
+                    raise ValueError(sentence(self.path, came, "text in UTF-8")) from error
+                yield text if text.endswith("\n") else text + "\n"
+
+    def _texts(self) -> Iterator[str]:
+        rows = _stream(self.source, self.path, self.name, self.split)
+        if self.n_units > 1:
+            rows = rows.shard(num_shards=self.n_units, index=self.number)
+        for row in rows:
+            text = row.get(self.field)
+            if not isinstance(text, str):
+                expected = f"rows with a text of the name {self.field!r}; there is {', '.join(row)}"
+                raise ValueError(sentence(self.path, f"a corpus without {self.field!r}", expected, "set --field"))
+            yield text if text.endswith("\n") else text + "\n"
+
+
+def find_units(source: Source, path: str, *, name: str | None = None, field: str = "text") -> list[Unit]:
+    """List the units of a corpus, split by split, in their order.
+
+    Args:
+        source: what the corpus is. path: a folder, or for "hf" a name of the hub or a local data set.
+        name: the configuration of a data set of the hub. field: which column has the text.
+
+    Raises:
+        OSError, ValueError: nothing is there, or not what the source says.
+    """
+    if source == "folder":
+        files = find_text_files(Path(path).expanduser())
+        return [unit for split, file in files.items() for unit in _pieces(split, file.path, file.n_bytes)]
+    units: list[Unit] = []
+    for split in SPLITS:
+        if source != "hf" and not _files(source, path, split):
+            continue
+        try:
+            rows = _stream(source, path, name, split)
+        except ValueError:  # the hub's way to say that a split is not there
+            continue
+        n = max(1, int(rows.num_shards))
+        identity = "" if source == "hf" else _identity([Path(file) for file in _files(source, path, split)])
+        units += [
+            Unit(split, number, source, path, name=name, field=field, n_units=n, identity=identity)
+            for number in range(n)
+        ]
+    if not units:
+        raise ValueError(sentence("data.path", path, f"a corpus of {source} with a train, valid or test split"))
+    return units
+
+
+def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:
+    with path.open("rb") as file:
+        first = number = 0
+        while first < n_bytes:
+            file.seek(min(n_bytes, first + PIECE_BYTES))
+            file.readline()
+            last = file.tell()
+            yield Unit(split, number, "folder", str(path), first, last, identity=_identity([path]))
+            first, number = last, number + 1
+
+
+def _identity(paths: list[Path]) -> str:
+    """Sizes and dates: a corpus of terabytes is not read to see whether it has changed."""
+    return ", ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+
+
+def _files(source: Source, path: str, split: Split) -> list[str]:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(sentence("data.path", str(folder), f"a folder with {source} files"))
+    names = _HUB_SPLITS[split]
+    found = [file for file in sorted(folder.rglob("*")) if file.name.endswith(_SUFFIXES[source])]
+    return [str(file) for file in found if any(part.startswith(names) for part in file.relative_to(folder).parts)]
+
+
+def _stream(source: Source, path: str, name: str | None, split: Split) -> Any:
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    import datasets  # slow to import, and an extra
+
+    if source == "hf":
+        for there in _HUB_SPLITS[split][:-1]:
+            try:
+                return datasets.load_dataset(path, name, split=there, streaming=True)
+            except ValueError:
+                continue
+        return datasets.load_dataset(path, name, split=_HUB_SPLITS[split][-1], streaming=True)
+    files = _files(source, path, split)
+    return datasets.load_dataset(_BUILDERS[source], data_files={split: files}, split=split, streaming=True)

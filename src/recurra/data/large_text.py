@@ -1,0 +1,93 @@
+"""Opens the corpora that are not a folder of text files: shards, and what is turned into shards on first use."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recurra.checks import sentence
+from recurra.data.batches import BatchSource
+from recurra.data.cache import user_cache_folder
+from recurra.data.corpus import TextEncoder
+from recurra.data.mixture import MixtureSource
+from recurra.data.packed_batches import PackedSource
+from recurra.data.prepare import Preparation, prepare
+from recurra.data.shards import ShardCorpus
+
+if TYPE_CHECKING:
+    from recurra.data.text import TextConfig
+
+
+def open_shards(config: "TextConfig", encoder: TextEncoder | None) -> ShardCorpus:
+    """Open a prepared corpus; parquet, jsonl and hf are prepared first, in the cache.
+
+    Args:
+        config: says where it is.
+        encoder: the vocabulary that it has to have; None takes any.
+
+    Raises:
+        OSError, ValueError: as `prepare` and `ShardCorpus`; or the vocabulary is another one.
+    """
+    folder = Path(config.path).expanduser()
+    if config.source != "shards":
+        folder = _prepared(config)
+    corpus = ShardCorpus(folder)
+    if encoder is not None and corpus.encoder.fingerprint != encoder.fingerprint:
+        came, mend = f"{folder}, whose vocabulary is another one", "prepare the corpus with --tokenizer"
+        raise ValueError(sentence("data.path", came, "shards of that vocabulary", mend))
+    return corpus
+
+
+def packed_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_size: int) -> BatchSource:
+    """Return the packed documents of the training split."""
+    return PackedSource(
+        corpus.tokens("train"),
+        batch_size=config.batch_size,
+        row_length=config.segment_length * config.bptt_segments,
+        seed=config.seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def mixture_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_size: int) -> BatchSource:
+    """Return excerpts from the training splits of several prepared corpora.
+
+    Raises:
+        ValueError: one of them has another vocabulary.
+    """
+    corpora = []
+    for path in config.mixture:
+        corpora.append(ShardCorpus(Path(path).expanduser()))
+        if corpora[-1].encoder.fingerprint != corpus.encoder.fingerprint:
+            came, mend = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
+            raise ValueError(sentence("data.mixture", came, f"shards with the vocabulary of {config.path}", mend))
+    return MixtureSource(
+        [one.tokens("train") for one in corpora],
+        list(config.mixture.values()),
+        batch_size=config.batch_size,
+        segment_length=config.segment_length * config.bptt_segments,
+        seed=config.seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def _prepared(config: "TextConfig") -> Path:
+    assert config.source != "folder"
+    assert config.source != "shards"
+    words = (config.source, config.path, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
+    key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
+    folder = (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
+    prepare(
+        Preparation(
+            source=config.source,
+            path=config.path,
+            out=folder,
+            vocabulary=config.vocabulary,
+            vocab_size=config.bpe_vocab_size,
+            tokenizer=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
+            name=config.subset,
+            field=config.text_field,
+        )
+    )
+    return folder

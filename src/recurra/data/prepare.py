@@ -1,0 +1,239 @@
+"""From any corpus to numpy shards: in parallel, resumable, each file written whole or not at all, with its digest.
+
+Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation keeps what was finished: a shard counts
+once its own small JSON file is there, which says what the shard was made from.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from recurra.checks import require, require_choice, require_whole_number
+from recurra.data.bpe import BytePairEncoding
+from recurra.data.byte_encoder import ByteEncoder
+from recurra.data.corpus import TextEncoder
+from recurra.data.documents import Source, Unit, find_units
+from recurra.data.progress import item_progress
+from recurra.data.shards import ENCODERS, FORMAT, INDEX, TOKENIZER
+from recurra.data.vocabulary import EOS, UNK, Vocabulary
+from recurra.files.digests import file_sha256
+from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.writing import leftovers, replacing
+
+SAMPLE_CHARACTERS = 100_000_000
+"""How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What to make of a corpus.
+
+    source, path, name, field: where the text is (`find_units`). out: the folder of the shards. vocabulary: "words",
+    "bpe" or "bytes". vocab_size: for words the most frequent ones, None for all; for bpe the size. tokenizer: a file to
+    take instead of making one. workers: processes.
+
+    Raises ValueError, naming the field, for an impossible value.
+    """
+
+    source: Source
+    path: str
+    out: Path
+    vocabulary: str = "words"
+    vocab_size: int | None = None
+    tokenizer: Path | None = None
+    workers: int = 1
+    name: str | None = None
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        require_choice(ENCODERS, vocabulary=self.vocabulary)
+        require_whole_number(1, workers=self.workers)
+        made = self.vocabulary == "bpe" and self.tokenizer is None
+        require(not made or self.vocab_size is not None, "vocab_size", self.vocab_size, "a size, for bpe")
+
+
+def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Write the shards of a corpus, or those that are missing, and return the index.
+
+    Args:
+        what: the corpus and the folder.
+        report: called with a line for each stage.
+
+    Raises:
+        OSError: something cannot be read or written.
+        ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
+    """
+    units = find_units(what.source, what.path, name=what.name, field=what.field)
+    what.out.mkdir(parents=True, exist_ok=True)
+    for temporary, _ in leftovers(what.out):
+        temporary.unlink(missing_ok=True)
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["recurra.data.prepare"])
+    with processes.Pool(what.workers) as pool:
+        encoder = _encoder(what, units, pool, report)
+        missing = [unit for unit in units if _finished(what.out, unit, encoder.fingerprint) is None]
+        report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
+        work = ((what.out, what.vocabulary, encoder.fingerprint, unit) for unit in missing)
+        with item_progress("Encoding", len(missing)) as advance:
+            for _ in pool.imap_unordered(_write_shard, work):
+                advance(1)
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for unit in units:
+        entry = _finished(what.out, unit, encoder.fingerprint)
+        assert entry is not None  # it was written above
+        splits.setdefault(unit.split, []).append(entry)
+    index = {
+        "format": FORMAT,
+        "vocabulary": what.vocabulary,
+        "fingerprint": encoder.fingerprint,
+        "vocab_size": len(encoder),
+        "splits": splits,
+    }
+    write_stamped(what.out / INDEX, index)
+    return index
+
+
+def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
+    """Load the tokenizer that is there, or make it."""
+    own = what.out / TOKENIZER
+    if what.tokenizer is not None and not own.exists():
+        ENCODERS[what.vocabulary].load(what.tokenizer).save(own)
+    if own.exists():
+        return ENCODERS[what.vocabulary].load(own)
+    training = [unit for unit in units if unit.split == "train"] or units
+    encoder: Vocabulary | BytePairEncoding | ByteEncoder
+    if what.vocabulary == "bytes":
+        encoder = ByteEncoder()
+    elif what.vocabulary == "bpe":
+        report("training the byte pair encoding")
+        assert what.vocab_size is not None  # checked by the dataclass
+        share = SAMPLE_CHARACTERS // len(training)
+        encoder = BytePairEncoding.train((text for unit in training for text in _first(unit, share)), what.vocab_size)
+    else:
+        report("counting words")
+        with item_progress("Counting words", len(training)) as advance:
+            files = pool.imap(_count_words, [(what.out, unit) for unit in training])
+            encoder = _most_frequent(_counted(files, advance), what.vocab_size)
+    encoder.save(own)
+    for counts in what.out.glob(f"{_COUNTS}*.json"):
+        counts.unlink()
+    return encoder
+
+
+def _first(unit: Unit, n_characters: int) -> Iterator[str]:
+    """Yield the documents of a unit up to about so many characters."""
+    for document in unit.documents():
+        yield document
+        n_characters -= len(document)
+        if n_characters <= 0:
+            return
+
+
+def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[dict[str, int]]:
+    for file in files:
+        advance(1)
+        yield read_stamped(file, most_bytes=_MOST_COUNTS)["counts"]
+
+
+def _most_frequent(counts: Iterable[dict[str, int]], size: int | None) -> Vocabulary:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    total.setdefault(EOS, 0)
+    total.setdefault(UNK, 0)
+    words = [word for word, _ in total.most_common()]
+    if size is not None and len(words) > size:
+        kept = [word for word in words if word not in (EOS, UNK)][: size - 2]
+        chosen = {*kept, EOS, UNK}
+        words = [word for word in words if word in chosen]
+    return Vocabulary(words)
+
+
+_COUNTS = "counts-"
+_MOST_COUNTS = 2**30
+
+
+def _count_words(work: tuple[Path, Unit]) -> Path:
+    """Count the words of a unit into a file, if an earlier preparation has not; return the file."""
+    folder, unit = work
+    path = folder / f"{_COUNTS}{_name(unit)}.json"
+    with suppress(OSError, ValueError):
+        if read_stamped(path, most_bytes=_MOST_COUNTS)["from"] == unit.identity:
+            return path
+    counts: Counter[str] = Counter()
+    for document in unit.documents():
+        counts.update(document.replace("\n", f" {EOS} ").split())
+    write_stamped(path, {"from": unit.identity, "counts": counts}, indent=0)
+    return path
+
+
+_encoders: dict[str, TextEncoder] = {}  # of this process, by fingerprint: loading 267,735 words takes a second
+
+
+def _write_shard(work: tuple[Path, str, str, Unit]) -> None:
+    folder, vocabulary, fingerprint, unit = work
+    if fingerprint not in _encoders:
+        _encoders[fingerprint] = ENCODERS[vocabulary].load(folder / TOKENIZER)
+    encoder = _encoders[fingerprint]
+    dtype = np.dtype("<u1" if len(encoder) <= 2**8 else "<u2" if len(encoder) <= 2**16 else "<u4")
+    pieces: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
+    n_tokens = 0
+    for document in unit.documents():
+        # a document of a text file is a line
+        tokens, begins = _lines(encoder, document) if unit.source == "folder" else (encoder.encode(document), _ALONE)
+        starts.append(begins + n_tokens)
+        pieces.append(tokens.astype(dtype))
+        n_tokens += len(tokens)
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+    path = folder / f"{_name(unit)}.npy"
+    documents = np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
+    _save(path.with_suffix(".documents.npy"), documents)
+    _save(path, tokens)
+    entry = {"name": path.name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
+    made_from = {"from": unit.identity, "fingerprint": fingerprint}
+    write_stamped(path.with_suffix(".json"), {**entry, "digest": file_sha256(path), "made": made_from})
+
+
+_ALONE = np.zeros(1, dtype=np.int64)
+
+
+def _lines(encoder: TextEncoder, block: str) -> tuple[np.ndarray, np.ndarray]:
+    """Encode a block of lines, and find where each begins."""
+    if isinstance(encoder, Vocabulary):
+        tokens = encoder.encode(block)
+        ends = np.flatnonzero(tokens == encoder.eos) + 1
+        return tokens, np.concatenate([_ALONE, ends[:-1]])
+    lines = [encoder.encode(line) for line in block.splitlines(keepends=True)]
+    return np.concatenate(lines), np.cumsum([0, *map(len, lines[:-1])])
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    def write(file: BinaryIO) -> None:
+        np.lib.format.write_array(file, array, version=(1, 0))
+
+    with replacing(path) as file:
+        write(file)
+
+
+def _finished(folder: Path, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
+    """Read the entry of a finished shard; None if it is not there, or was made from something else."""
+    path = folder / f"{_name(unit)}.json"
+    try:
+        entry = read_stamped(path)
+    except (OSError, ValueError):
+        return None
+    if entry.pop("made") != {"from": unit.identity, "fingerprint": fingerprint}:
+        return None
+    shard = folder / entry["name"]
+    return entry if shard.is_file() and shard.stat().st_size == entry["bytes"] else None
+
+
+def _name(unit: Unit) -> str:
+    return f"{unit.split}-{unit.number:05d}"

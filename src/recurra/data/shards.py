@@ -1,0 +1,158 @@
+"""A corpus as numpy shards: files of tokens with their digests, read as if they were one array in any order of shards.
+
+A folder has `tokenizer.json`, `index.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
+`SPLIT-00012.documents.npy` with the place where each document begins. `recurra prepare` writes it. Tokens are read from
+the files when they are asked for, so that memory does not grow with the corpus.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from recurra.checks import require_choice, sentence
+from recurra.data.batches import SPLITS, Split
+from recurra.data.bpe import BytePairEncoding
+from recurra.data.byte_encoder import ByteEncoder
+from recurra.data.corpus import TextEncoder
+from recurra.data.order import SHARDS, random_generator
+from recurra.data.vocabulary import Vocabulary
+from recurra.files.digests import file_sha256
+from recurra.files.stamped_json import read_stamped
+
+FORMAT = "recurra shards 1"
+INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
+ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
+    "words": Vocabulary,
+    "bpe": BytePairEncoding,
+    "bytes": ByteEncoder,
+}
+_AGAIN = "prepare the corpus again"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of tokens. documents: how many begin in it."""
+
+    path: Path
+    n_tokens: int
+    n_documents: int
+    sha256: str
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Read tokens `first` to `last`. Raises OSError or ValueError for a file that is missing or damaged."""
+        file, dtype, offset = _opened(self)
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            data = os.pread(descriptor, (last - first) * dtype.itemsize, offset + first * dtype.itemsize)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(data, dtype=dtype)
+
+    def document_starts(self) -> np.ndarray:
+        """Where documents begin: (n_documents,) int64, rising."""
+        return _starts(self.path.with_suffix(".documents.npy"))
+
+
+@lru_cache(maxsize=4096)
+def _opened(shard: Shard) -> tuple[Path, np.dtype, int]:
+    """Compare a shard with its digest, once in a process, and find where its tokens begin."""
+    if file_sha256(shard.path) != shard.sha256:
+        raise ValueError(sentence(str(shard.path), "damaged", "the shard that its digest was made of", _AGAIN))
+    with shard.path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        _, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return shard.path, dtype, file.tell()
+
+
+@lru_cache(maxsize=64)
+def _starts(path: Path) -> np.ndarray:
+    starts: np.ndarray = np.load(path)
+    return starts
+
+
+@dataclass(frozen=True)
+class ShardedTokens:
+    """The tokens of a split as one sequence, (n,): `tokens[first:last]` reads them.
+
+    shards: in this sequence's order.
+    """
+
+    shards: tuple[Shard, ...]
+    edges: np.ndarray = field(compare=False)
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> "ShardedTokens":
+        """Put shards in a row."""
+        return cls(tuple(shards), np.cumsum([0, *(shard.n_tokens for shard in shards)]))
+
+    def shuffled(self, seed: int, epoch: int) -> "ShardedTokens":
+        """Return the shards in the order of an epoch."""
+        return _shuffled(self, seed, epoch)
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        first, last, _ = where.indices(len(self))
+        parts, number = [], int(np.searchsorted(self.edges, first, "right")) - 1
+        while first < last:
+            start, end = int(self.edges[number]), min(last, int(self.edges[number + 1]))
+            parts.append(self.shards[number].read(first - start, end - start))
+            first, number = max(first, end), number + 1
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def document_starts(self, first: int, last: int) -> np.ndarray:
+        """Find where documents begin among tokens `first` to `last`, counted from the first token of all."""
+        found, number = [], int(np.searchsorted(self.edges, first, "right")) - 1
+        while number < len(self.shards) and self.edges[number] < last:
+            starts = self.shards[number].document_starts() + self.edges[number]
+            found.append(starts[np.searchsorted(starts, first) : np.searchsorted(starts, last)])
+            number += 1
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+@lru_cache(maxsize=4)
+def _shuffled(tokens: ShardedTokens, seed: int, epoch: int) -> ShardedTokens:
+    order = random_generator(seed, SHARDS, epoch).permutation(len(tokens.shards))
+    return ShardedTokens.of([tokens.shards[number] for number in order])
+
+
+class ShardCorpus:
+    """A corpus that `recurra prepare` wrote.
+
+    encoder: the vocabulary or tokenizer of its tokens. splits: those in it. cache_folder: its folder.
+
+    Raises OSError or ValueError for a folder that is no such corpus, or has files missing or cut short.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / INDEX).is_file():
+            mend = f"write it with recurra prepare --out {folder}"
+            raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", mend))
+        index = read_stamped(folder / INDEX, version=FORMAT, mend=_AGAIN)
+        self.cache_folder = folder
+        self.encoder: TextEncoder = ENCODERS[index["vocabulary"]].load(folder / TOKENIZER)
+        if self.encoder.fingerprint != index["fingerprint"]:
+            raise ValueError(sentence(str(folder / TOKENIZER), "another vocabulary", "that of the shards", _AGAIN))
+        self._tokens: dict[Split, ShardedTokens] = {}
+        for split, entries in index["splits"].items():
+            shards = [Shard(folder / e["name"], e["tokens"], e["documents"], e["digest"]) for e in entries]
+            for shard, entry in zip(shards, entries):
+                if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:
+                    raise ValueError(sentence(str(shard.path), "missing or cut short", "a whole shard", _AGAIN))
+            self._tokens[split] = ShardedTokens.of(shards)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits in the corpus, in the order train, valid, test."""
+        return tuple(split for split in SPLITS if split in self._tokens)
+
+    def tokens(self, split: Split) -> ShardedTokens:
+        """Return the tokens of a split. Raises ValueError for one that the corpus does not have."""
+        require_choice(self.splits, split=split)
+        return self._tokens[split]

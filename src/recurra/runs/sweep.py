@@ -1,0 +1,141 @@
+"""Sweeps: a recipe trained with many values, each run a folder, compared by validation."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from recurra.checks import require, sentence
+from recurra.runs.start import resume_run, start_run
+from recurra.training import CheckpointFolder, RunFolder, Trainer
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high, uniformly or in the logarithm; whole if both ends are."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+    whole: bool = False
+
+
+Space = Mapping[str, "list[str] | Range"]
+"""What to try: values, or a range, by the dotted keys of the recipe."""
+
+
+def parse_space(words: Mapping[str, str]) -> dict[str, list[str] | Range]:
+    """Read "0.001,0.003" as values, and "1e-4..1e-2" or "log:1e-4..1e-2" as ranges.
+
+    Raises:
+        ValueError: a range is not two rising numbers.
+    """
+    space: dict[str, list[str] | Range] = {}
+    for key, text in words.items():
+        if ".." not in text:
+            space[key] = text.split(",")
+            continue
+        logarithmic, ends = text.startswith("log:"), text.removeprefix("log:").split("..")
+        try:
+            low, high = map(float, ends)
+        except ValueError:
+            raise ValueError(sentence(key, repr(text), "LOW..HIGH or log:LOW..HIGH")) from None
+        require(low < high and (low > 0 or not logarithmic), key, text, "a range that rises, above 0 if it is log:")
+        whole = all(end.lstrip("-").isdecimal() for end in ends)
+        space[key] = Range(low, high, logarithmic, whole)
+    return space
+
+
+def grid(space: Space) -> Iterator[dict[str, str]]:
+    """Yield every combination of values. Raises ValueError for a range."""
+    for key, values in space.items():
+        require(isinstance(values, list), key, values, "values with commas between them", "a range needs --trials")
+    lists = [values for values in space.values() if isinstance(values, list)]
+    for combination in itertools.product(*lists):
+        yield dict(zip(space, combination))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A run of a sweep. values: what was set. scores: of its best evaluation; empty if it failed. error: why."""
+
+    folder: Path
+    values: dict[str, str]
+    scores: dict[str, int | float]
+    error: str = ""
+
+
+def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Sequence[str]) -> Tried:
+    """Train a recipe with some values, or continue or read the run that has them.
+
+    A run that diverges is a result, not an error.
+    """
+    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
+    folder = RunFolder(out / (name or "recipe"))
+    words = [*overrides, *(f"--{key}={value}" for key, value in values.items())]
+    try:
+        trainer = _trainer(recipe, folder, words)
+        if not trainer.finished and (received := trainer.fit().received) is not None:
+            raise KeyboardInterrupt(received.name)
+    except FloatingPointError as error:
+        return Tried(folder.path, dict(values), {}, str(error))
+    return Tried(folder.path, dict(values), trainer.scores.get("best", {}))
+
+
+def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
+    if folder.config.exists() and CheckpointFolder(folder.checkpoints).steps():
+        return resume_run(folder.path)
+    if folder.config.exists():  # ended before its first checkpoint
+        folder.config.unlink()
+    return start_run(recipe, folder.path, words)
+
+
+def search(
+    space: Space,
+    out: Path,
+    attempt: Callable[[dict[str, str]], Tried],
+    n_trials: int,
+    measure: Literal["loss", "accuracy"],
+) -> list[Tried]:
+    """Let Optuna choose the values of `n_trials` runs; its study lies in the folder, so that a sweep can continue.
+
+    Args:
+        space: values and ranges.
+        out: the folder of the sweep.
+        attempt: trains with some values.
+        n_trials: runs in all, those of an earlier call included.
+        measure: what to optimise.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(
+        study_name="sweep",
+        storage=f"sqlite:///{out / 'study.db'}",
+        load_if_exists=True,
+        direction="minimize" if measure == "loss" else "maximize",
+        sampler=optuna.samplers.TPESampler(seed=0),
+    )
+    tried: list[Tried] = []
+
+    def objective(trial: Any) -> float:
+        values = {key: str(_suggested(trial, key, where)) for key, where in space.items()}
+        tried.append(attempt(values))
+        if not tried[-1].scores:
+            raise optuna.TrialPruned(tried[-1].error)
+        return float(tried[-1].scores[measure])
+
+    before = [trial for trial in study.trials if trial.state.is_finished()]
+    tried += [attempt({key: str(value) for key, value in trial.params.items()}) for trial in before]
+    study.optimize(objective, n_trials=max(0, n_trials - len(before)))
+    return tried
+
+
+def _suggested(trial: Any, key: str, where: "list[str] | Range") -> Any:
+    if isinstance(where, list):
+        return trial.suggest_categorical(key, where)
+    if where.whole:
+        return trial.suggest_int(key, int(where.low), int(where.high), log=where.logarithmic)
+    return trial.suggest_float(key, where.low, where.high, log=where.logarithmic)

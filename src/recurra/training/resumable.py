@@ -1,0 +1,217 @@
+"""A run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from recurra.checks import sentence
+from recurra.data import DataSet
+from recurra.saved_state import state_to_plain
+from recurra.training.averaging import WeightAverage
+from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights
+from recurra.training.experiment import Experiment, require_resumable, to_plain
+from recurra.training.losses import Objective
+from recurra.training.metrics import RunningSums
+from recurra.training.optimizer import build_optimizer
+from recurra.training.process import reseed, set_up_process, settled
+from recurra.training.random_state import random_state, set_random_state
+from recurra.training.ranks import Ranks
+from recurra.training.recomputed_blocks import recompute_blocks
+from recurra.training.resuming import resumed_state
+from recurra.training.run_folder import RunFolder
+
+OpenData = Callable[[Experiment, Ranks], DataSet]
+"""Opens the data of an experiment as one rank reads them."""
+
+
+@dataclass
+class Position:
+    """The position of a run: the next batch is number `batch` of epoch `epoch`. tokens: for video, frames."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class ResumableRun:
+    """The model, optimiser and data of an experiment on this rank, and the position of its run.
+
+    Args:
+        experiment: what to train, on which data, and how.
+        folder: the folder of the run; nothing is written to it here.
+        open_data: opens the data.
+
+    Raises:
+        ValueError: the experiment is impossible for this model or these ranks.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, open_data: OpenData) -> None:
+        self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
+        self.experiment, self.folder = replace(experiment, training=self.config), folder
+        self.fabric = set_up_process(self.config)
+        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, self.config.sequence_parallel)
+        self.pieces = self.ranks.pieces
+        with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
+            self.data = data = open_data(experiment, self.ranks)
+        self.source, self.validation = data.source("train"), data.source("valid")
+        self.model = experiment.build_model(data)
+        if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
+            came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
+            raise ValueError(sentence("training.monitor", came, "loss for this model"))
+        self._set_up_model()
+        self.checkpoints = self._open_checkpoints()
+        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
+        self.position = Position()
+        self.sums = RunningSums(self.fabric.device)
+        self.state: Any = None
+        self.scores: dict[str, dict[str, int | float]] = {}
+        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
+        self._begun: str | None = None
+        self._resumed_note = ""
+
+    def _set_up_model(self) -> None:
+        # Sharding leaves nothing to copy: what averages the weights is made before.
+        self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
+        if self.config.checkpoint_blocks:
+            recompute_blocks(self.model)
+        objective = Objective(self.model, self.config).to(self.fabric.device)
+        if self.config.compile:
+            objective.compile()
+        # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
+        self.wrapped = self.fabric.strategy.setup_module(objective)
+        self.optimizer = self.fabric.setup_optimizers(build_optimizer(self.model, self.experiment.optimizer))
+        reseed(self.config, self.ranks.rank)
+
+    @property
+    def _shard(self) -> Callable[[nn.Module], nn.Module] | None:
+        if not (self.ranks.several and self.config.strategy == "fsdp"):
+            return None
+        from recurra.training.strategy import shard
+
+        device = self.fabric.device
+        return lambda model: shard(model.to(device), self.fabric.strategy.device_mesh["data_parallel"])
+
+    def _open_checkpoints(self) -> CheckpointFolder:
+        path, keep = self.folder.checkpoints, self.config.keep_checkpoints
+        if not self.ranks.several:
+            return CheckpointFolder(path, keep=keep)
+        from recurra.training.rank_checkpoints import RankCheckpoints, RankLayout  # slow to import
+
+        self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
+        asynchronous = self.config.asynchronous_saving
+        return RankCheckpoints(path, keep=keep, ranks=self.ranks, asynchronous=asynchronous)
+
+    def begin(self) -> str:
+        """Load the initial weights of the experiment if the run is at its start. `fit` calls this if nobody has.
+
+        Returns:
+            a line that says where the weights are from; empty for fresh weights.
+
+        Raises:
+            ValueError: the weights cannot be read, or do not fit the model.
+        """
+        if self._begun is None:
+            self._begun = self._load_initial_weights() if self.position.step == 0 else ""
+        return self._begun
+
+    def _load_initial_weights(self) -> str:
+        if self._shard is None:
+            return self.experiment.load_initial_weights(self.model)
+        whole = self.experiment.build_model(self.data)
+        if note := self.experiment.load_initial_weights(whole):
+            self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
+        return note
+
+    def snapshot(self) -> Payload:
+        """Return everything that the next update and the next record depend on, as plain data.
+
+        Of several ranks, each returns its part of the tensors; they call this together.
+        """
+        several = self.ranks.several
+        return {
+            "config": to_plain(self.experiment),
+            "position": asdict(self.position),
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
+            "window": self.sums.state_dict(self.ranks),
+            "scores": self.scores,
+            "resumed_at": list(self.resumed_at),
+            "random": self.ranks.gather(random_state()) if several else random_state(),
+        }
+
+    def resume(self, which: str) -> None:
+        """Go back to a checkpoint: "last", "previous", "best" or a path. With "last", a run without checkpoints starts
+        from the beginning. The run is then locked for other processes until `fit` ends.
+
+        As many ranks as there are continue what as many as there were have saved: weights, optimiser and carried states
+        are shared out anew. Random numbers are those of the ranks that there were.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
+            ValueError: the experiment differs from that of the checkpoint in a setting that may not change.
+            BlockingIOError: another process trains the run.
+        """
+        if which == "last" and not self.checkpoints.steps():
+            return  # `fit` calls `begin`
+        target = self._layout.target if self.ranks.several else None
+        path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
+        require_resumable(saved["config"], self.experiment)
+        if self.ranks.several:
+            if not path.is_dir():
+                saved = self._layout.lay_out(saved)
+            saved["state"] = self._layout.own_state(saved["state"])
+        self.state = resumed_state(saved, path, self.model, self.optimizer)
+        load_weights(self.model, saved["model"], path)
+        self.average.load_state_dict(saved["average"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.position = Position(**saved["position"])
+        self.sums.load_state_dict(saved["window"], self.ranks)
+        self.scores = saved["scores"]
+        # Older checkpoints lack this key. A finished run has nothing to resume.
+        self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
+        if self.ranks.is_first:
+            self.folder.lock()
+        self.checkpoints.drop_after(self.position.step)
+        self._resume_random(saved["random"])
+
+    @property
+    def _loaded_to(self) -> Any:
+        return "cpu" if self.ranks.several else self.fabric.device
+
+    def _resume_random(self, saved: Any) -> None:
+        """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
+        states = saved if isinstance(saved, list) else [saved]
+        if self.ranks.rank < len(states):
+            set_random_state(states[self.ranks.rank])
+        else:
+            reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
+        if len(states) != self.ranks.count and _draws(self.model):
+            self._resumed_note = (
+                f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
+                "dropout draws other numbers from here on"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its end."""
+        return self.position.step >= self.total_steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether so many evaluations in a row as `training.patience` says were no better than the best."""
+        patience, last, best = self.config.patience, self.scores.get("last"), self.scores.get("best")
+        if patience is None or last is None or best is None:
+            return False
+        every = self.config.eval_every or self.steps_per_epoch
+        return last["step"] - best["step"] >= patience * every
+
+
+def _draws(model: nn.Module) -> bool:
+    """Say whether a model has dropout."""
+    return any(getattr(module, "p", 0) for module in model.modules() if "Drop" in type(module).__name__)

@@ -1,0 +1,260 @@
+"""Corpora as shards: prepared whole, in parts or again after a kill, and read as one text in any order."""
+
+import json
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from recurra.data import TextConfig, Vocabulary
+from recurra.data import prepare as preparing
+from recurra.data.batches import IGNORED_TARGET
+from recurra.data.byte_encoder import ByteEncoder
+from recurra.data.documents import find_units
+from recurra.data.prepare import Preparation, prepare
+from recurra.data.shards import ShardCorpus, ShardedTokens
+
+SPLITS = {"train": 60, "valid": 9, "test": 5}
+
+
+class Serial:
+    """A pool of no processes, so that the tests need none."""
+
+    def __init__(self, workers):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def imap(self, function, work):
+        return map(function, list(work))
+
+    imap_unordered = imap
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    context = type("Context", (), {"Pool": Serial, "set_forkserver_preload": lambda self, names: None})
+    monkeypatch.setattr(preparing, "get_context", lambda method: context())
+    monkeypatch.setattr("recurra.data.documents.PIECE_BYTES", 300)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split, n_lines in SPLITS.items():
+        lines = (" ".join(f"w{(i * i + j) % 17}" for j in range(3 + i % 5)) for i in range(n_lines))
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def text_of(corpus, split="train"):
+    return (corpus / f"{split}.txt").read_text()
+
+
+def test_the_shards_are_the_text(corpus, tmp_path):
+    index = prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    shards = ShardCorpus(tmp_path / "out")
+    assert len(index["splits"]["train"]) > 3
+    assert shards.encoder.fingerprint == Vocabulary.from_text([text_of(corpus)]).fingerprint
+    for split, n_lines in SPLITS.items():
+        tokens = shards.tokens(split)
+        assert shards.encoder.decode(tokens[:]) == text_of(corpus, split)
+        starts = tokens.document_starts(0, len(tokens))
+        assert len(starts) == n_lines
+        assert (tokens[:][starts[1:] - 1] == shards.encoder.eos).all()
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "bpe"])
+def test_other_vocabularies(corpus, tmp_path, vocabulary):
+    size = {"bytes": None, "bpe": 300}[vocabulary]
+    prepare(Preparation("folder", str(corpus), tmp_path / "out", vocabulary=vocabulary, vocab_size=size))
+    shards = ShardCorpus(tmp_path / "out")
+    tokens = shards.tokens("train")
+    assert shards.encoder.decode(tokens[:]) == text_of(corpus)
+    assert len(tokens.document_starts(0, len(tokens))) == SPLITS["train"]
+
+
+def test_only_the_most_frequent_words_are_kept(corpus, tmp_path):
+    index = prepare(Preparation("folder", str(corpus), tmp_path / "out", vocab_size=9))
+    encoder = ShardCorpus(tmp_path / "out").encoder
+    every = Vocabulary.from_text([text_of(corpus)]).words
+    assert index["vocab_size"] == 9
+    assert set(encoder.words) == {"<eos>", "<unk>", *[word for word in every if word[0] == "w"][:7]}
+
+
+def test_a_killed_preparation_makes_only_what_is_missing(corpus, tmp_path, monkeypatch):
+    out, write, written = tmp_path / "out", preparing._write_shard, []
+
+    def die_after_three(work):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(work[-1])
+        write(work)
+
+    monkeypatch.setattr(preparing, "_write_shard", die_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Preparation("folder", str(corpus), out))
+    (out / ".train-00004.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    monkeypatch.setattr(preparing, "_write_shard", lambda work: (written.append(work[-1]), write(work)))
+    prepare(Preparation("folder", str(corpus), out))
+    assert len(written) == len(set(written)) == len(find_units("folder", str(corpus)))
+    assert not list(out.glob(".*"))
+    whole = prepare(Preparation("folder", str(corpus), tmp_path / "whole"))
+    assert json.loads((out / "index.json").read_text())["splits"] == whole["splits"]
+
+
+def test_a_changed_corpus_is_prepared_again(corpus, tmp_path):
+    out = tmp_path / "out"
+    prepare(Preparation("folder", str(corpus), out))
+    (corpus / "valid.txt").write_text("w1 w2 w3\n")
+    prepare(Preparation("folder", str(corpus), out))
+    shards = ShardCorpus(out)
+    assert shards.encoder.decode(shards.tokens("valid")[:]) == "w1 w2 w3\n"
+
+
+def test_damage_is_found(corpus, tmp_path):
+    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    file = tmp_path / "out" / "train-00001.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    tokens = ShardCorpus(tmp_path / "out").tokens("train")
+    with pytest.raises(ValueError, match=r"train-00001.npy is damaged; expected"):
+        tokens[:]
+    file.write_bytes(content[:-2])
+    with pytest.raises(ValueError, match=r"train-00001.npy is missing or cut short; expected"):
+        ShardCorpus(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("source", "suffix"), [("parquet", "parquet"), ("jsonl", "jsonl")])
+def test_columns_of_files(tmp_path, source, suffix):
+    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    texts = [f"w{i} w{i % 3}\nw{i % 5}" for i in range(10)]
+    for number, part in enumerate((texts[:6], texts[6:])):
+        data = datasets.Dataset.from_dict({"body": part})
+        write = data.to_parquet if source == "parquet" else data.to_json
+        write(str(folder / f"train-{number}.{suffix}"))
+    datasets.Dataset.from_dict({"body": texts[:2]}).to_parquet(str(folder / "validation-0.parquet"))
+    config = TextConfig(str(folder), source=source, text_field="body", cache=str(tmp_path / "cache"), segment_length=4)
+    data = config.build()
+    tokens = data.tokens("train")
+    assert data.decode(tokens[:]) == "".join(f"{text}\n" for text in texts)
+    assert len(tokens.document_starts(0, len(tokens))) == 10
+    assert len(tokens.shards) == 2
+    wrong = TextConfig(str(folder), source=source, text_field="text", cache=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"a corpus without 'text'; expected rows with a text .* there is body"):
+        wrong.build()
+
+
+@pytest.fixture
+def shards(corpus, tmp_path):
+    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    return tmp_path / "out"
+
+
+def config_of(shards, **more):
+    return TextConfig(str(shards), source="shards", **{"batch_size": 4, "segment_length": 5, **more})
+
+
+def test_each_epoch_has_its_order_of_shards_and_any_part_of_it_can_be_read(shards):
+    tokens = ShardCorpus(shards).tokens("train")
+    first, second = (tokens.shuffled(3, epoch) for epoch in (0, 1))
+    assert sorted(first.shards, key=str) == sorted(tokens.shards, key=str)
+    assert [s.path for s in first.shards] != [s.path for s in second.shards]
+    assert [s.path for s in first.shards] == [s.path for s in ShardedTokens.of(tokens.shards).shuffled(3, 0).shards]
+    whole = np.concatenate([shard.read(0, shard.n_tokens) for shard in first.shards])
+    for start, end in ((0, len(whole)), (70, 171), (12, 12), (len(whole) - 3, len(whole) + 9)):
+        assert np.array_equal(first[start:end], whole[start:end])
+
+
+@pytest.mark.parametrize("sampling", ["streams", "windows", "packed"])
+def test_the_batches_of_ranks_are_those_of_one(shards, sampling):
+    whole = config_of(shards, sampling=sampling).build().source("train")
+    parts = [config_of(shards, sampling=sampling).build(rank=r, world_size=2).source("train") for r in range(2)]
+    assert len(whole) == len(parts[0])
+    for epoch, step in ((0, 0), (1, 2)):
+        one, several = whole.batch(epoch, step), [part.batch(epoch, step) for part in parts]
+        dim = 1 if sampling == "packed" else 0
+        for name in ("inputs", "targets"):
+            together = np.concatenate([getattr(batch, name) for batch in several], dim)
+            assert np.array_equal(together, getattr(one, name))
+
+
+def test_streams_of_shards_follow_the_text_of_their_epoch(shards):
+    source = config_of(shards, seed=2).build().source("train")
+    tokens = ShardCorpus(shards).tokens("train").shuffled(2, 1)
+    rows = np.concatenate([source.batch(1, step).inputs for step in range(len(source))], 1)
+    length = rows.shape[1]
+    for number in range(4):
+        start = number * (len(tokens) - 1) // 4
+        assert np.array_equal(rows[number], tokens[start : start + length])
+
+
+def test_packed_documents_are_whole_up_to_the_ends_of_rows(shards):
+    source = config_of(shards, sampling="packed").build().source("train")
+    text = ShardCorpus(shards).tokens("train").shuffled(0, 0)
+    eos = ShardCorpus(shards).encoder.eos
+    for step in range(len(source)):
+        batch = source.batch(0, step)
+        inputs, targets = batch.inputs[0].numpy(), batch.targets[0].numpy()
+        assert np.array_equal(inputs, text[20 * step : 20 * step + 20])
+        following = text[20 * step + 1 : 20 * step + 21].astype(np.int64)
+        assert np.array_equal(targets, np.where(inputs == eos, IGNORED_TARGET, following))
+        borders = {0, 5, 10, 15, 20, *(np.flatnonzero(inputs == eos) + 1).tolist()}
+        assert batch.cu_seqlens.tolist() == sorted(borders)
+
+
+def test_mixtures_draw_by_weight(corpus, shards, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for split in SPLITS:
+        (other / f"{split}.txt").write_text("w3 w3 w3 w3 w3 w3 w3 w3 w3\n" * 4)
+    prepare(Preparation("folder", str(other), tmp_path / "second", tokenizer=shards / "tokenizer.json"))
+    mixture = {str(shards): 3.0, str(tmp_path / "second"): 1.0}
+    source = config_of(shards, sampling="windows", mixture=mixture, batch_size=400).build().source("train")
+    inputs = source.batch(0, 0).inputs
+    number = ShardCorpus(shards).encoder.encode("w3")[0]
+    eos = ShardCorpus(shards).encoder.eos
+    share = ((inputs == number) | (inputs == eos)).all(1).float().mean()
+    assert 0.15 < share < 0.35  # 0.25, give or take 0.02
+    prepare(Preparation("folder", str(other), tmp_path / "third"))
+    alien = config_of(shards, sampling="windows", mixture={str(tmp_path / "third"): 1.0}).build()
+    with pytest.raises(ValueError, match="whose vocabulary is another one"):
+        alien.source("train")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sampling": "packed"}, "data.sampling is 'packed'; expected packed only for shards"),
+        ({"vocabulary": "bytes"}, "data.vocabulary is 'bytes'"),
+        ({"subset": "x"}, "data.subset is 'x'"),
+        ({"text_field": "x"}, "data.text_field is 'x'"),
+        ({"mixture": {"a": 1.0}}, "data.mixture is "),
+        ({"source": "shards", "sampling": "windows", "mixture": {"a": 0.0}}, "data.mixture is "),
+    ],
+)
+def test_what_does_not_apply_is_refused(given, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        TextConfig("corpus", **given)
+
+
+def test_bytes_come_back():
+    encoder = ByteEncoder()
+    assert encoder.decode(encoder.encode("né\n")) == "né\n"
+    with pytest.raises(ValueError, match="a token is 256; expected 0 to 255"):
+        encoder.decode([256])
+
+
+def test_real_processes_write_the_same(corpus, tmp_path, monkeypatch):
+    one = prepare(Preparation("folder", str(corpus), tmp_path / "one"))
+    monkeypatch.setattr(preparing, "get_context", lambda method: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(multiprocessing.context.ForkContext, "set_forkserver_preload", lambda self, names: None)
+    assert prepare(Preparation("folder", str(corpus), tmp_path / "two", workers=2)) == one

@@ -1,0 +1,71 @@
+"""One of the processes of test_pieces.py: run as `python pieces_worker.py RANK FOLDER`."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from recurra.mixers import create_mixer
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.scan.pieces import Pieces, final_state, over
+from recurra.state import tensors
+
+
+def case(module, x, state, cut):
+    """Run this rank's piece; return output, last state and the gradients of weights, input and the state before."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    state = type(state)(*(t.clone().requires_grad_() if t.is_floating_point() or t.is_complex() else t for t in state))
+    piece = x[:, cut]
+    y, last = module(piece, state)
+    weights = torch.linspace(-1, 1, x.shape[1], dtype=torch.float64)[cut, None]
+    loss = (y * weights * torch.arange(1, y.shape[-1] + 1)).sum()
+    return x, state, y, last, loss
+
+
+def solve(pieces, problems):
+    """Run all problems as one of the ranks that share a sequence."""
+    rank, world, results = pieces.rank, pieces.count, {}
+    for name, problem in problems.items():
+        torch.manual_seed(0)
+        module = create_mixer(name, 8, **problem["options"])
+        edges = [0, *torch.tensor(problem["lengths"][world]).cumsum(0).tolist()]
+        state = type(module.initial_state(2))(*problem["state"])
+        with over(pieces):
+            x, state, y, last, loss = case(module, problem["x"], state, slice(edges[rank], edges[rank + 1]))
+        if rank == world - 1:  # and through the last state
+            loss = loss + sum(t.abs().square().sum() for t in tensors(last) if t.requires_grad)
+        loss.backward()
+        gradients = [x.grad, *(p.grad for p in module.parameters()), *(t.grad for t in state)]
+        gradients = [torch.zeros(()) if g is None else g for g in gradients]
+        results[name] = {"y": y.detach(), "gradients": gradients, "last": list(final_state(last, pieces))}
+    torch.manual_seed(0)
+    config = LanguageModelConfig(11, n_layer=3, d_model=8, d_channel_mixing=8, mixer=["gateloop", "gru", "mamba"])
+    model = LanguageModel(config)
+    tokens = torch.arange(62).view(2, 31) * 7 % 11
+    cut = slice(30 * rank // world, 30 * (rank + 1) // world)
+    with over(pieces):
+        losses, _ = model.loss(tokens[:, :-1][:, cut], tokens[:, 1:][:, cut])
+    losses.sum().backward()
+    results["model"] = {"y": losses.detach(), "gradients": [p.grad for p in model.parameters()], "last": []}
+    return results
+
+
+def main():
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    store = dist.FileStore(str(folder / "store"), 4)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=240))
+    problems = torch.load(folder / "problems.pt")
+    two = dist.new_group([0, 1])
+    torch.save(solve(Pieces.of(dist.group.WORLD), problems), folder / f"4-{rank}.pt")
+    if rank < 2:
+        torch.save(solve(Pieces.of(two), problems), folder / f"2-{rank}.pt")
+    dist.barrier()
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,120 @@
+"""Training with several ranks: the same run as with one, whatever holds the model, and however often it was killed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.training.launched import curve, launch, train, write_corpus, write_recipe
+
+from recurra.training import CheckpointFolder, load_checkpoint
+
+GATELOOP = {"model": ", mixer_options: {d_qk: 8, d_v: 8}"}
+CLIPPED = "optimizer: {gradient_clip: 0.3, learning_rate: 0.02}\naveraging: {start_step: 3, decay: 0.8}"
+CRT = {
+    "experiment": "text-crt",
+    "data": ", bptt_segments: 2",
+    "model": ", n_heads: 2, memory: ncgru, position: rnn-ncgru, cutoffs: [5, 12], dropout: 0.0",
+}
+KILL = """
+import os, signal
+from recurra.training.loop import Trainer
+record = Trainer._record
+def record_and_die(self, norm):
+    if self.position.step == {step} and self.ranks.rank in {ranks}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(self, norm)
+Trainer._record = record_and_die
+"""
+FAIL = """
+import os
+from recurra.data import TextConfig
+build = TextConfig.build
+def fail(self, *, rank=0, world_size=1):
+    if rank == 1:
+        raise ValueError("the disk of rank 1 is red; expected a green one")
+    return build(self, rank=rank, world_size=world_size)
+TextConfig.build = fail
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Runs of two recipes with 1 and 2 ranks, and one that is killed and resumed with fewer ranks each time."""
+    folder = tmp_path_factory.mktemp("ranks")
+    corpus = write_corpus(folder / "corpus")
+    gateloop = write_recipe(folder / "gateloop.yaml", corpus, **GATELOOP, more=CLIPPED)
+    crt = write_recipe(folder / "crt.yaml", corpus, **CRT)
+    sharded = ["--training.strategy", "fsdp"]
+    ended = launch(
+        folder,
+        train(0, gateloop, "--run", "one"),
+        train(2, gateloop, "--run", "two"),
+        train(0, crt, "--run", "crt-one"),
+        train(2, crt, "--run", "crt-two"),
+        train(2, crt, "--run", "crt-two-sharded", *sharded),
+        train(4, gateloop, "--run", "fewer", *sharded, "--training.asynchronous_saving", "true",
+              before=KILL.format(step=5, ranks=[2])),
+        train(2, "--resume", "fewer", "--training.strategy", "ddp", before=KILL.format(step=8, ranks=[0, 1])),
+        train(0, "--resume", "fewer"),
+        train(0, gateloop, "--run", "more", before=KILL.format(step=5, ranks=[0])),
+        train(2, "--resume", "more", *sharded),
+        train(2, gateloop, "--run", "failed", before=FAIL),
+        train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
+        train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
+        timeout=300,
+    )  # fmt: skip
+    (folder / "said").write_text(ended.said)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        ("one", "two"),
+        ("crt-one", "crt-two"),
+        ("crt-one", "crt-two-sharded"),
+        ("one", "fewer"),
+        ("one", "more"),
+        ("one", "pieces"),
+        ("crt-one", "crt-pieces"),
+    ],
+)
+def test_the_log_does_not_depend_on_the_ranks(runs, one, several):
+    """Losses, the norm of the gradient before clipping, the validation of averaged weights, tokens counted."""
+    expected = curve(runs / one)
+    assert len(expected) == 9
+    np.testing.assert_allclose(curve(runs / several), expected, rtol=1e-5, err_msg=(runs / "said").read_text())
+
+
+def test_one_process_reads_what_several_ranks_have_saved(runs):
+    one, several = (CheckpointFolder(runs / name / "checkpoints").load("last")[1] for name in ("one", "more"))
+    for name, weight in one["model"].items():
+        np.testing.assert_allclose(several["model"][name], weight, rtol=1e-4, atol=1e-5)
+    for number, moments in one["optimizer"]["state"].items():
+        assert several["optimizer"]["state"][number].keys() == moments.keys()
+    state = several["state"][0][0][0]
+    assert state.shape == one["state"][0][0][0].shape
+    np.testing.assert_allclose(state, one["state"][0][0][0], rtol=1e-3, atol=1e-5)
+
+
+def test_no_kill_leaves_anything_half_written(runs):
+    for name in ("fewer", "more"):
+        assert not [path.name for path in (runs / name / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_a_damaged_folder_is_refused(runs):
+    folder = CheckpointFolder(runs / "more" / "checkpoints").steps()[0]
+    file = next(folder.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{file.name} is missing or damaged"):
+        load_checkpoint(folder)
+
+
+def test_one_rank_speaks_and_an_error_is_that_of_its_own_rank(runs):
+    said = (runs / "said").read_text()
+    assert said.count("run folder: two\n") == 1
+    assert said.count("step 9/9") == 7 + 2
+    assert said.count("recurra train: the disk of rank 1 is red; expected a green one\n") == 1
+    assert "rank 1 exit 2 {'message': 'ValueError: the disk of rank 1 is red" in said
