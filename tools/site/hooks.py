@@ -15,6 +15,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
 from tools.public_api import PACKAGES, public_names
 from tools.site.scan_figures import draw, watch
 
