@@ -13,7 +13,7 @@ import torch
 
 from recurra.cli import COMMANDS, main
 from recurra.mixers import registry
-from recurra.training import read_family, split_variant
+from recurra.training import find_recipe, read_family, split_variant
 
 ROOT = Path(__file__).parents[1]
 PAGES_OF_THE_SITE = sorted(
@@ -42,6 +42,7 @@ PAGES = [
     "docs/results.md",
     "docs/results/README.md",
 ]
+RECIPE_FILE = re.compile(r"\brecipes/[\w/-]+\.yaml(?:#[\w-]+)?")
 MADE = re.compile(r"(^|/)(recurra[\w.]*|contributing|changelog|models/[\w-]+)\.md(#|$)")
 RUN = "runs/ptb-gateloop"
 
@@ -106,9 +107,11 @@ def test_commands_and_recipes_are_there(page):
     code = [*_blocks(page, ""), *re.findall(r"`[^`]+`|^ {4}.*$", prose, flags=re.MULTILINE)]
     for command in re.findall(r"^\W*recurra ([a-z]+)\b", "\n".join(code), flags=re.MULTILINE):
         assert command in COMMANDS, f"{page}: recurra {command}"
-    for word in re.findall(r"\brecipes/[\w/-]+\.yaml(?:#[\w-]+)?", _text(page)):
-        path, variant = split_variant(ROOT / word)
+    named = re.findall(r"\brecurra (?:train|table|cost) ([\w-]+/[\w-]+(?:#[\w-]+)?)(?!\S)", "\n".join(code))
+    for word in [*(name for name in named if not name.startswith("runs/")), *RECIPE_FILE.findall(_text(page))]:
+        path, variant = split_variant(word)
         if path.stem != "NAME":
+            path = find_recipe(path)
             assert path.is_file(), f"{page}: {word}"
             assert variant in (None, "NAME") or variant in read_family(path).variants, f"{page}: {word}"
 

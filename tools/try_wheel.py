@@ -7,6 +7,7 @@ nothing is run there, and the report says so.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -31,13 +32,25 @@ def main() -> None:
     arguments = parser.parse_args()
     failed = False
     for version in arguments.python or PYTHONS:
-        python = shutil.which(f"python{version}")
+        python = find_python(version)
         try:
             report = try_in(python, arguments.wheel.resolve()) if python else resolve_for(version, arguments.wheel)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             report, failed = f"FAILED: {error}", True
         print(f"Python {version}: {report}", flush=True)
     raise SystemExit(failed)
+
+
+def find_python(version: str) -> str | None:
+    """Find an interpreter of a version, on the path or among pyenv's, that runs; None if there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for python in [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]:
+        try:
+            subprocess.run([python, "-c", "import venv, ensurepip"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    return None
 
 
 def try_in(python: str, wheel: Path) -> str:
