@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean web
+.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean web docs dist try-wheel
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -30,6 +30,19 @@ check: $(READY)           ## check style, types, and the direction of imports
 
 aarch64: $(READY)         ## every kernel as 64-bit ARM code under emulation (needs qemu-user and gcc-aarch64-linux-gnu)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.aarch64
+
+docs: $(READY)            ## build the documentation site into site/, strictly: no dead link, no missing reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q -d site
+
+dist: $(READY)            ## build the wheel and the sdist into dist/, and check both
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[release]"
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+try-wheel: dist           ## install the wheel in clean environments, one for each Python from 3.10, and try the start page there
+	$(BIN)/python -m tools.try_wheel dist/*.whl
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -82,5 +95,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf web/node_modules $(VENV) $(VENV)-peers $(VENV)-llama .gpu-wheels build dist .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf web/node_modules $(VENV) $(VENV)-peers $(VENV)-llama .gpu-wheels build dist site .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find src tests tools benchmarks -name __pycache__ -prune -exec rm -r {} +

@@ -161,7 +161,7 @@ def test_what_is_no_recipe_is_refused(recipe, text, reason):
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"recipe is .*nowhere\.yaml, which cannot be read"):
+    with pytest.raises(RecipeError, match=r"recipe is .*nowhere\.yaml, which is neither a file nor the name"):
         load_recipe(tmp_path / "nowhere.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="not UTF-8"):

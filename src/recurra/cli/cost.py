@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("cost", DESCRIPTION)
     parser.add_argument(
-        "recipes", nargs="+", metavar="RECIPE", help="recipes, FILE or FILE#VARIANT, or folders of runs"
+        "recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs"
     )
     parser.add_argument(
         "--vocabulary", type=int, metavar="N", help="size of the vocabulary, so that the corpus is not needed"

@@ -8,14 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import recurra
-from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
 from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate
 from recurra.runs import open_run
 from recurra.runs.figures import draw_comparison, draw_gates, gates_of
 from recurra.runs.scores import score_by_span
-from recurra.training import RunFolder, Trainer, load_recipe, to_yaml
+from recurra.training import RunFolder, Trainer, load_recipe, recipes_folder, to_yaml
 from recurra.training.allocator import keep_large_blocks
 
 TRANSITIONS = ("data-controlled", "fixed")
@@ -54,19 +52,6 @@ def run(words: Sequence[str]) -> int:
         soft_wrap=True,
     )
     return 0
-
-
-def recipes_folder() -> Path:
-    """Locate the recipes of the source tree.
-
-    Raises:
-        FileNotFoundError: the package does not run from a checkout.
-    """
-    folder = Path(recurra.__file__).resolve().parents[2] / "recipes"
-    if not folder.is_dir():
-        came = f"{folder}, which does not exist"
-        raise FileNotFoundError(sentence("recipes", came, "a folder", "run the demo from a clone of the repository"))
-    return folder
 
 
 def _train(transition: str, path: Path, console: Console) -> bool:

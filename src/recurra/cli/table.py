@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
         ),
         overrides=False,
     )
-    parser.add_argument("family", metavar="FILE", help="a family of recipes, such as recipes/ptb/transformers.yaml")
+    parser.add_argument("family", metavar="FILE", help="a family of recipes, such as ptb/transformers")
     parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
     arguments = parser.parse_args(words)
     family = read_family(arguments.family)

@@ -61,7 +61,10 @@ def _parser() -> ArgumentParser:
     parser = command_parser("train", DESCRIPTION, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
     parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE", help="a YAML file, such as those in recipes/, or FILE#VARIANT"
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="a YAML file, a name that `recurra recipes` lists, or either with #VARIANT",
     )
     parser.add_argument("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")

@@ -168,7 +168,7 @@ class Run:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """What `recurra eval` wrote into the folder, by split: run.scores["test"]["perplexity"].
+        """What `recurra eval` wrote into the folder, by split: `run.scores["test"]["perplexity"]`.
 
         Scores that were measured with overrides have these in their name, as in "test-segment_length-17".
 

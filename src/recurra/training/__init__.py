@@ -18,7 +18,8 @@ from recurra.training.loop import Trainer, TrainingDiverged
 from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, PIViTRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
-from recurra.training.recipe_family import RecipeError, RecipeFamily, read_family, split_variant
+from recurra.training.recipe_family import RecipeFamily, read_family, split_variant
+from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
 from recurra.training.starting_weights import start_from
@@ -49,6 +50,7 @@ __all__ = [
     "VideoExperiment",
     "build_optimizer",
     "checkpointed",
+    "find_recipe",
     "learning_rate_factor",
     "load_checkpoint",
     "load_recipe",
@@ -57,6 +59,8 @@ __all__ = [
     "read_family",
     "read_metrics",
     "recipe_help",
+    "recipe_names",
+    "recipes_folder",
     "scored_weights",
     "split_variant",
     "start_from",

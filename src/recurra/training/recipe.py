@@ -18,7 +18,8 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from recurra.checks import sentence
 from recurra.files.reading import one_line, parse_yaml
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
-from recurra.training.recipe_family import RecipeError, read_recipe
+from recurra.training.recipe_family import read_recipe
+from recurra.training.recipe_files import RecipeError
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -29,8 +30,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """Read a recipe and apply overrides.
 
     Args:
-        path: a YAML file with the key `experiment` and any keys of that experiment, or FILE#VARIANT for a variant of a
-            family.
+        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe that comes
+            with Recurra (`recipe_names`), or either with #VARIANT for a variant of a family.
         overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
             over the recipe, and later ones win over earlier ones.
 

@@ -28,13 +28,10 @@ from typing import Any
 
 from recurra.checks import sentence
 from recurra.files.reading import read_yaml
+from recurra.training.recipe_files import RecipeError, find_recipe
 
 _SHOWN = 300  # characters of a value in a message
 _SECTIONS = ("common", "axes", "published")
-
-
-class RecipeError(ValueError):
-    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,14 @@ def split_variant(word: str | Path) -> tuple[Path, str | None]:
 
 
 def read_recipe(word: str | Path) -> dict[str, Any]:
-    """Read the keys and values of a recipe FILE, or of FILE#VARIANT.
+    """Read the keys and values of a recipe, FILE or FILE#VARIANT; FILE is a path or a name (see `find_recipe`).
 
     Raises:
-        RecipeError: the file cannot be read, or it is a family and no variant is named, or the other way round.
+        RecipeError: the file cannot be found or read, or it is a family and no variant is named, or the other way
+            round.
     """
     path, variant = split_variant(word)
+    path = find_recipe(path)
     content = _read(path)
     if not is_family(content):
         if variant is not None:
@@ -95,12 +94,12 @@ def read_recipe(word: str | Path) -> dict[str, Any]:
 
 
 def read_family(path: str | Path) -> RecipeFamily:
-    """Read a family.
+    """Read a family, a path or a name (see `find_recipe`).
 
     Raises:
-        RecipeError: the file cannot be read, or is not a family.
+        RecipeError: the file cannot be found or read, or is not a family.
     """
-    path = Path(path)
+    path = find_recipe(path)
     content = _read(path)
     if not is_family(content):
         raise RecipeError(sentence("family", f"{path}, one recipe without axes", "a recipe family"))

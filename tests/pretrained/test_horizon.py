@@ -1,0 +1,83 @@
+"""The shipped model opens, does what its card says, and behaves like any other model."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.data import memory_horizon_targets
+from recurra.pretrained import HorizonModel, horizon, memory_horizon
+
+
+@pytest.fixture(scope="module")
+def shipped() -> HorizonModel:
+    return memory_horizon()
+
+
+def stated(card: str, row: str) -> float:
+    return float(re.search(rf"^\| {row} \| ([\d.]+) \|$", card, flags=re.MULTILINE)[1])
+
+
+def test_the_wheel_stays_small():
+    assert Path(horizon.__file__).with_name("memory-horizon.safetensors").stat().st_size < 1_000_000
+
+
+def test_it_reaches_what_its_card_says(shipped):
+    assert shipped.accuracy() == pytest.approx(stated(shipped.card, "all steps"), abs=0.0015)
+    assert f"{sum(p.numel() for p in shipped.model.parameters()):,} parameters" in shipped.card
+    assert f"{shipped.step:,} updates" in shipped.card
+
+
+def test_its_accuracy_by_span_is_the_card_s(shipped):
+    places = shipped.data.places("test")
+    with torch.no_grad():
+        right = shipped.model(shipped.data.tokens[places])[0].argmax(-1) == shipped.data.targets[places]
+    spans = shipped.data.spans("test")
+    for first, last in [(0, 3), (4, 7), (8, 15), (16, 31), (32, 63)]:
+        share = right[(spans >= first) & (spans <= last)].double().mean().item()
+        assert share == pytest.approx(stated(shipped.card, f"{first} to {last}"), abs=0.003)
+
+
+def test_its_gates_close_at_resets_and_only_there(shipped):
+    contrast = shipped.reset_contrast()
+    assert contrast.at_resets.max() < 0.15
+    assert contrast.elsewhere.min() > 0.7
+
+
+@pytest.mark.parametrize("tokens", [[2, 3, 4], [2, 3, 4, 1], [5], [1, 1, 1, 5, 3]])
+def test_it_answers_short_questions(shipped, tokens):
+    assert shipped.answer(tokens) == memory_horizon_targets(torch.tensor([tokens]))[0, -1]
+
+
+def test_a_fork_goes_its_own_way(shipped):
+    stream = shipped.stream()
+    stream.feed([2, 3, 4])
+    twin = stream.fork()
+    after, reset = stream.feed([1]), twin.feed([shipped.reset_token])
+    assert torch.allclose(after, shipped.stream().feed([2, 3, 4, 1]), atol=1e-4)
+    assert (int(after.argmax()), int(reset.argmax())) == (41, 0)
+
+
+def test_gates_of_given_tokens_have_their_shape(shipped):
+    record = shipped.gates(torch.tensor([[1, 2, 5], [3, 5, 0]]))
+    assert [magnitude.shape for magnitude in record.magnitudes] == [(2, 3, 64)] * 2
+    assert record.at_token(5).sum() == 2
+
+
+def test_gates_are_drawn(shipped, tmp_path):
+    files = shipped.draw_gates(tmp_path / "figures")
+    assert sorted(file.name for file in files) == [
+        "gate-magnitudes.png",
+        "gate-magnitudes.svg",
+        "gate-phases.png",
+        "gate-phases.svg",
+    ]
+    assert all(file.stat().st_size for file in files)
+
+
+def test_unknown_tokens_are_refused(shipped):
+    with pytest.raises(IndexError):
+        shipped.answer([6])
+    with pytest.raises(ValueError, match="at its start"):
+        shipped.answer([])

@@ -1,0 +1,1 @@
+"""The documentation site: pages and figures that are made when it is built, with mkdocs.yml in the root."""
