@@ -4,7 +4,8 @@
 
 Sessions talk to a server of a small model, each one turn after the other, and note what they were told. At a random
 moment the server is killed. A new one on the same file must have every session as its client last saw it, with or
-without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew.
+without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew. The
+moment is so many turns after the start, and a few milliseconds.
 """
 
 import argparse
@@ -119,7 +120,10 @@ async def one_kill(folder: Path, talks: list[Talk], chance: random.Random) -> di
                 assert not session.tokens, f"{session.name} is lost"
                 (await client.post("/v1/sessions", json={"name": session.name})).raise_for_status()
         tasks = [asyncio.create_task(talk(client, session, chance)) for session in talks]
-        await asyncio.sleep(chance.uniform(0.05, 0.8))
+        until = sum(session.turns for session in talks) + chance.randint(1, 40)
+        while sum(session.turns for session in talks) < until and not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(chance.uniform(0, 0.05))
         server.kill()
         await asyncio.gather(*tasks)
     return await compared(folder, talks)
@@ -152,7 +156,7 @@ async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
     return found
 
 
-def run(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
+def run(folder: Path, kills: int, seed: int = 0, tells: bool = False) -> dict[str, int]:
     """Kill a server so many times; give what was found. Raises AssertionError if a session is not as it must be."""
     chance, total = random.Random(seed), {"kills": 0, "turns": 0}
     talks = [Talk(f"s{number}") for number in range(SESSIONS)]
@@ -161,6 +165,8 @@ def run(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
             total[name] = total.get(name, 0) + count
         total["kills"] += 1
         total["turns"] = sum(session.turns for session in talks)
+        if tells:
+            print(total, flush=True)
     return total
 
 
@@ -172,7 +178,8 @@ def main() -> None:
     PROCESSES.set_forkserver_preload(["recurra.serving.running"])
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        print(run(Path(folder), arguments.kills, arguments.seed), f"in {time.perf_counter() - start:.0f} s")
+        run(Path(folder), arguments.kills, arguments.seed, tells=True)
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
