@@ -11,6 +11,7 @@ writes one with llama.cpp's own times: {"prompt_n", "prompt_ms", "predicted_n", 
 
 import json
 import os
+import signal
 import sys
 from typing import Any, NamedTuple
 
@@ -152,6 +153,22 @@ def serve(path: str, threads: int, context: int) -> None:
         print(json.dumps({name: times[name] for name in wanted}), file=answers, flush=True)
 
 
+def serve_http(path: str, threads: int, slots: int, port: int) -> None:
+    """Serve on 127.0.0.1 until a signal comes, with a context of 256 tokens for each slot, at least."""
+    import xllamacpp
+
+    params: Any = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = 256 * slots if slots > 1 else 512, slots, 0
+    params.n_batch = params.n_ubatch = 512
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.cont_batching, params.warmup, params.fit_params, params.verbosity = True, True, False, -1
+    params.hostnames, params.port, params.n_threads_http = ["127.0.0.1"], port, 2
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    signal.pause()
+
+
 def main(words: list[str]) -> None:
     if words[0] == "write":
         sizes = (DRY_SIZES if "--dry" in words else SIZES)[words[1]]
@@ -160,6 +177,8 @@ def main(words: list[str]) -> None:
         import xllamacpp
 
         print(json.dumps({"llama.cpp": str(xllamacpp.BUILD_INFO), "system": str(xllamacpp.get_system_info())}))
+    elif words[0] == "http":
+        serve_http(words[1], int(words[2]), int(words[3]), int(words[4]))
     else:
         serve(words[1], int(words[2]), int(words[3]))
 

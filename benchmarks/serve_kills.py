@@ -152,7 +152,7 @@ async def compared(folder: Path, talks: list[Talk]) -> dict[str, int]:
     return found
 
 
-def run(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
+def run(folder: Path, kills: int, seed: int = 0, tells: bool = False) -> dict[str, int]:
     """Kill a server so many times; give what was found. Raises AssertionError if a session is not as it must be."""
     chance, total = random.Random(seed), {"kills": 0, "turns": 0}
     talks = [Talk(f"s{number}") for number in range(SESSIONS)]
@@ -161,6 +161,8 @@ def run(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
             total[name] = total.get(name, 0) + count
         total["kills"] += 1
         total["turns"] = sum(session.turns for session in talks)
+        if tells:
+            print(total, flush=True)
     return total
 
 
@@ -172,7 +174,8 @@ def main() -> None:
     PROCESSES.set_forkserver_preload(["recurra.serving.running"])
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        print(run(Path(folder), arguments.kills, arguments.seed), f"in {time.perf_counter() - start:.0f} s")
+        run(Path(folder), arguments.kills, arguments.seed, tells=True)
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -54,16 +54,18 @@ async def poisson(
     return list(await asyncio.gather(*tasks))
 
 
-def summary(heard: list[Heard]) -> dict[str, Any]:
+def summary(heard: list[Heard], between: tuple[float, float] | None = None) -> dict[str, Any]:
     """Give tokens/s while all streams wrote, and the time to the first token and between two, in milliseconds.
 
-    If the first to end did so before the last began, tokens/s are those between the quarter and three quarters of all
-    tokens.
+    `between` are two times to look at instead. If the first to end did so before the last began, tokens/s are those
+    between the quarter and three quarters of all tokens.
     """
     answered = [one for one in heard if one.status == 200 and len(one.tokens) > 1]
     times = sorted(at for one in answered for at in one.tokens)
     start, end = max(one.tokens[0] for one in answered), min(one.tokens[-1] for one in answered)
-    if sum(start <= at <= end for at in times) < len(times) / 4:
+    if between is not None:
+        start, end = between
+    elif sum(start <= at <= end for at in times) < len(times) / 4:
         start, end = times[len(times) // 4], times[3 * len(times) // 4]
     gaps = [1e3 * (b - a) for one in answered for a, b in zip(one.tokens, one.tokens[1:]) if start <= b <= end]
     first = [1e3 * (one.tokens[0] - one.sent) for one in answered]

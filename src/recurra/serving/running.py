@@ -21,6 +21,10 @@ from recurra.serving.settings import ServeSettings
 from recurra.training import TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
+_SWITCH_SECONDS = 2e-4
+"""After how long a thread that waits for the interpreter gets it. The engine asks for it after every operation of torch;
+with Python's 5 ms, each step would wait several times for the thread that writes answers."""
+
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
     """Serve runs until a signal comes."""
@@ -45,6 +49,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
         OSError: the address is taken, or the log cannot be written.
     """
     settings = service.settings
+    sys.setswitchinterval(_SWITCH_SECONDS)
     set_up_log(log_file)
     for model in service.models.values():
         model.warm_up()
