@@ -59,7 +59,7 @@ def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, env=environment)
         try:
-            for _ in range(1200):
+            for _ in range(6000):
                 time.sleep(0.1)
                 if process.poll() is not None:
                     said.seek(0)
@@ -69,6 +69,8 @@ def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
                     break
                 except OSError:
                     continue
+            else:
+                raise SystemExit("the server did not answer within ten minutes")
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -79,9 +81,9 @@ def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
 
 
 @contextmanager
-def ours(port: int, weights: str, threads: int) -> Iterator[subprocess.Popen]:
+def ours(port: int, weights: str, threads: int, resident_sessions: int = 1024) -> Iterator[subprocess.Popen]:
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(port), weights, str(threads), str(Path(folder) / "sessions.sqlite")]
+        words = [str(port), weights, str(threads), str(Path(folder) / "sessions.sqlite"), str(resident_sessions)]
         with server([sys.executable, "-m", "benchmarks.serve_ours", *words], port) as process:
             yield process
 
@@ -130,7 +132,7 @@ def idle(process: subprocess.Popen, port: int, count: int) -> dict[str, float]:
         before, start = resident(process), time.perf_counter()
         for number in range(count):
             client.post("/v1/sessions", json={"name": f"s{number}"})
-            client.post(f"/v1/sessions/s{number}/feed", json={"tokens": [1, 2, number % 300], "surprise": False})
+            client.post(f"/v1/sessions/s{number}/feed", json={"tokens": [number % 300], "surprise": False})
         seconds = time.perf_counter() - start
         start = time.perf_counter()
         client.post("/v1/sessions/s0/generate", json={"max_tokens": 1, "stream": False})
@@ -163,9 +165,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--only", choices=("streams", "prompt", "idle", "peer"), help="one part (default: all but the peer)")
-    add("--weights", default="int8", help="(default: int8); dry is a tiny model")
+    add("--weights", default="int8", help="(default: int8); model prepares nothing, dry is tiny")
     add("--streams", type=int, nargs="+", default=list(LEVELS), help="(default: %(default)s)")
     add("--idle", type=int, default=10_000, help="idle sessions (default: %(default)s)")
+    add("--resident", type=int, default=1024, help="sessions that stay in memory (default: %(default)s)")
     add("--threads", type=int, default=2, help="(default: 2)")
     add("--port", type=int, default=8470, help="(default: %(default)s; the peer takes the next one)")
     add("--peer", default=".venv-llama/bin/python", help="Python of llama.cpp's environment (default: %(default)s)")
@@ -175,7 +178,7 @@ def main() -> None:
     levels = {count: LEVELS.get(count, 60) for count in arguments.streams}
     vocabulary = 300 if arguments.weights == "dry" else VOCABULARY
     result: dict[str, Any] = {"cpu": cpu_name(), "weights": arguments.weights, "threads": arguments.threads}
-    with ours(arguments.port, arguments.weights, arguments.threads) as process:
+    with ours(arguments.port, arguments.weights, arguments.threads, arguments.resident) as process:
         if arguments.only in (None, "streams", "peer"):
             result["streams"] = {"ours": streams(arguments.port, levels, vocabulary)}
         if arguments.only in (None, "prompt"):

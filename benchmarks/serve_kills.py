@@ -4,7 +4,8 @@
 
 Sessions talk to a server of a small model, each one turn after the other, and note what they were told. At a random
 moment the server is killed. A new one on the same file must have every session as its client last saw it, with or
-without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew.
+without the turn that was in flight, whole, and must continue it as a stream does that reads the same text anew. The
+moment is so many turns after the start, and a few milliseconds.
 """
 
 import argparse
@@ -119,7 +120,10 @@ async def one_kill(folder: Path, talks: list[Talk], chance: random.Random) -> di
                 assert not session.tokens, f"{session.name} is lost"
                 (await client.post("/v1/sessions", json={"name": session.name})).raise_for_status()
         tasks = [asyncio.create_task(talk(client, session, chance)) for session in talks]
-        await asyncio.sleep(chance.uniform(0.05, 0.8))
+        until = sum(session.turns for session in talks) + chance.randint(1, 40)
+        while sum(session.turns for session in talks) < until and not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(chance.uniform(0, 0.05))
         server.kill()
         await asyncio.gather(*tasks)
     return await compared(folder, talks)

@@ -1,6 +1,8 @@
 """Our side of `benchmarks.serve`: the 88M GateLoop with random weights behind the server, in a process of its own.
 
-python -m benchmarks.serve_ours PORT WEIGHTS THREADS SESSIONS_FILE
+python -m benchmarks.serve_ours PORT WEIGHTS THREADS SESSIONS_FILE RESIDENT
+
+WEIGHTS may be "model", which prepares nothing, or "dry", a tiny model; RESIDENT sessions stay in memory.
 """
 
 import sys
@@ -16,14 +18,20 @@ from recurra.training.allocator import keep_large_blocks
 
 
 def main(words: list[str]) -> None:
-    port, weights, threads, sessions = words
+    port, weights, threads, sessions, resident = words
     keep_large_blocks()
     if weights == "dry":
         model = LanguageModel(LanguageModelConfig(300, None, 1, 32, 64)).eval()
         served = ServedModel("gateloop", model, weights="float32")
     else:
-        served = ServedModel("gateloop", gateloop(), weights=weights)
-    settings = ServeSettings(port=int(port), sessions_file=Path(sessions), max_streams=2048, max_queue=2048)
+        served = ServedModel("gateloop", gateloop(), weights=None if weights == "model" else weights)
+    settings = ServeSettings(
+        port=int(port),
+        sessions_file=Path(sessions),
+        max_streams=2048,
+        max_queue=2048,
+        max_resident_sessions=int(resident),
+    )
     run_service(Service([served], settings, int(threads)))
 
 

@@ -22,8 +22,8 @@ from recurra.training import TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
 _SWITCH_SECONDS = 2e-4
-"""After how long a thread that waits for the interpreter gets it. The engine asks for it after every operation of torch;
-with Python's 5 ms, each step would wait several times for the thread that writes answers."""
+"""After how long a thread that waits for the interpreter gets it. The engine waits after every operation of torch: with
+Python's 5 ms, each step would wait several times for the thread that writes answers."""
 
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
