@@ -18,6 +18,7 @@ def test_demo_compares_both_models_and_continues_where_it_was_stopped(capsys, mo
     text = capsys.readouterr().out
     assert "data-controlled transition" in text
     assert "Test accuracy" in text
+    assert text.rstrip().endswith(f"recurra explore {out}/data-controlled {out}/fixed")
     assert (out / "figures" / "accuracy-by-span.svg").is_file()
     assert (out / "fixed" / "figures" / "gate-magnitudes.png").is_file()
     before = measured(out / "fixed")

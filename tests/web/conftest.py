@@ -29,7 +29,7 @@ schedule: {warmup_steps: 4}
 training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
 """
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 60_000
+PATIENCE = 120_000
 """Milliseconds until a page that does not do what is expected fails a test."""
 
 

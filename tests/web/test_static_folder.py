@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.web.explorer import choose_greedily, open_explorer, pane, position, read, text, wait_for
+from tests.web.explorer import choose_greedily, open_explorer, pane, read, text, wait_for
 
 pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
@@ -46,13 +46,17 @@ def generated(capsys, run: Path, *options: str) -> str:
     return capsys.readouterr().out
 
 
-def page_says(page, address: str, prompt: str = PROMPT) -> str:
-    """What the page writes after the prompt, with the line feed that a command ends with."""
+def n_read(runs: Path, name: str) -> int:
+    """Tokens of the prompt."""
+    return len(open_run(runs / name).tokenizer.encode(PROMPT))
+
+
+def page_says(page, address: str, n_read: int) -> str:
+    """What the page writes after the prompt of so many tokens, with the line feed that a command ends with."""
     open_explorer(page, address)
     choose_greedily(page, N_TOKENS)
-    read(page, prompt, then_write=True)
-    page.wait_for_selector(f"{pane()}[data-status=writing]")
-    page.wait_for_selector(f"{pane()}[data-status=ready]")
+    read(page, PROMPT, then_write=True)
+    wait_for(page, n_read + N_TOKENS)
     said = text(page, which="written")
     return said if said.endswith("\n") else said + "\n"
 
@@ -63,9 +67,7 @@ def page_says(page, address: str, prompt: str = PROMPT) -> str:
 )
 def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exported, capsys, page, static_host):
     folder = exported(name, weights)
-    assert page_says(page, static_host(folder)) == generated(capsys, runs / name, *options)
-    stream = Stream(open_run(runs / name).model, open_run(runs / name).tokenizer)
-    assert position(page) == len(stream.encode(PROMPT)) + N_TOKENS
+    assert page_says(page, static_host(folder), n_read(runs, name)) == generated(capsys, runs / name, *options)
     n_bytes = json.loads((folder / "engine.json").read_text())["models"][0]["state_bytes"]
     assert n_bytes == 2 * 16 * 8  # two layers of 16 complex channels
     assert page.inner_text(".of-state dd") == f"{n_bytes} B"
@@ -81,15 +83,14 @@ def test_float16_is_the_model_with_rounded_matrices(runs, exported, page, static
     stream = Stream(run.model, run.tokenizer)
     stream.feed(PROMPT)
     expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
-    assert page_says(page, static_host(folder)).rstrip("\n") == expected.rstrip("\n")
+    assert page_says(page, static_host(folder), n_read(runs, "words")).rstrip("\n") == expected.rstrip("\n")
 
 
-def test_a_stream_is_found_again_forked_and_goes_on_alike(exported, page, static_host):
+def test_a_stream_is_found_again_forked_and_goes_on_alike(runs, exported, page, static_host):
     """One page: the state is kept over a reload, and a fork in the middle writes what the stream wrote."""
     folder = exported("bpe", "float32")
-    address = static_host(folder)
-    whole = page_says(page, address)
-    read_tokens = position(page) - N_TOKENS
+    read_tokens = n_read(runs, "bpe")
+    whole = page_says(page, static_host(folder), read_tokens)
     page.reload()
     page.wait_for_selector("html[data-ready]")
     wait_for(page, read_tokens + N_TOKENS)

@@ -1,0 +1,52 @@
+"""`recurra explore`: where the page is, and when it is opened. The page itself has tests in tests/web."""
+
+import http.server
+import threading
+
+import pytest
+from tests.cli.conftest import failure
+
+from recurra.cli.explore import open_when_ready, page_address
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [
+        ("127.0.0.1", 8000, "http://127.0.0.1:8000/"),
+        ("0.0.0.0", 80, "http://127.0.0.1:80/"),
+        ("::1", 8000, "http://[::1]:8000/"),
+    ],
+)
+def test_the_address_is_one_that_this_machine_reaches(host, port, address):
+    assert page_address(host, port) == address
+
+
+def test_the_page_is_opened_once_the_server_answers():
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    opened: list[str] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert open_when_ready(address, opened.append)
+    assert opened == [address]
+
+
+def test_nothing_is_opened_where_no_server_answers():
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as free:
+        address = f"http://127.0.0.1:{free.server_address[1]}/"
+    opened: list[str] = []
+    assert not open_when_ready(address, opened.append, seconds=0.3)
+    assert opened == []
+
+
+def test_a_free_port_is_refused(capsys, trained):
+    pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
+    message = "--port is 0; expected a fixed one: the page finds its streams again at the same address only"
+    assert message in failure(capsys, "explore", trained, "--port", "0")
