@@ -26,7 +26,7 @@ def recipe(tmp_path):
 
 def test_words_and_ranges():
     space = parse_space({"a.b": "1,2", "c.d": "log:1e-4..1e-2", "e.f": "2..5"})
-    assert space == {"a.b": ["1", "2"], "c.d": Range(1e-4, 1e-2, True, False), "e.f": Range(2, 5, False, True)}
+    assert space == {"a.b": ["1", "2"], "c.d": Range(1e-4, 1e-2, True, False), "e.f": Range(2.0, 5.0, False, True)}
     assert list(grid({"a": ["1", "2"], "b": ["x", "y"]})) == [
         {"a": "1", "b": "x"},
         {"a": "1", "b": "y"},
@@ -47,6 +47,7 @@ def test_a_range_needs_trials(recipe, capsys):
 
 
 def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
     out = tmp_path / "out"
     words = ["sweep", str(recipe), "--out", str(out), "--training.log_every", "1"]
     words += ["--try", "optimizer.learning_rate=0.001,1e30", "--try", "training.seed=0,1"]
@@ -55,9 +56,7 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     rows = read_metrics(out / names[0] / "metrics.csv")
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
-    table = capsys.readouterr().out
-    assert table.index("seed=1") < len(table)
-    assert table.count("diverged") == 2
+    assert capsys.readouterr().out.count("diverged") == 2
     started = []
     monkeypatch.setattr(sweep, "start_run", lambda *given: started.append(given) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
