@@ -1,8 +1,8 @@
 """`python -m benchmarks.scale CORPUS FOLDER`: prepare a large corpus and train on it, with kill -9 in both.
 
 Prepares the corpus that `benchmarks.scale.corpus` wrote: killed on the way and continued, and, to compare, a few shards
-again. Then trains a small model on it to its end, and once more with kills on the way; the logs must be the same. Memory
-is the largest resident set of any process, sampled. Results go to FOLDER/scale-*.json.
+again. Then trains a small model on it to its end, and once more with kills on the way; the logs must be the same.
+Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale-*.json.
 """
 
 import argparse
