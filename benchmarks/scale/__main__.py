@@ -1,15 +1,14 @@
 """`python -m benchmarks.scale CORPUS FOLDER`: prepare a large corpus and train on it, with kill -9 in both.
 
 Prepares the corpus that `benchmarks.scale.corpus` wrote: killed on the way and continued, and, to compare, a few shards
-again. Then trains a small model on it to its end, and once more with kills on the way; the logs
-must be the same. Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale.json.
+again. Then trains a small model on it to its end, and once more with kills on the way; the logs must be the same.
+Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale-*.json.
 """
 
 import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -60,12 +59,10 @@ def main() -> int:
 def prepared(arguments: argparse.Namespace, draw: random.Random) -> dict:
     out = arguments.folder / "shards"
     words = [*RECURRA, "prepare", str(arguments.corpus), "--out", str(out), "--workers", str(arguments.workers)]
-    seconds, most, cpu = 0.0, 0, 0.0
+    seconds, most = 0.0, 0
     for kill in range(arguments.kills + 1):
         after = draw.uniform(0.3, 1.0) * arguments.kill_after if kill < arguments.kills else None
-        before = cpu_seconds()
         took, memory, status = watched(words, after)
-        cpu += cpu_seconds() - before
         seconds, most = seconds + took, max(most, memory)
         print(f"preparing: {took:.0f} s, largest process {memory / 2**20:.0f} MiB, ended with {status}", flush=True)
     index = read_stamped(out / INDEX)
@@ -86,8 +83,6 @@ def prepared(arguments: argparse.Namespace, draw: random.Random) -> dict:
         "prepare_kills": arguments.kills,
         "prepare_seconds": seconds,
         "prepare_tokens_per_second": n / seconds,
-        "prepare_cpu_seconds": cpu,
-        "prepare_tokens_per_cpu_second": n / cpu,
         "prepare_largest_process_bytes": most,
         "same_shards": same,
     }
@@ -135,12 +130,6 @@ def watched(words: list[str], kill_after: float | None) -> tuple[float, int, int
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return time.perf_counter() - began, most, process.returncode
-
-
-def cpu_seconds() -> float:
-    """Seconds of the processor that ended descendants took; those of killed pools are not all counted."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def members(session: int) -> list[int]:

@@ -1,8 +1,9 @@
 """`python -m benchmarks.scale.kills`: kill ranks of a run at random moments, go on with more or fewer, compare.
 
-Each run is trained by 1, 2 or 4 ranks, started by torchrun's agent, with DDP or FSDP2 and asynchronous saving or
-not. SIGKILL hits one rank or all, half of the times while a checkpoint is being written. After a few kills the run
-is trained to its end, and its log must be that of the run that nobody killed, to 1e-4. Results: runs/scale-kills.json.
+Each run is trained by 1, 2 or 4 ranks, started by torchrun's agent, with DDP or FSDP2 and asynchronous saving or not.
+SIGKILL hits one rank or all, half of the times while a checkpoint is being written. After a few kills the run is
+trained to its end, and its log must be that of the run that nobody killed, to 1e-4. Results go to
+runs/scale-kills.json.
 """
 
 import argparse

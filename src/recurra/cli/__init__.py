@@ -13,7 +13,7 @@ COMMANDS = {
     "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
     "sweep": ("recurra.cli.sweep", "train a recipe with many values, and compare the runs"),
-    "find-rate": ("recurra.cli.find_rate", "try growing learning rates on a recipe"),
+    "rates": ("recurra.cli.rates", "try growing learning rates on a recipe"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "generate": ("recurra.cli.generate", "continue a text with a trained run"),
     "serve": ("recurra.cli.serve", "serve trained runs over HTTP, and a page to look into them"),
@@ -31,7 +31,7 @@ COMMANDS = {
 }
 DEBUG = "--debug"
 IMPORT = "--import"
-PLUGINS = "recurra.plugins"
+PLUGINS = "recurra_plugins"
 """The group of entry points whose modules are imported before every command."""
 DEBUG_VARIABLE = "RECURRA_DEBUG"
 

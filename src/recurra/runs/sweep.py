@@ -116,8 +116,9 @@ def search(
         storage=f"sqlite:///{out / 'study.db'}",
         load_if_exists=True,
         direction="minimize" if measure == "loss" else "maximize",
-        sampler=optuna.samplers.TPESampler(seed=0),
     )
+    before = [trial for trial in study.trials if trial.state.is_finished()]
+    study.sampler = optuna.samplers.TPESampler(seed=len(before))  # one seed for all would try its first values again
     tried: list[Tried] = []
 
     def objective(trial: Any) -> float:
@@ -127,7 +128,6 @@ def search(
             raise optuna.TrialPruned(tried[-1].error)
         return float(tried[-1].scores[measure])
 
-    before = [trial for trial in study.trials if trial.state.is_finished()]
     tried += [attempt({key: str(value) for key, value in trial.params.items()}) for trial in before]
     study.optimize(objective, n_trials=max(0, n_trials - len(before)))
     return tried

@@ -25,7 +25,13 @@ class WandbLog:
 
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         name = folder.path.resolve().name
-        options = {"project": project, "name": name, "id": name, "resume": "allow", "dir": str(folder.path)}
+        options: dict[str, Any] = {
+            "project": project,
+            "name": name,
+            "id": name,
+            "resume": "allow",
+            "dir": str(folder.path),
+        }
         self._run = wandb.init(config=dict(config), **options)
 
     def write(self, record: Record) -> None:

@@ -4,6 +4,7 @@ After Smith, "Cyclical learning rates for training neural networks" (arXiv 1506.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 from recurra.training.loop import Trainer
@@ -18,7 +19,7 @@ class RateTest(NamedTuple):
     @property
     def steepest(self) -> float:
         """The factor at which the loss fell fastest."""
-        falls = [after - before for before, after in zip(self.losses, self.losses[1:])]
+        falls = [after - before for before, after in pairwise(self.losses)]
         return self.factors[1 + falls.index(min(falls))] if falls else self.factors[0]
 
 

@@ -1,4 +1,4 @@
-"""`recurra find-rate`: the learning-rate range test."""
+"""`recurra rates`: the learning-rate range test."""
 
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ each, and name the rate at which it fell fastest. A good peak is somewhat above 
 def run(words: Sequence[str]) -> int:
     """Test, and print the rates."""
     own, overrides = split_overrides(words)
-    parser = command_parser("find-rate", DESCRIPTION)
+    parser = command_parser("rates", DESCRIPTION)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--steps", type=int, default=100, help="updates (default: 100)")
     arguments = parser.parse_args(own)

@@ -1,0 +1,102 @@
+"""Sweeps: what is tried, in which folders, and what a second call does."""
+
+import pytest
+
+from recurra.cli import main
+from recurra.runs import sweep
+from recurra.runs.sweep import Range, grid, parse_space
+from recurra.training import read_metrics
+
+RECIPE = """
+experiment: text
+data: {path: CORPUS, cache: CORPUS, batch_size: 2, segment_length: 4}
+model: {n_layer: 1, d_model: 8, d_channel_mixing: 0, mixer: min-gru}
+training: {max_steps: 2, epochs: 9, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b c a b d\n" * 5)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.replace("CORPUS", str(tmp_path)))
+    return path
+
+
+def test_words_and_ranges():
+    space = parse_space({"a.b": "1,2", "c.d": "log:1e-4..1e-2", "e.f": "2..5"})
+    assert space == {"a.b": ["1", "2"], "c.d": Range(1e-4, 1e-2, True, False), "e.f": Range(2.0, 5.0, False, True)}
+    assert list(grid({"a": ["1", "2"], "b": ["x", "y"]})) == [
+        {"a": "1", "b": "x"},
+        {"a": "1", "b": "y"},
+        {"a": "2", "b": "x"},
+        {"a": "2", "b": "y"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["3..1", "log:0..1", "a..b", "1..2..3"])
+def test_a_range_has_two_rising_ends(text):
+    with pytest.raises(ValueError, match=r"^a\.b is '"):
+        parse_space({"a.b": text})
+
+
+def test_a_range_needs_trials(recipe, capsys):
+    assert main(["sweep", str(recipe), "--try", "optimizer.learning_rate=0.1..0.2"]) == 2
+    assert "a range needs --trials" in capsys.readouterr().err
+
+
+def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    out = tmp_path / "out"
+    words = ["sweep", str(recipe), "--out", str(out), "--training.log_every", "1"]
+    words += ["--try", "optimizer.learning_rate=0.001,1e30", "--try", "training.seed=0,1"]
+    assert main(words) == 0
+    names = [f"learning_rate={rate},seed={seed}" for rate in ("0.001", "1e30") for seed in (0, 1)]
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    rows = read_metrics(out / names[0] / "metrics.csv")
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
+    assert capsys.readouterr().out.count("diverged") == 2
+    started = []
+    monkeypatch.setattr(sweep, "start_run", lambda *given: started.append(given) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main([*words, "--debug"])  # those that diverged have no checkpoint, and begin again
+    assert len(started) == 1
+
+
+def test_optuna_chooses_and_continues(recipe, tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    out = tmp_path / "out"
+    words = ["sweep", str(recipe), "--out", str(out), "--try", "optimizer.learning_rate=log:1e-4..1e-1"]
+    assert main([*words, "--trials", "2"]) == 0
+    assert len([path for path in out.iterdir() if path.is_dir()]) == 2
+    assert main([*words, "--trials", "3"]) == 0
+    assert len([path for path in out.iterdir() if path.is_dir()]) == 3
+
+
+def test_code_of_ones_own_is_imported_first(recipe, tmp_path, monkeypatch):
+    (tmp_path / "own_mixer_of_a_test.py").write_text(
+        "from recurra.mixers import register_mixer\n"
+        "from recurra.mixers.min_gru import MinGRU\n"
+        "import recurra.mixers.registry as registry\n"
+        "if 'own-of-a-test' not in registry.list_mixers():\n"
+        "    register_mixer('own-of-a-test')(type('Own', (MinGRU,), {}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["train", str(recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
+    assert main(words) == 2
+    assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
+
+
+def test_a_module_that_is_not_there_is_refused(capsys):
+    assert main(["info", "--import", "there.is.none"]) == 2
+    assert "--import is 'there.is.none'; expected a module" in capsys.readouterr().err
+
+
+def test_the_rate_test_leaves_nothing_behind(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["rates", str(recipe), "--steps", "4"]) == 0
+    assert "the loss fell fastest at" in capsys.readouterr().out
+    assert sorted(path for path in tmp_path.iterdir() if path.suffix not in (".bin", ".json")) == before

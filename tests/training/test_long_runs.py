@@ -1,0 +1,106 @@
+"""What long runs want: stopping early, traces, other loggers, and the learning-rate range test."""
+
+import io
+import json
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+
+from recurra.training.rate_finder import find_rate
+
+
+class Scores(NamedTuple):
+    loss: float
+    accuracy: float | None = None
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def scorer(*losses):
+    left = iter(losses)
+    return lambda model, source: Scores(float(next(left)))
+
+
+@pytest.mark.parametrize(("losses", "step"), [((5, 4, 4.5, 4.2, 3, 3, 3, 3), 4), ((5, 4, 4.5, 3, 3.5, 3.2, 9, 9), 6)])
+def test_a_run_stops_when_evaluations_no_longer_improve(make_trainer, losses, step):
+    trainer = make_trainer(scorer=scorer(*losses), epochs=1, eval_every=1, patience=2)
+    trainer.fit(quiet())
+    assert trainer.position.step == step
+    assert trainer.finished
+    again = make_trainer(scorer=scorer(), epochs=1, eval_every=1, patience=2)
+    again.resume("last")
+    assert again.finished
+
+
+def test_a_trace_has_the_steps_after_the_first_three(make_trainer):
+    trainer = make_trainer(epochs=1, profile=2, eval_every=100)
+    trainer.fit(quiet())
+    events = json.loads(trainer.folder.trace.read_text())["traceEvents"]
+    steps = {event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}
+    assert steps == {"ProfilerStep#3", "ProfilerStep#4"}
+
+
+def test_wandb_gets_every_record_under_the_name_of_the_run(make_trainer, monkeypatch):
+    got = []
+    run = SimpleNamespace(log=lambda values, step: got.append((step, values)), finish=lambda: got.append("finished"))
+    wandb = SimpleNamespace(init=lambda **options: got.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    trainer = make_trainer("mine", epochs=1, log_every=4, eval_every=100, logger=["wandb"])
+    trainer.fit(quiet())
+    options, first, last, finished = got
+    assert options["name"] == options["id"] == "mine"
+    assert options["config"]["training"]["log_every"] == 4
+    assert (first[0], last[0], finished) == (4, 8, "finished")
+    assert first[1].keys() >= {"train_loss", "learning_rate"}
+
+
+def test_mlflow_keeps_a_run(make_trainer, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking", reason="needs the extra loggers: pip install recurra[loggers]")
+    pytest.importorskip("sqlalchemy", reason="without a server, MLflow needs SQLAlchemy")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    trainer = make_trainer("mine", epochs=1, log_every=4, eval_every=100, logger=["mlflow"])
+    try:
+        trainer.fit(quiet())
+    except ImportError as error:
+        pytest.skip(f"without a server, MLflow needs more: {error}")
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{trainer.folder.path / 'mlflow.db'}")
+    number = client.get_experiment_by_name("recurra").experiment_id
+    (run,) = client.search_runs([number])
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train_loss")] == [4, 8]
+
+
+def test_the_rate_test_raises_the_rates_and_ends_when_the_loss_does_not_fall(make_trainer):
+    trainer = make_trainer(epochs=50, optimizer={"learning_rate": 0.01})
+    rates = []
+    trainer.optimizer.register_step_pre_hook(lambda opt, *_: rates.append(opt.param_groups[0]["lr"]))
+    found = find_rate(trainer, lowest=0.01, highest=1e5, n_steps=40)
+    assert rates[0] == pytest.approx(1e-4)
+    ratios = [after / before for before, after in pairwise(rates)]
+    assert ratios == pytest.approx([1e7 ** (1 / 39)] * len(ratios))
+    assert found.factors == pytest.approx([rate / 0.01 for rate in rates[: len(found.factors)]])
+    assert min(found.losses) < found.losses[0]
+    assert found.factors[0] < found.steepest < found.factors[-1]
+
+
+@pytest.mark.parametrize(("field", "value"), [("patience", 0), ("profile", -1)])
+def test_impossible_values_are_refused_by_name(make_trainer, field, value):
+    with pytest.raises(ValueError, match=rf"^training\.{field} is "):
+        make_trainer(**{field: value})
+
+
+def test_recomputing_blocks_and_pieces_do_not_go_together(make_trainer):
+    with pytest.raises(ValueError, match=r"^training\.checkpoint_blocks is True; expected false with"):
+        make_trainer(checkpoint_blocks=True, sequence_parallel=2)
+
+
+def test_pieces_need_as_many_ranks(make_trainer):
+    with pytest.raises(
+        ValueError, match=r"^training\.sequence_parallel is 2; expected a number that divides the 1 ranks"
+    ):
+        make_trainer(sequence_parallel=2)
