@@ -1,4 +1,4 @@
-"""Streams behind the server: tokens/s, times to the first token and between two, memory; and llama.cpp's server beside.
+"""Streams behind the server: tokens/s, times to the first token and between two; and llama.cpp's server beside.
 
     python -m benchmarks.serve
     python -m benchmarks.serve --only peer --peer .venv-llama/bin/python
@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -81,17 +80,11 @@ def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
 
 
 @contextmanager
-def ours(port: int, weights: str, threads: int, resident_sessions: int = 1024) -> Iterator[subprocess.Popen]:
+def ours(port: int, weights: str, threads: int) -> Iterator[subprocess.Popen]:
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(port), weights, str(threads), str(Path(folder) / "sessions.sqlite"), str(resident_sessions)]
+        words = [str(port), weights, str(threads), str(Path(folder) / "sessions.sqlite"), "1024"]
         with server([sys.executable, "-m", "benchmarks.serve_ours", *words], port) as process:
             yield process
-
-
-def resident(process: subprocess.Popen) -> float:
-    """The process's own memory in MB."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 def streams(port: int, levels: dict[int, int], vocabulary: int) -> dict[str, Any]:
@@ -124,22 +117,6 @@ async def long_prompt(port: int, vocabulary: int, length: int) -> dict[str, Any]
     }
 
 
-def idle(process: subprocess.Popen, port: int, count: int) -> dict[str, float]:
-    """Open sessions, each with a few tokens, and leave them; give the memory in MB."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        for number in range(50):
-            client.post("/v1/sessions", json={"name": f"warm{number}"})
-        before, start = resident(process), time.perf_counter()
-        for number in range(count):
-            client.post("/v1/sessions", json={"name": f"s{number}"})
-            client.post(f"/v1/sessions/s{number}/feed", json={"tokens": [number % 300], "surprise": False})
-        seconds = time.perf_counter() - start
-        start = time.perf_counter()
-        client.post("/v1/sessions/s0/generate", json={"max_tokens": 1, "stream": False})
-        first = time.perf_counter() - start
-    return {"sessions": count, "MB": resident(process) - before, "opened/s": count / seconds, "resumed ms": 1e3 * first}
-
-
 @contextmanager
 def peer(arguments: argparse.Namespace, architecture: str, slots: int) -> Iterator[int]:
     script = str(Path(__file__).with_name("llama_cpp_peer.py"))
@@ -164,11 +141,9 @@ def table(found: dict[str, dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--only", choices=("streams", "prompt", "idle", "peer"), help="one part (default: all but the peer)")
+    add("--only", choices=("streams", "prompt", "peer"), help="one part (default: all but the peer)")
     add("--weights", default="int8", help="(default: int8); model prepares nothing, dry is tiny")
     add("--streams", type=int, nargs="+", default=list(LEVELS), help="(default: %(default)s)")
-    add("--idle", type=int, default=10_000, help="idle sessions (default: %(default)s)")
-    add("--resident", type=int, default=1024, help="sessions that stay in memory (default: %(default)s)")
     add("--threads", type=int, default=2, help="(default: 2)")
     add("--port", type=int, default=8470, help="(default: %(default)s; the peer takes the next one)")
     add("--peer", default=".venv-llama/bin/python", help="Python of llama.cpp's environment (default: %(default)s)")
@@ -178,15 +153,12 @@ def main() -> None:
     levels = {count: LEVELS.get(count, 60) for count in arguments.streams}
     vocabulary = 300 if arguments.weights == "dry" else VOCABULARY
     result: dict[str, Any] = {"cpu": cpu_name(), "weights": arguments.weights, "threads": arguments.threads}
-    with ours(arguments.port, arguments.weights, arguments.threads, arguments.resident) as process:
+    with ours(arguments.port, arguments.weights, arguments.threads):
         if arguments.only in (None, "streams", "peer"):
             result["streams"] = {"ours": streams(arguments.port, levels, vocabulary)}
         if arguments.only in (None, "prompt"):
             result["prompt"] = asyncio.run(long_prompt(arguments.port, vocabulary, LONG_PROMPT))
             print(result["prompt"], flush=True)
-        if arguments.only in (None, "idle"):
-            result["idle"] = idle(process, arguments.port, arguments.idle)
-            print(result["idle"], flush=True)
     if arguments.only == "peer":
         for architecture in arguments.theirs:
             result["streams"][f"llama.cpp, {architecture}"] = {}
