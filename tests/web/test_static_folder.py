@@ -24,6 +24,12 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 
 PROMPT = "the dog saw\n a naïve cat ran away"
 N_TOKENS = 40
+KEPT_POSITION = """async () => {
+    const result = (asked) => new Promise((resolve) => (asked.onsuccess = () => resolve(asked.result)));
+    const database = await result(indexedDB.open(`recurra-explorer ${location.pathname}`, 1));
+    const [pane] = await result(database.transaction("panes").objectStore("panes").getAll());
+    return pane.kept.position;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,7 @@ def test_a_stream_is_found_again_forked_and_goes_on_alike(runs, exported, page, 
     folder = exported("bpe", "float32")
     read_tokens = n_read(runs, "bpe")
     whole = page_says(page, static_host(folder), read_tokens)
+    assert page.evaluate(KEPT_POSITION) == read_tokens + N_TOKENS  # the state itself, not only the tokens
     page.reload()
     page.wait_for_selector("html[data-ready]")
     wait_for(page, read_tokens + N_TOKENS)

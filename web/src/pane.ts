@@ -98,26 +98,27 @@ export class Pane {
         if (performance.now() - this.savedAt > SAVED_MS) void this.save();
       }
       await this.ended();
-      this.become("ready");
     } catch (error) {
       await this.failed(error);
+    } finally {
+      this.turn = null;
     }
-    this.turn = null;
-    void this.save();
   }
 
-  /** After a turn that was stopped the engine may be a few tokens ahead of what was shown. */
+  /** Bring the engine to what is shown, if the turn was stopped, and keep everything before the stream is ready. */
   private async ended(): Promise<void> {
     if (this.turn?.signal.aborted) await this.stream!.settle(this.tokens);
     this.kept = await this.stream!.keep();
+    await this.save();
+    this.become("ready");
   }
 
   private async failed(error: unknown): Promise<void> {
+    void this.save();
     if (error instanceof Unreachable) return this.become("waiting", error.message);
     if (this.turn?.signal.aborted) {
       try {
-        await this.ended();
-        return this.become("ready");
+        return await this.ended();
       } catch (second) {
         if (second instanceof Unreachable) return this.become("waiting", second.message);
         error = second;
@@ -130,9 +131,7 @@ export class Pane {
   async reconnect(engine: Engine): Promise<void> {
     try {
       this.stream = await engine.resume(this.model, this.kept, this.tokens);
-      this.kept = await this.stream.keep();
-      this.become("ready");
-      await this.save();
+      await this.ended();
     } catch (error) {
       const isOut = error instanceof Unreachable;
       this.become(isOut ? "waiting" : "failed", error instanceof Error ? error.message : String(error));
