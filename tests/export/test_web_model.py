@@ -63,7 +63,8 @@ def run_steps(content: bytes, state_shapes: dict[str, tuple[int, ...]]) -> list[
 def test_the_graph_computes_what_the_model_computes(weights):
     model = make_model()
     exported = exported_with(weights)
-    assert web_difference(exported) < 1e-5
+    limit = 1e-2 if weights == "int8" else 2e-5  # an input between two codes can be rounded to either
+    assert web_difference(exported) < limit
     logits, magnitudes, phases = run_steps(exported.content, {part.name: part.shape for part in exported.state})
     twin = {
         "int8": lambda: prepare_for_decoding(model, "int8"),
@@ -76,7 +77,7 @@ def test_the_graph_computes_what_the_model_computes(weights):
         for token in tokens.split(1, 1):
             piece, state = twin(token, state)
             expected.append(piece[0, 0])
-    np.testing.assert_allclose(logits, torch.stack(expected), atol=2e-5 * float(torch.stack(expected).abs().max()))
+    np.testing.assert_allclose(logits, torch.stack(expected), atol=limit * float(torch.stack(expected).abs().max()))
     if weights == "float32":
         record = record_gates(model, tokens)
         kept = [record.layers.index(layer) for layer, _ in LAYERS]

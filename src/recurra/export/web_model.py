@@ -19,6 +19,7 @@ from torch.export import default_decompositions
 from recurra.checks import require_choice
 from recurra.decoding import lay_out_linear_layers
 from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.rounded_inputs import rounded
 from recurra.export.gated_program import GatedModel, GateLayer, gated_step_program
 from recurra.export.one_step import AT_ONE_STEP
 from recurra.export.onnx_file import quietly
@@ -28,8 +29,8 @@ from recurra.export.translations import OPSET
 from recurra.models import LanguageModelShell
 
 WEIGHTS = ("int8", "float16", "float32")
-"""How weights can be stored. "int8" rounds the linear layers as `recurra generate --weights int8` does, and nothing
-else; "float16" rounds all matrices."""
+"""How weights can be stored. "int8" rounds the linear layers and their inputs as `recurra generate --weights int8` does,
+and nothing else; "float16" rounds all matrices."""
 
 
 class WebModel(NamedTuple):
@@ -56,8 +57,8 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> WebModel:
         ValueError: the choice of weights does not exist, or the model cannot be exported; the message says why.
     """
     require_choice(WEIGHTS, weights=weights)
-    rounded, codes = _rounded(model, weights)
-    step, gates = gated_step_program(rounded)
+    twin, codes = _rounded(model, weights)
+    step, gates = gated_step_program(twin)
     names = [tensor.name for tensor in step.state]
     arguments = torch.zeros(1, 1, dtype=torch.int64), *zero_state(step.state, 1)
     with quietly(), torch.no_grad():
@@ -74,7 +75,7 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> WebModel:
     graph = exported.model_proto
     _share_equal_matrices(graph.graph)
     _store_in_fewer_bits(graph.graph, codes, halves=weights == "float16")
-    return WebModel(graph.SerializeToString(), step.state, gates, rounded)
+    return WebModel(graph.SerializeToString(), step.state, gates, twin)
 
 
 @torch.inference_mode()
@@ -132,9 +133,17 @@ def _rounded(model: LanguageModelShell, weights: str) -> tuple[LanguageModelShel
     return twin, codes
 
 
+class _RoundingLinear(nn.Linear):
+    """A linear layer whose inputs are rounded as `recurra generate --weights int8` does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(rounded(x))
+
+
 def _plain_linear(layer: DecodingLinear, codes: Codes) -> nn.Linear:
     weight = layer.weight.detach()
-    linear = nn.Linear(layer.in_features, layer.out_features, device="meta")
+    kind = _RoundingLinear if layer.numbers == "int8" else nn.Linear
+    linear = kind(layer.in_features, layer.out_features, device="meta")
     linear.weight, linear.bias = nn.Parameter(weight, False), nn.Parameter(layer.bias, False)
     if layer.numbers == "int8":
         scale = layer.scale.unsqueeze(1)
