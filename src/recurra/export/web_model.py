@@ -29,8 +29,8 @@ from recurra.export.translations import OPSET
 from recurra.models import LanguageModelShell
 
 WEIGHTS = ("int8", "float16", "float32")
-"""How weights can be stored. "int8" rounds the linear layers and their inputs as `recurra generate --weights int8` does,
-and nothing else; "float16" rounds all matrices."""
+"""How weights can be stored. "int8" rounds linear layers and inputs as `recurra generate --weights int8` does, and
+nothing else; "float16" rounds all matrices."""
 
 
 class WebModel(NamedTuple):

@@ -14,8 +14,8 @@ from recurra.runs.run import Run
 from recurra.web import PAGE, RUNTIME, page_file
 
 LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
-"""Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input between
-two codes can be rounded to either, as another order of sums has it: then it is as large as the rounding itself."""
+"""Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input
+between two codes can be rounded to either, as another order of sums has it: then it is as large as the rounding."""
 
 
 class WebExport(NamedTuple):
