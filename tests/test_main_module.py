@@ -9,7 +9,10 @@ def test_python_m_recurra_is_the_command_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("recurra", run_name="__main__")
     assert ended.value.code == 2
-    assert "recurra train: recipe is nowhere.yaml, which cannot be read" in capsys.readouterr().err
+    assert (
+        "recurra train: recipe is nowhere.yaml, which is neither a file nor the name of a recipe"
+        in capsys.readouterr().err
+    )
 
 
 def test_importing_it_runs_nothing():

@@ -65,7 +65,7 @@ def test_mistakes_are_explained(capsys, tmp_path):
     message = failure(capsys, "cost", recipe, "--vocabulary", "9", "--plot", "figures")
     assert "expected the folder of a run that was scored" in message
     assert "expected the folder of a run" in failure(capsys, "cost", str(tmp_path))
-    assert "which cannot be read" in failure(capsys, "cost", str(tmp_path / "nothing.yaml"))
+    assert "which is neither a file nor the name of a recipe" in failure(capsys, "cost", str(tmp_path / "nothing.yaml"))
 
 
 def test_nothing_is_drawn_or_written_unless_asked_for(tmp_path, monkeypatch):

@@ -17,6 +17,12 @@ def pane(letter: str = "A") -> str:
 def wait_for(page: Page, position: int, letter: str = "A") -> None:
     """Wait until a stream stands after so many tokens, and rests."""
     page.wait_for_selector(f"{pane(letter)}[data-status=ready][data-position='{position}']")
+    wait_until_drawn(page)
+
+
+def wait_until_drawn(page: Page) -> None:
+    """Wait for what the page draws in its next frame, after a key, a click or a change of a stream."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def position(page: Page, letter: str = "A") -> int:

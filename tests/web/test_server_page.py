@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from tests.processes import Program
-from tests.web.explorer import choose_greedily, gate_colours, open_explorer, pane, position, read, text, wait_for
+from tests.web.explorer import (
+    choose_greedily,
+    gate_colours,
+    open_explorer,
+    pane,
+    position,
+    read,
+    text,
+    wait_for,
+    wait_until_drawn,
+)
 
 pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra serve: pip install recurra[serve]")
@@ -91,6 +101,7 @@ def test_text_surprise_and_gates(page, server, runs):
     *first, last = stream.encode(PROMPT).tolist()
     expected = torch.log_softmax(stream.feed(first), -1)
     page.click(f"{pane()} .token >> nth=2")
+    wait_until_drawn(page)
     told = page.inner_text(".inspector p >> nth=0")
     assert float(re.search(r"([\d.]+) bits", told)[1]) == pytest.approx(-float(expected[last]) / math.log(2), abs=0.06)
     best = stream.tokenizer.decode([int(expected.argmax())]).strip() or "↵"
@@ -138,6 +149,7 @@ def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     server.kill()
     page.wait_for_selector(f"{pane()}[data-status=waiting]")
     assert "waiting for the server" in page.inner_text(".status")
+    wait_until_drawn(page)
     shown, reached = text(page), position(page)
     server.start()
     wait_for(page, reached)
@@ -176,6 +188,7 @@ def test_the_keyboard_reaches_everything(page, server):
     wait_for(page, 3 + 4)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("v")
+    wait_until_drawn(page)
     assert page.inner_text(".gates h3") == "Phases"
     page.keyboard.press("g")
     wait_for(page, 3 + 8)
@@ -184,9 +197,11 @@ def test_the_keyboard_reaches_everything(page, server):
     page.keyboard.press("[")
     for key in ("ArrowLeft", "ArrowLeft", "Home"):
         page.keyboard.press(key)
+    wait_until_drawn(page)
     assert page.locator(f"{pane('A')} .token.chosen").inner_text() == "the"
     page.keyboard.press("t")
     page.keyboard.press("t")
+    wait_until_drawn(page)
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
@@ -197,6 +212,7 @@ def test_pages_of_any_width_and_colour_can_be_read(page, server):
     for width, scheme in itertools.product((360, 1440), ("light", "dark")):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
+        wait_until_drawn(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CONTRAST, [".word", ".status", ".caption", ".inspector p", "h2"]) >= 4.4
 

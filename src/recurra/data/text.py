@@ -37,16 +37,6 @@ class TextConfig:
     path: str
     """Folder with the train, valid and test files; the file names of PTB and WikiText are recognised. For hf, the name
     of a data set."""
-    source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
-    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files, JSON lines or a
-    data set of the Hugging Face hub, which are prepared in the cache on first use."""
-    text_field: str = "text"
-    """For parquet, jsonl and hf: the column with the text."""
-    subset: str | None = None
-    """For hf: the configuration of the data set."""
-    mixture: dict[str, float] = field(default_factory=dict)
-    """Train on excerpts from these folders of shards, with these weights; for shards, with data.sampling windows. The
-    vocabulary and the evaluation are those of data.path."""
     vocabulary: Literal["words", "bpe", "bytes"] = "words"
     """Whole words, with <unk> and an <eos> at each line end; byte-level byte pair encoding; or bytes, for shards."""
     tokenizer: str | None = None
@@ -83,6 +73,16 @@ class TextConfig:
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
     """Seed of the random places and of the order of shards; streams of a folder use no randomness."""
+    source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
+    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files, JSON lines or a
+    data set of the Hugging Face hub, which are prepared in the cache on first use."""
+    text_field: str = "text"
+    """For parquet, jsonl and hf: the column with the text."""
+    subset: str | None = None
+    """For hf: the configuration of the data set."""
+    mixture: dict[str, float] = field(default_factory=dict)
+    """Train on excerpts from these folders of shards, with these weights; for shards, with data.sampling windows. The
+    vocabulary and the evaluation are those of data.path."""
 
     def __post_init__(self) -> None:
         require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))

@@ -46,8 +46,11 @@ _active: ContextVar[Pieces | None] = ContextVar("pieces", default=None)
 
 
 def active_pieces() -> Pieces | None:
-    """Return the ranks that share the sequence which is being computed; None for a sequence of one's own."""
-    return _active.get()
+    """Return the ranks that share the sequence which is being computed; None for a sequence of one's own.
+
+    Compiled code computes whole sequences: Dynamo cannot read a context variable.
+    """
+    return None if torch.compiler.is_compiling() else _active.get()
 
 
 @contextmanager

@@ -231,6 +231,9 @@ class TrainingConfig:
         alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
         expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"
         require(alone, "training.checkpoint_blocks", self.checkpoint_blocks, expected)
+        alone = self.sequence_parallel == 1 or not self.compile
+        expected = "false with training.sequence_parallel, whose exchanges cannot be compiled"
+        require(alone, "training.compile", self.compile, expected)
         q = self.generalised_cross_entropy
         require(0 <= q <= 1, "training.generalised_cross_entropy", q, "a number in [0, 1]")
         require(0 <= self.seed < 2**32, "training.seed", self.seed, "a whole number from 0 to 2**32 - 1")
