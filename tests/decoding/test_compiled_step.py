@@ -61,6 +61,11 @@ def assert_near(mine, right, tolerance=5e-6):
         assert (x - y).abs().max() <= tolerance * y.abs().max()
 
 
+def tolerance_of(numbers):
+    """An input between two codes can be rounded to either, and moves what follows."""
+    return 5e-2 if numbers in ("int8", "int4") else 5e-6
+
+
 def count_model_calls(compiled):
     calls = []
     compiled.model.register_forward_hook(lambda *_: calls.append(1))
@@ -88,7 +93,7 @@ def test_heads_and_rounded_weights(options, numbers):
     for token in torch.randint(31, (8, 1, 1)):
         expected, state = model(token, state)
         logits, other = compiled(token, other)
-        assert_near((logits, other), (expected, state))
+        assert_near((logits, other), (expected, state), tolerance_of(numbers))
 
 
 def test_a_model_whose_layers_are_not_laid_out():
@@ -124,7 +129,7 @@ def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
         before = len(calls)
         logits, after = compiled(tokens, state)
         assert len(calls) - before == (batch > MOST_ROWS)
-        assert_near((logits, after), compiled.model(tokens, state))
+        assert_near((logits, after), compiled.model(tokens, state), tolerance_of(numbers))
         if batch <= MOST_ROWS:  # a row is the same in every batch, bit for bit
             for row, one in enumerate(states.split(after)):
                 right = compiled(tokens[row : row + 1], alone[row][1])

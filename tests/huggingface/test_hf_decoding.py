@@ -55,13 +55,13 @@ def test_every_token_after_the_prompt_is_a_compiled_step(gateloop, prompt, numbe
 
 @torch.no_grad()
 def test_prompts_and_steps_have_the_same_weights(gateloop, prompt):
-    gateloop.prepare_for_decoding("int8")
+    gateloop.prepare_for_decoding("bfloat16")
     whole = gateloop(prompt).logits
     cache = gateloop(prompt[:, :5]).past_key_values
     last = [gateloop(prompt[:, t : t + 1], past_key_values=cache).logits for t in (5, 6)]
     torch.testing.assert_close(torch.cat(last, 1), whole[:, 5:], rtol=1e-4, atol=1e-5)
     gateloop.prepare_for_decoding(None)
-    assert (gateloop(prompt).logits - whole).abs().max() > 1e-3  # the model's are not rounded
+    assert (gateloop(prompt).logits - whole).abs().max() > 1e-4  # the model's are not rounded
 
 
 def test_with_gradients_the_model_itself_runs(gateloop, prompt):

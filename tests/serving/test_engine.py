@@ -63,7 +63,7 @@ def test_more_rows_than_one_batch_has(exact):
 
 def test_the_compiled_step_writes_the_same_alone_and_in_a_batch():
     """Bit for bit: a row's result does not depend on the batch."""
-    served = ServedModel("m", language_model(), weights="int8")
+    served = ServedModel("m", language_model(), weights="bfloat16")
     prompts = [[number, 5, 7] for number in range(6)]
     config = asking(20, 3)
     single = []

@@ -73,6 +73,11 @@ class DecodingLinear(nn.Module):
         return decoding_linear(x, self.stored, self.scale, self.bias)
 
     @property
+    def rounds_inputs(self) -> bool:
+        """Whether the inputs are rounded to whole numbers, too."""
+        return self.numbers in ("int8", "int4")
+
+    @property
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """The weights as float32, computed at each access unless they are kept so."""
         if self.numbers == "float32":

@@ -158,8 +158,7 @@ class RecordedStep(nn.Module):
             recording = torch.jit.trace(FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
             return TracedProgram(torch.jit.freeze(recording), inputs)
 
-    @staticmethod
-    def _agrees(mine: Tensor, right: Tensor) -> bool:
+    def _agrees(self, mine: Tensor, right: Tensor) -> bool:
         return torch.equal(mine, right)
 
     def _check(self, program: Program, tokens: Tensor, like: Any) -> None:
