@@ -63,7 +63,7 @@ def assert_near(mine, right, tolerance=5e-6):
 
 def tolerance_of(numbers):
     """An input between two codes can be rounded to either, and moves what follows."""
-    return 5e-2 if numbers in ("int8", "int4") else 5e-6
+    return 0.1 if numbers in ("int8", "int4") else 5e-6
 
 
 def count_model_calls(compiled):

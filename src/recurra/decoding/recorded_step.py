@@ -170,7 +170,11 @@ class RecordedStep(nn.Module):
                 raise StepNotSteady(
                     f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
                 )
-            mine = results[1:]
+            mine = self._carried(results[1:], expected)
+
+    def _carried(self, mine: list[Tensor], expected: Any) -> list[Tensor]:
+        """Give the state from which the next checked step begins."""
+        return mine
 
 
 def recorded_rows(rows: int) -> int:
