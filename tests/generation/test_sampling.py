@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recurra.generation import (
     SamplingConfig,
     apply_temperature,
+    distribution,
     draw,
     greedy,
     keep_min_p,
@@ -327,3 +328,12 @@ def test_nothing_to_choose(choose, bad):
         choose(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
     with pytest.raises(ValueError, match="there is nothing to choose"):
         choose(torch.full((3,), -torch.inf))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30])
+def test_at_the_smallest_temperatures_the_likeliest_token_is_drawn(temperature):
+    logits = torch.tensor([[1.0, 9e3, -2.0], [-torch.inf, -5.0, -5.0]])
+    config = SamplingConfig(temperature=temperature)
+    expected = torch.tensor([[0, 1, 0], [0, 0.5, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(distribution(logits, config), expected)
+    assert sample(logits, config, torch.Generator())[0] == 1

@@ -67,6 +67,9 @@ class SamplingConfig:
                 )
 
 
+_SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
+
+
 def sample(
     logits: Float[Tensor, "*batch V"],
     config: SamplingConfig,
@@ -113,7 +116,10 @@ def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> 
         logits = penalise_repetition(logits, window, config.repetition_penalty)
     if config.temperature == 0:
         return logits
-    logits = apply_temperature(logits, config.temperature)
+    if config.temperature < _SMALLEST_TEMPERATURE:
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True), -math.inf)
+    else:
+        logits = apply_temperature(logits, config.temperature)
     if config.top_k is not None:
         logits = keep_top_k(logits, config.top_k)
     if config.top_p is not None:

@@ -25,7 +25,7 @@ class Asking(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=1, le=2**31, description="not OpenAI's")
     min_p: float | None = Field(None, gt=0, le=1, description="not OpenAI's")
-    repetition_penalty: float = Field(1.0, gt=0, le=1000, description="not OpenAI's")
+    repetition_penalty: float = Field(1.0, ge=0.001, le=1000, description="not OpenAI's")
     n: int = Field(1, ge=1, le=64)
     seed: int | None = Field(None, ge=0, lt=2**62)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None

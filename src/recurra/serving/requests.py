@@ -56,7 +56,7 @@ class GenerateBody(TellBody):
     top_k: int | None = Field(None, ge=1, le=2**31)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=1000)
+    repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
     seed: int | None = Field(None, ge=0, lt=2**63, description="of the choices; drawn by default")
     stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=16)
     stream: bool = True
