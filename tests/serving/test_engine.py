@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recurra.analysis.gates import record_gates
-from recurra.generation import Stream
+from recurra.generation import GenerationConfig, SamplingConfig, Stream
 from recurra.serving.place import Place
 from recurra.serving.read_report import ReadReport
 from recurra.serving.scheduler import QueueFull
@@ -200,6 +200,22 @@ def test_an_error_ends_its_turns_and_nothing_else(exact, monkeypatch):
     assert (end.reason, end.place) == ("error", exact.start)
     assert rounds.ends(good)[0].reason == "length"
     assert rounds.engine.counters.failed == 1
+    assert rounds.engine.scheduler.n_streams == 0
+
+
+def test_a_row_that_cannot_choose_ends_alone(exact):
+    """Its neighbours in the batch write what they write alone, and hear nothing of it."""
+    rounds, good = Rounds(), asking(6, 3)
+    overflow = GenerationConfig(max_tokens=6, sampling=SamplingConfig(repetition_penalty=1e-320))
+    neighbours = [Turn(exact, exact.start, [number, 2], [good]) for number in range(3)]
+    bad = Turn(exact, exact.start, [1, 2], [overflow])
+    rounds.run(*neighbours, bad)
+    (end,) = rounds.ends(bad)
+    assert (end.reason, end.message) == ("error", "with these settings there is no token to choose")
+    for turn in neighbours:
+        assert rounds.written(turn) == alone(exact, turn.tokens, good)
+        (end,) = rounds.ends(turn)
+        assert (end.reason, end.message) == ("length", "")
     assert rounds.engine.scheduler.n_streams == 0
 
 

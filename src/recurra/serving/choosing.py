@@ -8,9 +8,13 @@ from recurra.generation.sampling import greedy
 from recurra.serving.turns import Row, Share
 
 
-def choose(rows: Sequence[Row], logits: Tensor) -> list[int]:
-    """Choose each row's next token; rows that take the likeliest one are done together."""
-    tokens = [0] * len(rows)
+def choose(rows: Sequence[Row], logits: Tensor) -> list[int | ValueError]:
+    """Choose each row's next token; rows that take the likeliest one are done together.
+
+    Returns:
+        A token for every row, or the error of a row that has none to choose: its settings may let logits overflow.
+    """
+    tokens: list[int | ValueError] = [0] * len(rows)
     plain = [place for place, row in enumerate(rows) if _is_greedy(row)]
     if plain:
         chosen = greedy(logits if len(plain) == len(rows) else logits[plain])
@@ -18,7 +22,10 @@ def choose(rows: Sequence[Row], logits: Tensor) -> list[int]:
             tokens[place] = token
     for place in set(range(len(rows))).difference(plain):
         row = rows[place]
-        tokens[place] = row.generation.draw(logits[place], row.recent)
+        try:
+            tokens[place] = row.generation.draw(logits[place], row.recent)
+        except ValueError as error:
+            tokens[place] = error
     return tokens
 
 

@@ -200,7 +200,7 @@ class Engine:
         start = time.perf_counter()
         try:
             logits = rows.step()
-            self._choose(rows, logits)
+            failed = self._choose(rows, logits)
         except Exception as error:
             LOG.exception("writing failed")
             self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), str(error))
@@ -209,13 +209,19 @@ class Engine:
         self.scheduler.pace.note_step(seconds)
         self.counters.step_seconds.append(seconds)
         self.counters.steps += 1
-        self.counters.written += len(rows.rows)
-        self._leave(rows, {place: row.reason for place, row in enumerate(rows.rows) if row.reason})
+        self.counters.written += len(rows.rows) - len(failed)
+        ended = {place: row.reason for place, row in enumerate(rows.rows) if row.reason}
+        self._leave(rows, ended | dict.fromkeys(failed, "error"), "with these settings there is no token to choose")
 
-    def _choose(self, rows: RowBatch, logits: torch.Tensor) -> None:
-        now = time.monotonic()
+    def _choose(self, rows: RowBatch, logits: torch.Tensor) -> list[int]:
+        """Write a token of every row; give the places of those that have none to choose."""
+        now, failed = time.monotonic(), []
         for place, (row, token) in enumerate(zip(rows.rows, choose(rows.rows, logits))):
             wanted, turn = row.turn.wanted, row.turn
+            if isinstance(token, ValueError):
+                LOG.error("no token to choose: %s", token)
+                failed.append(place)
+                continue
             if row.generation.n_tokens == 0:
                 self.counters.first_token.append(now - turn.submitted)
             text = row.take(token)
@@ -226,12 +232,14 @@ class Engine:
             self._put(turn, TokenEvent(row.choice, token, text, False, logprob, alternatives, (), gates))
             if turn.mark_every and row.n_tokens % turn.mark_every == 0:
                 turn.marks.append(row.place(rows.state_of(place)))
+        return failed
 
     def _leave(self, rows: RowBatch, reasons: dict[int, str], message: str = "") -> None:
-        """Let rows leave a batch, each with its reason."""
+        """Let rows leave a batch, each with its reason; the message is for errors."""
         leaving = [rows.rows[place] for place in reasons]
         for row, reason, state in zip(leaving, reasons.values(), rows.leave(list(reasons))):
-            self._put(row.turn, EndEvent(row.choice, reason, row.place(state), row.rest(), message))
+            said = message if reason == "error" else ""
+            self._put(row.turn, EndEvent(row.choice, reason, row.place(state), row.rest(), said))
             self._release(1, reason)
 
     def _tidy(self) -> None:
