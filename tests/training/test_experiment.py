@@ -129,6 +129,16 @@ def test_how_long_a_run_goes_on_may_change(change):
     require_resumable(to_plain(experiment), replace(experiment, training=TrainingConfig(**change)))
 
 
+def test_a_run_from_before_a_setting_goes_on_with_its_default():
+    experiment = MemoryHorizonExperiment()
+    saved = to_plain(experiment)
+    del saved["data"]["window_lengths"], saved["data"]["window_epochs"], saved["data"]["window_tokens"]
+    require_resumable(saved, experiment)
+    with pytest.raises(ValueError, match=r"data.window_epochs \(was None, now \[2\]\), data.window_lengths"):
+        data = replace(experiment.data, window_lengths=[128], window_epochs=[2])
+        require_resumable(saved, replace(experiment, data=data))
+
+
 @pytest.mark.parametrize("change", [{"seed": 7}, {"precision": "bf16-mixed"}, {"accumulate": 2}])
 def test_what_would_be_ignored_or_change_the_experiment_may_not(change):
     experiment = MemoryHorizonExperiment()

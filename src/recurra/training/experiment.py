@@ -358,7 +358,10 @@ def _default(experiment: Experiment, key: str) -> Any:
         owner = getattr(owner, section, None)
     if not is_dataclass(owner):
         return MISSING
-    return next((field.default for field in fields(owner) if field.name == name), MISSING)
+    found = next((field for field in fields(owner) if field.name == name), None)
+    if found is None:
+        return MISSING
+    return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
