@@ -22,7 +22,7 @@ WORDS = ir.VectorType(I32, WIDTH)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * WIDTH)
 
 
-def _has(*features: str) -> bool:
+def has(*features: str) -> bool:
     """Tell whether kernels are compiled for one of these."""
     chosen = numba.config.CPU_FEATURES
     if chosen is None and numba.config.CPU_NAME is None:
@@ -30,7 +30,7 @@ def _has(*features: str) -> bool:
     return any(f"+{name}" in (chosen or "").split(",") for name in features)
 
 
-_PER_PRODUCT = WIDTH if _has("avx512vnni") else WIDTH // 2 if _has("avxvnni") else 0
+_PER_PRODUCT = WIDTH if has("avx512vnni") else WIDTH // 2 if has("avxvnni") else 0
 """Outputs of one VNNI instruction; 0 without."""
 QUAD_BYTES = 4 if _PER_PRODUCT else 8
 """Room that 4 inputs take."""

@@ -1,8 +1,9 @@
 """The inner loops of a product of whole numbers: 64 outputs of a few vectors at once, their sums in registers.
 
 A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of 32,
-are whole numbers; then they are scaled and added to `sums` (vectors, 64), float32. With the 32 registers of AVX-512 a
-tile has the sums of 6 vectors and 64 outputs in flight, with fewer registers those of 16 outputs, four times over.
+are whole numbers, which are scaled; those of a block are added to `sums` (vectors, 64), float32. With the 32 registers
+of AVX-512 a tile has the sums of 6 vectors and 64 outputs in flight (of 4 in int4, which has two sums of each), with
+fewer registers those of 16 outputs, four times over.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _COLUMNS = PANEL // WIDTH if has_wide_registers() else 1
 """Groups of 16 outputs at once."""
 _QUAD = 4 * PANEL  # bytes: 4 int8 weights of each output of a panel, or 8 of int4
 _LINE = 64
+_UNROLLED = 2  # vectors: with up to these, a group of int4 is unrolled
 
 
 def _at(builder: ir.IRBuilder, start: ir.Value, offset: int | ir.Value) -> ir.Value:
@@ -112,6 +114,7 @@ def _int4(
 ) -> None:
     """Fetch as many bytes as are read, unless `fetches` is 0."""
     for first in range(0, PANEL // WIDTH, _COLUMNS):
+        held = [[cgutils.alloca_once_value(builder, all_of(_FLOATS, 0.0)) for _ in range(_COLUMNS)] for _ in vectors]
         with cgutils.for_range(builder, count) as loop:
             group = _at(builder, w, _times(builder, loop.index, GROUP_BYTES))
             for line in range(0, 0 if first or not fetches else GROUP_BYTES, _LINE):
@@ -120,13 +123,15 @@ def _int4(
             starts = [2 * WIDTH * (first + c) for c in range(_COLUMNS)]
             steps = [halves(builder, _at(builder, group, at), WIDTH) for at in starts]
             lows = [halves(builder, _at(builder, group, 2 * PANEL + at), WIDTH) for at in starts]
-            for number, (vector, row) in enumerate(zip(vectors, totals)):
-                scale = _same(builder, _at(builder, vector, SCALE))
+            for vector, row, places in zip(vectors, totals, held):
                 inputs = _same(builder, _at(builder, _at(builder, vector, GROUP_SUMS), _times(builder, loop.index, 4)))
-                for column, whole in enumerate(row):
-                    value = builder.fmul(lows[column], inputs)
-                    value = multiplied(builder, steps[column], builder.sitofp(whole, _FLOATS), value)
-                    _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, value)
+                for step, low, whole, place in zip(steps, lows, row, places):
+                    value = multiplied(builder, low, inputs, builder.load(place))
+                    builder.store(multiplied(builder, step, builder.sitofp(whole, _FLOATS), value), place)
+        for number, (vector, row) in enumerate(zip(vectors, held)):
+            scale = _same(builder, _at(builder, vector, SCALE))
+            for column, place in enumerate(row):
+                _add(builder, sums, PANEL * number + WIDTH * (first + column), scale, builder.load(place))
 
 
 def _group_products(
@@ -136,20 +141,28 @@ def _group_products(
     held = [[cgutils.alloca_once_value(builder, all_of(WORDS, 0)) for _ in range(_COLUMNS)] for _ in vectors]
     starts = [_at(builder, vector, _times(builder, index, GROUP // 4 * QUAD_BYTES)) for vector in vectors]
     low, four, words = all_of(WORDS, 0x0F0F0F0F), all_of(WORDS, 4), ir.Constant(index.type, GROUP // 8)
-    with cgutils.for_range(builder, words) as loop:  # not unrolled: LLVM would take long, and run out of registers
-        row = _at(builder, group, _at(builder, _times(builder, loop.index, _QUAD), 4 * PANEL + 4 * WIDTH * first))
-        inputs = [_at(builder, start, _times(builder, loop.index, 2 * QUAD_BYTES)) for start in starts]
+
+    def add(at: ir.Value) -> None:
+        row = _at(builder, group, _at(builder, _times(builder, at, _QUAD), 4 * PANEL + 4 * WIDTH * first))
+        inputs = [_at(builder, start, _times(builder, at, 2 * QUAD_BYTES)) for start in starts]
         for column in range(_COLUMNS):
             codes = _read(builder, _at(builder, row, 4 * WIDTH * column), WORDS)
             for half, part in enumerate((codes, builder.lshr(codes, four))):
                 weights = prepared(builder, builder.and_(part, low), False)
-                for place, at in zip((row[column] for row in held), inputs):
-                    value = products(builder, builder.load(place), weights, _at(builder, at, QUAD_BYTES * half))
+                for place, at_ in zip((row[column] for row in held), inputs):
+                    value = products(builder, builder.load(place), weights, _at(builder, at_, QUAD_BYTES * half))
                     builder.store(value, place)
+
+    if len(vectors) <= _UNROLLED:
+        for number in range(GROUP // 8):
+            add(ir.Constant(index.type, number))
+    else:  # LLVM would take long, and run out of registers
+        with cgutils.for_range(builder, words) as loop:
+            add(loop.index)
     return [[builder.load(place) for place in row] for row in held]
 
 
 int8_six, int8_six_of_many = _tile(_int8, 6, n_lines=4), _tile(_int8, 6, n_lines=1)
 int8_four, int8_two, int8_one = (_tile(_int8, count, n_lines=4) for count in (4, 2, 1))
-int4_six, int4_six_more = _tile(_int4, 6, fetches=1), _tile(_int4, 6, fetches=0)
-int4_four, int4_two, int4_one = (_tile(_int4, count, fetches=1) for count in (4, 2, 1))
+int4_four, int4_four_more = _tile(_int4, 4, fetches=1), _tile(_int4, 4, fetches=0)
+int4_two, int4_one = (_tile(_int4, count, fetches=1) for count in (2, 1))

@@ -18,9 +18,8 @@ from numba import prange
 
 from recurra.decoding.byte_tiles import (
     int4_four,
+    int4_four_more,
     int4_one,
-    int4_six,
-    int4_six_more,
     int4_two,
     int8_four,
     int8_one,
@@ -254,14 +253,11 @@ def _tiles_of_int4(w, x, x_step, sums, vectors, count, ahead):  # type: ignore[n
     done = 0
     while done < vectors:
         left, x_at, sums_at = vectors - done, x + x_step * done, sums + 4 * PANEL * done
-        if left >= 6 and left != 8:
+        if left >= 4:
             if done:
-                int4_six_more(w, x_at, x_step, sums_at, count, ahead)
+                int4_four_more(w, x_at, x_step, sums_at, count, ahead)
             else:
-                int4_six(w, x_at, x_step, sums_at, count, ahead)
-            done += 6
-        elif left >= 4:
-            int4_four(w, x_at, x_step, sums_at, count, ahead)
+                int4_four(w, x_at, x_step, sums_at, count, ahead)
             done += 4
         elif left >= 2:
             int4_two(w, x_at, x_step, sums_at, count, ahead)
