@@ -5,7 +5,8 @@
 
 3 blocks of 384 channels with feed-forward networks of 1,024, 1,000 tokens, embedding and head tied. An update reads 8
 sequences of 256 tokens in float32; the Transformer is the same stack with rotary attention, and takes its updates in
-turn with each model in one process. A token is a step of one stream, after 1,000 tokens, through the model prepared for
+turn with each model in one process. So does a Transformer of the model's size: its feed-forward networks are so wide
+that both have as many parameters. A token is a step of one stream, after 1,000 tokens, through the model prepared for
 decoding; its time is the median of blocks of 8 tokens.
 """
 
@@ -33,7 +34,7 @@ from recurra.training.allocator import keep_large_blocks
 from recurra.training.config import OptimizerConfig
 
 N_TOKENS, D_MODEL, BATCH, LENGTH, CONTEXT = 1000, 384, 8, 256, 1000
-TRANSFORMER = "rotary-attention"
+TRANSFORMER, FEED_FORWARD = "rotary-attention", 1024
 WINDOW = {"window": 256}
 OPTIONS: dict[str, dict[str, Any]] = {
     "gateloop": {"n_heads": D_MODEL},
@@ -46,19 +47,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Where the defaults are not what is compared: one head a channel, and windows as long as the sequences."""
 
 
-def build(name: str) -> LanguageModel:
+def build(name: str, feed_forward: int = FEED_FORWARD) -> LanguageModel:
     torch.manual_seed(0)
-    options = OPTIONS.get(name, {})
-    return LanguageModel(
-        LanguageModelConfig(N_TOKENS, None, 3, D_MODEL, 1024, mixer=name, mixer_options=options, tie_embeddings=True)
+    config = LanguageModelConfig(
+        *(N_TOKENS, None, 3, D_MODEL, feed_forward),
+        mixer=name,
+        mixer_options=OPTIONS.get(name, {}),
+        tie_embeddings=True,
     )
+    return LanguageModel(config)
+
+
+def size_of(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def transformer_of(size: int) -> LanguageModel:
+    """The Transformer with about as many parameters, by the width of its feed-forward networks."""
+    narrow, wide = size_of(build(TRANSFORMER)), size_of(build(TRANSFORMER, FEED_FORWARD + 1))
+    return build(TRANSFORMER, FEED_FORWARD + round((size - narrow) / (wide - narrow)))
 
 
 class Trained:
     """A model that takes updates."""
 
-    def __init__(self, name: str) -> None:
-        self.model = build(name).train()
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model.train()
         self.optimizer = build_optimizer(self.model, OptimizerConfig(learning_rate=1e-4))
         self.tokens = torch.randint(N_TOKENS, (BATCH, LENGTH + 1))
 
@@ -89,14 +103,17 @@ def decoded(model: LanguageModel) -> tuple[float, int]:
 
 
 def measured(name: str, n_updates: int) -> dict[str, Any]:
-    ours, transformer = Trained(name), Trained(TRANSFORMER)
-    seconds = interleaved({"ours": ours.update, "transformer": transformer.update}, rounds=n_updates)
+    ours = Trained(build(name))
+    models = {"ours": ours, "transformer": Trained(build(TRANSFORMER))}
+    models["of its size"] = Trained(transformer_of(size_of(ours.model)))
+    seconds = interleaved({name: trained.update for name, trained in models.items()}, rounds=n_updates)
     milliseconds, size = decoded(ours.model)
     mixer = ours.model.blocks[0].mixer
     return {
-        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),  # type: ignore[union-attr]
+        "parameters": size_of(mixer),  # type: ignore[arg-type]
         "state": size,
         "speed": median_ratio(seconds["transformer"], seconds["ours"]),
+        "speed_at_its_size": median_ratio(seconds["of its size"], seconds["ours"]),
         "tokens_per_second": BATCH * LENGTH / statistics.median(seconds["ours"]),
         "milliseconds": milliseconds,
         "not_exportable": mixer.why_not_exportable(),  # type: ignore[operator, union-attr]
@@ -113,7 +130,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     results = {name: measured(name, arguments.updates) for name in track(arguments.only, transient=True)}
-    columns = ("parameters", "state, bytes", "tokens/s", "over the Transformer's", "ms a token", "export", "lines")
+    columns = ("parameters", "state, bytes", "tokens/s", "over the Transformer's")
+    columns += ("over one's of its size", "ms a token", "export", "lines")
     table = Table("mixer", *columns)
     for name, found in results.items():
         table.add_row(
@@ -122,6 +140,7 @@ def main() -> None:
             f"{found['state']:,}",
             f"{found['tokens_per_second']:,.0f}",
             f"{found['speed']:.2f}",
+            f"{found['speed_at_its_size']:.2f}",
             f"{found['milliseconds']:.2f}",
             "no" if found["not_exportable"] else "yes",
             str(found["lines"]),

@@ -10,8 +10,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
+from recurra.layers.implicit_filters import convolve_window
 from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank
+
+_MANY = 16  # weights: with fewer, shifted products are faster than transforms
 
 
 class ShortConvolution(nn.Module):
@@ -24,7 +27,8 @@ class ShortConvolution(nn.Module):
     Padding may stand anywhere. With a mask the counted steps are brought together, convolved, and put back, so a mixer
     around this layer can set `skips_padding`.
 
-    It adds K shifted products, which is faster on a CPU than `torch.nn.functional.conv1d` (docs/decisions.md).
+    It adds K shifted products, which is faster on a CPU than `torch.nn.functional.conv1d` (docs/decisions.md). From 16
+    weights on, long pieces go through the fast Fourier transform.
 
     Args:
         channels: D.
@@ -76,6 +80,9 @@ class ShortConvolution(nn.Module):
         weight = at_least_float32(self.weight)[:, 0].t()  # (K, D)
         if not isinstance(n_steps, torch.SymInt) and n_steps == 1:
             y = (known * weight).sum(1, keepdim=True)
+            return y if self.bias is None else y + at_least_float32(self.bias)
+        if self.kernel_size >= _MANY:
+            y, _ = convolve_window(known[:, self.kernel_size - 1 :], weight.flip(0), known[:, : self.kernel_size - 1])
             return y if self.bias is None else y + at_least_float32(self.bias)
         weight = weight.contiguous()  # the products below read rows of D numbers
         first, *shifted = (known[:, k : k + n_steps] for k in range(self.kernel_size))
