@@ -134,8 +134,8 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default():
     saved = to_plain(experiment)
     del saved["data"]["window_lengths"], saved["data"]["window_epochs"], saved["data"]["window_tokens"]
     require_resumable(saved, experiment)
+    data = replace(experiment.data, window_lengths=[128], window_epochs=[2])
     with pytest.raises(ValueError, match=r"data.window_epochs \(was None, now \[2\]\), data.window_lengths"):
-        data = replace(experiment.data, window_lengths=[128], window_epochs=[2])
         require_resumable(saved, replace(experiment, data=data))
 
 

@@ -6,7 +6,7 @@ once its own small JSON file is there, which says what the shard was made from.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +22,7 @@ from recurra.data.documents import Source, Unit, find_units
 from recurra.data.progress import item_progress
 from recurra.data.shards import ENCODERS, FORMAT, INDEX, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
+from recurra.data.word_counts import count_words, merged_counts
 from recurra.files.digests import file_sha256
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.writing import leftovers, replacing
@@ -73,30 +74,49 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     what.out.mkdir(parents=True, exist_ok=True)
     for temporary, _ in leftovers(what.out):
         temporary.unlink(missing_ok=True)
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["recurra.data.prepare"])
-    with processes.Pool(what.workers) as pool:
+    with _processes(what.workers) as pool:
         encoder = _encoder(what, units, pool, report)
-        missing = [unit for unit in units if _finished(what.out, unit, encoder.fingerprint) is None]
+        fingerprint = encoder.fingerprint  # which is computed anew each time
+        missing = [unit for unit in units if _finished(what.out, unit, fingerprint) is None]
         report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
-        work = ((what.out, what.vocabulary, encoder.fingerprint, unit) for unit in missing)
+        work = ((what.out, what.vocabulary, fingerprint, unit) for unit in missing)
         with item_progress("Encoding", len(missing)) as advance:
             for _ in pool.imap_unordered(_write_shard, work):
                 advance(1)
     splits: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
-        entry = _finished(what.out, unit, encoder.fingerprint)
+        entry = _finished(what.out, unit, fingerprint)
         assert entry is not None  # it was written above
         splits.setdefault(unit.split, []).append(entry)
     index = {
         "format": FORMAT,
         "vocabulary": what.vocabulary,
-        "fingerprint": encoder.fingerprint,
+        "fingerprint": fingerprint,
         "vocab_size": len(encoder),
         "splits": splits,
     }
     write_stamped(what.out / INDEX, index)
     return index
+
+
+class _ThisProcess:
+    """Does the work of a pool of one process without starting it."""
+
+    def imap(self, function: Callable[[Any], Any], work: Iterable[Any]) -> Iterator[Any]:
+        return map(function, work)
+
+    imap_unordered = imap
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Any]:
+    if workers == 1:
+        yield _ThisProcess()
+        return
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["recurra.data.prepare"])
+    with processes.Pool(workers) as pool:
+        yield pool
 
 
 def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
@@ -135,16 +155,15 @@ def _first(unit: Unit, n_characters: int) -> Iterator[str]:
             return
 
 
-def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[dict[str, int]]:
+def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[tuple[str, np.ndarray]]:
     for file in files:
         advance(1)
-        yield read_stamped(file, most_bytes=_MOST_COUNTS)["counts"]
+        content = read_stamped(file, most_bytes=_MOST_COUNTS)
+        yield content["words"], np.fromstring(content["counts"], dtype=np.int64, sep=" ")
 
 
-def _most_frequent(counts: Iterable[dict[str, int]], size: int | None) -> Vocabulary:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -> Vocabulary:
+    total = Counter(merged_counts(counts))
     total.setdefault(EOS, 0)
     total.setdefault(UNK, 0)
     words = [word for word, _ in total.most_common()]
@@ -164,12 +183,13 @@ def _count_words(work: tuple[Path, Unit]) -> Path:
     folder, unit = work
     path = folder / f"{_COUNTS}{_name(unit)}.json"
     with suppress(OSError, ValueError):
-        if read_stamped(path, most_bytes=_MOST_COUNTS)["from"] == unit.identity:
+        content = read_stamped(path, most_bytes=_MOST_COUNTS)
+        if content["from"] == unit.identity and "words" in content:  # older files lack it
             return path
-    counts: Counter[str] = Counter()
-    for document in unit.documents():
-        counts.update(document.replace("\n", f" {EOS} ").split())
-    write_stamped(path, {"from": unit.identity, "counts": counts}, indent=0)
+    counts = count_words(unit.documents())
+    # two long texts: JSON of so many entries takes longer than counting
+    content = {"from": unit.identity, "words": " ".join(counts), "counts": " ".join(map(str, counts.values()))}
+    write_stamped(path, content)
     return path
 
 
