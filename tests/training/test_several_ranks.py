@@ -123,7 +123,7 @@ def test_ranks_share_the_texts_that_are_generated(runs):
     assert (runs / "texts-of-two-0").read_text(encoding="utf-8") == expected, said
     assert (runs / "texts-of-two-1").read_text() == ""
     assert said.count("wrote 60 tokens") == 2
-    assert said.count("-n is 1; expected at least 2, one for each rank") == 1
+    assert "recurra generate: -n is 1; expected at least 2, one for each rank\n" in said
 
 
 def test_a_damaged_folder_is_refused(runs):
