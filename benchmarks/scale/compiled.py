@@ -1,8 +1,8 @@
 """`python -m benchmarks.scale.compiled`: the tokens/s of a recipe with and without `training.compile`.
 
 Two copies of the model of recipes/ptb/gateloop.yaml take their updates in turn, in one process, one as it is and one
-compiled, on the same random words, with the state carried. Reported are the seconds of the first compiled update, and the medians of
-the later ones, by the clock and by the seconds of the processor: the latter tell more on a busy machine.
+compiled, on the same random words, with the state carried. Reported are the seconds of the first update of each, and
+the medians of the later ones, by the clock and by the processor's seconds: the latter tell more on a busy machine.
 """
 
 import argparse
