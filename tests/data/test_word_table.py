@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from recurra.data import Vocabulary
+from recurra.data import Vocabulary, word_kernels, word_table
 from recurra.data import vocabulary as vocabularies
 from recurra.data.vocabulary import LONG
 from recurra.data.word_counts import count_words, merged_counts
@@ -46,6 +46,21 @@ def test_the_table_grows_while_it_reads():
     words, numbers = numbered("5 0 " + " ".join(parts))
     assert np.concatenate([table.add(part) for part in parts]).tolist() == numbers[2:]
     assert table.words == words
+
+
+def test_words_of_one_hash_are_told_apart(monkeypatch):
+    split = word_kernels._split
+
+    def of_one_hash(text, start, begins, ends, keys):
+        n, end = split(text, start, begins, ends, keys)
+        keys[:n] = 2**33
+        return n, end
+
+    monkeypatch.setattr(word_kernels, "_split", of_one_hash)
+    monkeypatch.setattr(word_table, "number_words", word_kernels.number_words.py_func)
+    table = WordTable()
+    assert table.add("cattle cat cattle a cats cat at").tolist() == [0, 1, 0, 2, 3, 1, 4]
+    assert table.find("ca cattle catt at", 9).tolist() == [9, 0, 9, 4]
 
 
 def test_what_the_table_lacks_is_unknown():
