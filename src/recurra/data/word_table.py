@@ -17,7 +17,6 @@ class WordTable:
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self._size = 0
-        self._numbers: np.ndarray = np.empty(0, dtype=np.int32)
         known = list(words)
         self._make_room(" ".join(known).encode("utf-8", "surrogatepass"), len(known))
 
@@ -34,23 +33,24 @@ class WordTable:
         data, start = _bytes_of(text), 0
         parts = []
         while True:
-            written, self._size, start = self._number(data, start, -1)
-            parts.append(self._numbers[:written].copy())
+            numbers, self._size, start = self._number(data, start, -1)
+            parts.append(numbers)
             if start >= len(data) - 2:
                 return parts[0] if len(parts) == 1 else np.concatenate(parts)
             self._make_room(self._letters[: self._begins[self._size]].tobytes(), self._size, len(data))
 
     def find(self, text: str, unknown: int) -> np.ndarray:
-        """Return the number of each word of a text, (n,) int32, and `unknown` for words that the table lacks."""
-        written, _, _ = self._number(_bytes_of(text), 0, unknown)
-        return self._numbers[:written].copy()
+        """Return the number of each word of a text, (n,) int32, and `unknown` for words that the table lacks.
 
-    def _number(self, data: np.ndarray, start: int, unknown: int) -> tuple[int, int, int]:
-        if len(self._numbers) < len(data):
-            self._numbers = np.empty(len(data), dtype=np.int32)
-        state = self._numbers, self._table, self._letters, self._begins, self._size
+        It changes nothing, so several threads may call it at once.
+        """
+        return self._number(_bytes_of(text), 0, unknown)[0]
+
+    def _number(self, data: np.ndarray, start: int, unknown: int) -> tuple[np.ndarray, int, int]:
+        numbers = np.empty((len(data) - start) // 2 + 1, dtype=np.int32)  # a word and white space take 2 bytes
+        state = numbers, self._table, self._letters, self._begins, self._size
         written, size, end, _ = number_words(data, start, *state, unknown)
-        return int(written), int(size), int(end)
+        return numbers[:written], int(size), int(end)
 
     def _make_room(self, letters: bytes, n_words: int, more: int = 0) -> None:
         """Number the words of `letters` anew in a table with room for at least twice as many."""
