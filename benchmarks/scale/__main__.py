@@ -1,8 +1,8 @@
 """`python -m benchmarks.scale CORPUS FOLDER`: prepare a large corpus and train on it, with kill -9 in both.
 
-Prepares the corpus that `benchmarks.scale.corpus` wrote: killed on the way and continued, and, to compare, a few shards
-again. Then trains a small model on it to its end, and once more with kills on the way; the logs must be the same.
-Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale-*.json.
+Prepares the corpus that `benchmarks.scale.corpus` wrote, once undisturbed and once with kills on the way; all files
+must be the same, byte for byte. Then trains a small model on it to its end, and once more with kills on the way; the
+logs must be the same. Memory is the largest resident set of any process, sampled. Results go to FOLDER/scale-*.json.
 """
 
 import argparse
@@ -14,19 +14,19 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
-from recurra.data.documents import find_units
-from recurra.data.prepare import _write_shard
 from recurra.data.shards import INDEX
+from recurra.files.digests import file_sha256, json_sha256
 from recurra.files.stamped_json import read_stamped
 from recurra.training import read_metrics
 
 RECIPE = """
 experiment: text
-data: {{path: {shards}, source: shards, batch_size: 16, eval_batch_size: 16, segment_length: 128}}
+data: {{path: {shards}, source: shards, batch_size: 4, eval_batch_size: 16, segment_length: 32}}
 model: {{n_layer: 1, d_model: 32, d_channel_mixing: 64, mixer_options: {{d_qk: 32, d_v: 32}}, tie_embeddings: true}}
-training: {{max_steps: {steps}, log_every: 5, save_every: 10, eval_every: 1000000, accelerator: cpu, threads: 1,
+training: {{max_steps: {steps}, log_every: 5, save_every: 25, eval_every: 1000000, accelerator: cpu, threads: 1,
             tensorboard: false}}
 """
 RECURRA = [sys.executable, "-m", "recurra"]
@@ -37,12 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.partition("\n\n")[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kills", type=int, default=3, help="of preparing, and of training (default: 3 each)")
-    parser.add_argument(
-        "--kill-after", type=float, default=60.0, metavar="S", help="of preparing, at most (default: 60)"
-    )
     parser.add_argument("--only", choices=["prepare", "train"])
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -57,35 +54,37 @@ def main() -> int:
 
 
 def prepared(arguments: argparse.Namespace, draw: random.Random) -> dict:
-    out = arguments.folder / "shards"
-    words = [*RECURRA, "prepare", str(arguments.corpus), "--out", str(out), "--workers", str(arguments.workers)]
-    seconds, most = 0.0, 0
-    for kill in range(arguments.kills + 1):
-        after = draw.uniform(0.3, 1.0) * arguments.kill_after if kill < arguments.kills else None
-        took, memory, status = watched(words, after)
-        seconds, most = seconds + took, max(most, memory)
-        print(f"preparing: {took:.0f} s, largest process {memory / 2**20:.0f} MiB, ended with {status}", flush=True)
-    index = read_stamped(out / INDEX)
-    again = arguments.folder / "again"
-    again.mkdir(exist_ok=True)
-    shutil.copy(out / "tokenizer.json", again)
-    units = [unit for unit in find_units("folder", str(arguments.corpus)) if unit.split == "train"]
-    same = True
-    for unit in draw.sample(units, 3):
-        _write_shard((again, "words", index["fingerprint"], unit))
-        name = f"train-{unit.number:05d}.npy"
-        same &= (again / name).read_bytes() == (out / name).read_bytes()
+    out, whole = arguments.folder / "shards", arguments.folder / "undisturbed"
+    words = [*RECURRA, "prepare", str(arguments.corpus), "--workers", str(arguments.workers), "--out"]
+    seconds, memory, _ = watched([*words, str(whole)], None)
+    index = read_stamped(whole / INDEX)
     n = sum(shard["tokens"] for shards in index["splits"].values() for shard in shards)
+    print(f"preparing: {seconds:.0f} s, {n / seconds:,.0f} tokens/s, {quarters(memory)}", flush=True)
+    for _ in range(arguments.kills):
+        took, _, status = watched([*words, str(out)], draw.uniform(0.4, 0.8) * seconds / arguments.kills)
+        there = sum(1 for _ in out.glob("*.npy")) // 2
+        print(f"preparing: {took:.0f} s, ended with {status}, {there} shards there", flush=True)
+    took, _, status = watched([*words, str(out)], None)
+    print(f"preparing: {took:.0f} s, ended with {status}", flush=True)
+    digests = [{path.name: file_sha256(path) for path in folder.iterdir()} for folder in (whole, out)]
     return {
+        "text_bytes": sum(path.stat().st_size for path in arguments.corpus.glob("*.txt")),
         "tokens": n,
         "vocabulary": index["vocab_size"],
         "shards": sum(map(len, index["splits"].values())),
-        "prepare_kills": arguments.kills,
         "prepare_seconds": seconds,
         "prepare_tokens_per_second": n / seconds,
-        "prepare_largest_process_bytes": most,
-        "same_shards": same,
+        "prepare_resident_by_quarter_mib": quarters(memory),
+        "prepare_kills": arguments.kills,
+        "same_files_after_kills": digests[0] == digests[1],
+        "shards_sha256": json_sha256(digests[1]),
     }
+
+
+def quarters(samples: list[int]) -> list[int]:
+    """The largest process in each quarter of a command's time, in MiB."""
+    edges = [len(samples) * part // 4 for part in range(5)]
+    return [max(samples[first:last], default=0) >> 20 for first, last in pairwise(edges)]
 
 
 def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
@@ -95,7 +94,7 @@ def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
     for run in (whole, parts):
         shutil.rmtree(run, ignore_errors=True)
     took, memory, status = watched([*RECURRA, "train", str(recipe), "--run", str(whole)], None)
-    print(f"training: {took:.0f} s, {memory / 2**20:.0f} MiB, ended with {status}", flush=True)
+    print(f"training: {took:.0f} s, {quarters(memory)} MiB, ended with {status}", flush=True)
     for _ in range(arguments.kills):
         begun = any(parts.glob("checkpoints/step-*.pt"))
         shutil.rmtree(parts, ignore_errors=True) if not begun else None
@@ -110,7 +109,7 @@ def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
     return {
         "train_kills": arguments.kills,
         "train_tokens_per_second": speeds[len(speeds) // 2],
-        "train_largest_process_bytes": memory,
+        "train_resident_by_quarter_mib": quarters(memory),
         "same_log": measured(whole) == measured(parts),
     }
 
@@ -119,17 +118,20 @@ def measured(run: Path) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "metrics.csv")]
 
 
-def watched(words: list[str], kill_after: float | None) -> tuple[float, int, int]:
-    """Run a command in a session of its own, killed after a while; return seconds, bytes and how it ended."""
-    began, most = time.perf_counter(), 0
+def watched(words: list[str], kill_after: float | None) -> tuple[float, list[int], int]:
+    """Run a command in a session of its own, killed after a while.
+
+    Returns seconds, the bytes of its largest process at each quarter of a second, and how it ended.
+    """
+    began, samples = time.perf_counter(), []
     process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)
     while process.poll() is None:
-        time.sleep(0.5)
-        most = max([most, *map(resident, members(process.pid))])
+        time.sleep(0.25)
+        samples.append(max(map(resident, members(process.pid)), default=0))
         if kill_after is not None and time.perf_counter() - began > kill_after:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return time.perf_counter() - began, most, process.returncode
+    return time.perf_counter() - began, samples, process.returncode
 
 
 def members(session: int) -> list[int]:

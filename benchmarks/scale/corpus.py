@@ -23,7 +23,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     words = spelled(np.random.default_rng(arguments.seed))
-    for number, (split, size) in enumerate((("valid", 1e-3), ("test", 1e-3), ("train", arguments.gigabytes))):
+    for number, (split, size) in enumerate((("valid", 5e-5), ("test", 5e-5), ("train", arguments.gigabytes))):
         write(
             arguments.folder / f"{split}.txt", words, int(size * 1e9), np.random.default_rng([arguments.seed, number])
         )
@@ -44,7 +44,8 @@ def write(path: Path, words: np.ndarray, n_bytes: int, random: np.random.Generat
     below = np.cumsum(weights / weights.sum())
     with path.open("wb") as file:
         while file.tell() < n_bytes:
-            drawn = words[np.searchsorted(below, random.random(WORDS_PER_LINE * 2000)).clip(0, WORDS - 1)]
+            n_words = WORDS_PER_LINE * min(2000, 1 + n_bytes // 1000)
+            drawn = words[np.searchsorted(below, random.random(n_words)).clip(0, WORDS - 1)]
             lines = (" ".join(line) for line in drawn.reshape(-1, WORDS_PER_LINE))
             file.write(("\n".join(lines) + "\n").encode())
 

@@ -17,28 +17,8 @@ from recurra.data.shards import ShardCorpus, ShardedTokens
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
 
-class Serial:
-    """A pool of no processes, so that the tests need none."""
-
-    def __init__(self, workers):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def imap(self, function, work):
-        return map(function, list(work))
-
-    imap_unordered = imap
-
-
 @pytest.fixture(autouse=True)
-def no_processes(monkeypatch):
-    context = type("Context", (), {"Pool": Serial, "set_forkserver_preload": lambda self, names: None})
-    monkeypatch.setattr(preparing, "get_context", lambda method: context())
+def small_pieces(monkeypatch):
     monkeypatch.setattr("recurra.data.documents.PIECE_BYTES", 300)
 
 

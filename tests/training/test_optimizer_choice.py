@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from recurra.training import OptimizerConfig, build_optimizer, load_recipe, to_yaml
+from recurra.training import (
+    OptimizerConfig,
+    build_optimizer,
+    list_optimizers,
+    load_recipe,
+    optimizer_registry,
+    register_optimizer,
+    to_yaml,
+)
 
 
 def updates(config: OptimizerConfig, gradients: list[float]) -> list[float]:
@@ -96,3 +104,30 @@ def test_a_recipe_chooses_and_its_complete_form_says_the_same(tmp_path):
     assert load_recipe(recipe) == experiment
     with pytest.raises(ValueError, match=r"optimizer\.betas is .*; expected null when"):
         load_recipe(recipe, ["--optimizer.betas", "[0.9, 0.99]"])
+
+
+def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, monkeypatch):
+    class Signs(torch.optim.Optimizer):
+        def __init__(self, groups, lr, scale=1.0):
+            super().__init__(groups, {"lr": lr, "scale": scale})
+
+    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+    assert register_optimizer("signs")(Signs) is Signs
+    assert "signs" in list_optimizers()
+    config = OptimizerConfig(algorithm="signs", learning_rate=0.3, weight_decay=0.2, own_options={"scale": 2.0})
+    built = build_optimizer(toy_model, config)
+    assert type(built) is Signs
+    assert {group["lr"] for group in built.param_groups} == {0.3}
+    assert {group["scale"] for group in built.param_groups} == {2.0}
+    assert {group["weight_decay"] for group in built.param_groups} == {0.0, 0.2}
+    with pytest.raises(ValueError, match=r"expected null when optimizer\.algorithm is signs"):
+        OptimizerConfig(algorithm="signs", momentum=0.5)
+    with pytest.raises(ValueError, match="optimizer 'adamw' is registered already"):
+        register_optimizer("adamw")(Signs)
+
+
+def test_what_belongs_to_ones_own_is_refused_for_others():
+    with pytest.raises(ValueError, match=r"^optimizer.own_options is .*; expected none when .* is adamw"):
+        OptimizerConfig(own_options={"scale": 2.0})
+    with pytest.raises(ValueError, match=r"^optimizer.algorithm is 'lion'; expected one of adamw, muon, "):
+        OptimizerConfig(algorithm="lion")

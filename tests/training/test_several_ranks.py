@@ -1,6 +1,7 @@
 """Training with several ranks: the same run as with one, whatever holds the model, and however often it was killed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,10 @@ def record_and_die(self, norm):
     return record(self, norm)
 Trainer._record = record_and_die
 """
+INTO_FILES = """
+import os, sys
+sys.stdout = open("{name}-" + os.environ.get("RANK", "0"), "w", encoding="utf-8")
+"""
 FAIL = """
 import os
 from recurra.data import TextConfig
@@ -35,6 +40,11 @@ def fail(self, *, rank=0, world_size=1):
     return build(self, rank=rank, world_size=world_size)
 TextConfig.build = fail
 """
+
+
+def generate(ranks: int, name: str, count: str) -> dict[str, Any]:
+    words = ["generate", "one", "--prompt", "w1 w2", "--max-tokens", "12", "--seed", "7", "-n", count]
+    return {"ranks": ranks, "words": words, "before": INTO_FILES.format(name=name)}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +71,9 @@ def runs(tmp_path_factory) -> Path:
         train(2, gateloop, "--run", "failed", before=FAIL),
         train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
         train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
+        generate(0, "texts-of-one", "5"),
+        generate(2, "texts-of-two", "5"),
+        generate(2, "too-few", "1"),
         timeout=300,
     )  # fmt: skip
     (folder / "said").write_text(ended.said)
@@ -100,6 +113,17 @@ def test_one_process_reads_what_several_ranks_have_saved(runs):
 def test_no_kill_leaves_anything_half_written(runs):
     for name in ("fewer", "more"):
         assert not [path.name for path in (runs / name / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_ranks_share_the_texts_that_are_generated(runs):
+    expected = (runs / "texts-of-one-0").read_text(encoding="utf-8")
+    assert [line for line in expected.splitlines() if "---" in line] == [f"--- {n} ---" for n in range(1, 6)]
+    assert len(set(expected.split("---")[2::2])) == 5
+    said = (runs / "said").read_text()
+    assert (runs / "texts-of-two-0").read_text(encoding="utf-8") == expected, said
+    assert (runs / "texts-of-two-1").read_text() == ""
+    assert said.count("wrote 60 tokens") == 2
+    assert "recurra generate: -n is 1; expected at least 2, one for each rank\n" in said
 
 
 def test_a_damaged_folder_is_refused(runs):

@@ -8,10 +8,12 @@ from time import perf_counter
 from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.cli.launched import joined_ranks
 from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
+from recurra.training.ranks import Ranks, is_first_launched, n_launched
 
 DESCRIPTION = """\
 Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
@@ -47,10 +49,13 @@ def run(words: Sequence[str]) -> int:
         if arguments.continuations == 1:
             n_written = _write(source, arguments, sampling)
         else:
-            n_written = _write_side_by_side(streams, arguments, sampling)
+            with joined_ranks() as ranks:
+                n_written = _write_side_by_side(streams, arguments, sampling, ranks)
         write_seconds = perf_counter() - start
     if arguments.save_state:
         stream.save(arguments.save_state)
+    if not is_first_launched():
+        return 0
     print(f"read {_speed(n_read, read_seconds)}, wrote {_speed(n_written, write_seconds)}", file=sys.stderr)
     if isinstance(source, Speculation) and source.drafts.n_drafted:
         drafts = source.drafts
@@ -100,7 +105,7 @@ def _parser() -> ArgumentParser:
         default=1,
         metavar="N",
         help="continue the text N times, side by side, with the seeds from --seed on, and print the results one after "
-        "the other, each under its number (default: 1)",
+        "the other, each under its number; the ranks that torchrun started share them (default: 1)",
     )
     add(
         "--draft",
@@ -133,6 +138,10 @@ def _require_continuations(arguments: Namespace) -> None:
         raise ValueError(f"-n is {count}; expected at least 1")
     if arguments.seed + count > 2**63:
         raise ValueError(f"-n is {count} from seed {arguments.seed}; expected seeds below 2^63")
+    if count < n_launched():
+        raise ValueError(f"-n is {count}; expected at least {n_launched()}, one for each rank")
+    if n_launched() > 1 and arguments.prompt == "-":
+        raise ValueError("--prompt is '-'; expected the text itself, which every rank can read")
     for option, value in (("--draft", arguments.draft), ("--save-state", arguments.save_state)):
         if count > 1 and value is not None:
             raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
@@ -193,24 +202,30 @@ def _write(stream: Stream | Speculation, arguments: Namespace, sampling: Samplin
     return stream.position - before
 
 
-def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: SamplingConfig) -> int:
-    """Continue the text of stream 0 several times, print each continuation under its number; return all tokens."""
-    start = streams[0].position
-    for name in range(1, arguments.continuations):
-        streams.fork(0, name)
+def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: SamplingConfig, ranks: Ranks) -> int:
+    """Continue the text of stream 0 several times, and print each continuation under its number; return all tokens.
+
+    The ranks share the continuations, and the first one prints those of all.
+    """
+    start, count = streams[0].position, arguments.continuations
+    mine = range(ranks.rank * count // ranks.count, (ranks.rank + 1) * count // ranks.count)
+    for name in mine:
+        if name > 0:
+            streams.fork(0, name)
     configs: dict[Hashable, GenerationConfig] = {
         name: GenerationConfig(
             max_tokens=arguments.max_tokens, sampling=sampling, seed=arguments.seed + name, stop=arguments.stop
         )
-        for name in range(arguments.continuations)
+        for name in mine
     }
     texts: dict[Hashable, str] = dict.fromkeys(configs, "")
     for pieces in streams.generate_text(configs):
         for which, piece in pieces.items():
             texts[which] += piece
-    for number, text in enumerate(texts.values(), 1):
+    everywhere = [text for part in ranks.gather(list(texts.values())) for text in part]
+    for number, text in enumerate(everywhere if ranks.is_first else (), 1):
         print(f"--- {number} ---", text, sep="\n", end="" if text.endswith("\n") else "\n", flush=True)
-    return sum(stream.position - start for stream in streams.values())
+    return int(ranks.total(sum(streams[name].position - start for name in mine))[0])
 
 
 def _speed(n_tokens: int, seconds: float) -> str:

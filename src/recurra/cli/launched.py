@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from recurra.training.ranks import is_first_launched, n_launched
+from recurra.training.ranks import Ranks, is_first_launched, n_launched
 
 WAIT = 1.0
 """Seconds that other ranks wait before they report: an error of all ranks has then been reported by the first, and
@@ -44,6 +44,19 @@ def reporting_together() -> Iterator[None]:
             time.sleep(WAIT)
         raise
     if dist.is_initialized() and "nccl" in dist.get_backend():  # which complains otherwise
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Yield the ranks that torchrun started, which can exchange plain data; one rank without torchrun."""
+    if n_launched() == 1:
+        yield Ranks()
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
         dist.destroy_process_group()
 
 

@@ -1,7 +1,8 @@
-"""Where the text of large corpora comes from: folders of text, parquet, JSON lines, and data sets of a hub.
+"""Where the text of large corpora comes from: folders of text, parquet, JSON lines, MDS, and data sets of a hub.
 
 A corpus is cut into units that can be read one by one, in any process. Text files are cut at line ends into pieces of
-about 32 MB; for everything else `datasets` of Hugging Face says what the units are, usually files, and streams them.
+about 32 MB, MDS has its shards; for everything else `datasets` of Hugging Face says what the units are, usually files,
+and streams them.
 """
 
 import os
@@ -10,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recurra.checks import sentence
+from recurra.checks import kind_of, sentence
 from recurra.data.batches import SPLITS, Split
+from recurra.data.mds import MDS_INDEX, read_index
 from recurra.data.text_files import find_text_files
 
-Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
-SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
+Source: TypeAlias = Literal["folder", "parquet", "jsonl", "mds", "hf"]
+SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "mds", "hf")
 PIECE_BYTES = 32 * 2**20
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz")}
 _BUILDERS = {"parquet": "parquet", "jsonl": "json"}
+_MDS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val"), "test": ("test",)}
 _HUB_SPLITS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 
@@ -66,6 +69,9 @@ class Unit:
                 yield text if text.endswith("\n") else text + "\n"
 
     def _texts(self) -> Iterator[str]:
+        if self.source == "mds":
+            yield from self._samples()
+            return
         rows = _stream(self.source, self.path, self.name, self.split)
         if self.n_units > 1:
             rows = rows.shard(num_shards=self.n_units, index=self.number)
@@ -74,6 +80,13 @@ class Unit:
             if not isinstance(text, str):
                 expected = f"rows with a text of the name {self.field!r}; there is {', '.join(row)}"
                 raise ValueError(sentence(self.path, f"a corpus without {self.field!r}", expected, "set --field"))
+            yield text if text.endswith("\n") else text + "\n"
+
+    def _samples(self) -> Iterator[str]:
+        for text in read_index(Path(self.path))[self.number].values(self.field):
+            if not isinstance(text, str):
+                came = f"a corpus whose {self.field!r} is {kind_of(text)}"
+                raise ValueError(sentence(self.path, came, "a column of texts", "set --field"))
             yield text if text.endswith("\n") else text + "\n"
 
 
@@ -90,8 +103,8 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     if source == "folder":
         files = find_text_files(Path(path).expanduser())
         return [unit for split, file in files.items() for unit in _pieces(split, file.path, file.n_bytes)]
-    units: list[Unit] = []
-    for split in SPLITS:
+    units = list(_mds_units(path, field)) if source == "mds" else []
+    for split in () if source == "mds" else SPLITS:
         if source != "hf" and not _files(source, path, split):
             continue
         try:
@@ -107,6 +120,14 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     if not units:
         raise ValueError(sentence("data.path", path, f"a corpus of {source} with a train, valid or test split"))
     return units
+
+
+def _mds_units(path: str, field: str) -> Iterator[Unit]:
+    for split in SPLITS:
+        folders = [Path(path).expanduser() / name for name in _MDS_SPLITS[split]]
+        folder = next((folder for folder in folders if (folder / MDS_INDEX).is_file()), None)
+        for number, shard in enumerate([] if folder is None else read_index(folder)):
+            yield Unit(split, number, "mds", str(folder), field=field, identity=_identity([shard.path]))
 
 
 def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:

@@ -1,31 +1,36 @@
-"""From any corpus to numpy shards: in parallel, resumable, each file written whole or not at all, with its digest.
+"""From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
 
 Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation keeps what was finished: a shard counts
 once its own small JSON file is there, which says what the shard was made from.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from recurra.checks import require, require_choice, require_whole_number
+from recurra.data.batches import SPLITS
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
 from recurra.data.documents import Source, Unit, find_units
+from recurra.data.mds import MDS_INDEX, index_of, write_shard
 from recurra.data.progress import item_progress
-from recurra.data.shards import ENCODERS, FORMAT, INDEX, TOKENIZER
+from recurra.data.shards import ENCODERS, FORMAT, INDEX, MDS_SUFFIX, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
+from recurra.data.word_counts import count_words, merged_counts
 from recurra.files.digests import file_sha256
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.writing import leftovers, replacing
 
+FORMATS = ("npy", "mds")
 SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
 
@@ -36,7 +41,7 @@ class Preparation:
 
     source, path, name, field: where the text is (`find_units`). out: the folder of the shards. vocabulary: "words",
     "bpe" or "bytes". vocab_size: for words the most frequent ones, None for all; for bpe the size. tokenizer: a file to
-    take instead of making one. workers: processes.
+    take instead of making one. workers: processes. format: "npy", or "mds" for the shards of MosaicML's streaming.
 
     Raises ValueError, naming the field, for an impossible value.
     """
@@ -50,9 +55,11 @@ class Preparation:
     workers: int = 1
     name: str | None = None
     field: str = "text"
+    format: Literal["npy", "mds"] = "npy"
 
     def __post_init__(self) -> None:
         require_choice(ENCODERS, vocabulary=self.vocabulary)
+        require_choice(FORMATS, format=self.format)
         require_whole_number(1, workers=self.workers)
         made = self.vocabulary == "bpe" and self.tokenizer is None
         require(not made or self.vocab_size is not None, "vocab_size", self.vocab_size, "a size, for bpe")
@@ -71,32 +78,61 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     """
     units = find_units(what.source, what.path, name=what.name, field=what.field)
     what.out.mkdir(parents=True, exist_ok=True)
-    for temporary, _ in leftovers(what.out):
-        temporary.unlink(missing_ok=True)
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["recurra.data.prepare"])
-    with processes.Pool(what.workers) as pool:
+    for folder in (what.out, *(what.out / split for split in SPLITS)):
+        for temporary, _ in leftovers(folder):
+            temporary.unlink(missing_ok=True)
+    with _processes(what.workers) as pool:
         encoder = _encoder(what, units, pool, report)
-        missing = [unit for unit in units if _finished(what.out, unit, encoder.fingerprint) is None]
+        fingerprint = encoder.fingerprint  # which is computed anew each time
+        missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
         report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
-        work = ((what.out, what.vocabulary, encoder.fingerprint, unit) for unit in missing)
+        work = ((what, fingerprint, unit) for unit in missing)
         with item_progress("Encoding", len(missing)) as advance:
             for _ in pool.imap_unordered(_write_shard, work):
                 advance(1)
     splits: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
-        entry = _finished(what.out, unit, encoder.fingerprint)
+        entry = _finished(what, unit, fingerprint)
         assert entry is not None  # it was written above
         splits.setdefault(unit.split, []).append(entry)
     index = {
         "format": FORMAT,
         "vocabulary": what.vocabulary,
-        "fingerprint": encoder.fingerprint,
+        "fingerprint": fingerprint,
         "vocab_size": len(encoder),
         "splits": splits,
     }
+    if what.format == "mds":
+        _write_mds_indexes(what, splits, _narrowest(len(encoder)))
     write_stamped(what.out / INDEX, index)
     return index
+
+
+def _write_mds_indexes(what: Preparation, splits: dict[str, list[dict[str, Any]]], dtype: np.dtype) -> None:
+    for split, entries in splits.items():
+        shards = [(what.out / entry["name"], entry["documents"]) for entry in entries]
+        with replacing(what.out / split / MDS_INDEX) as file:
+            file.write(json.dumps(index_of(shards, dtype)).encode())
+
+
+class _ThisProcess:
+    """Does the work of a pool of one process without starting it."""
+
+    def imap(self, function: Callable[[Any], Any], work: Iterable[Any]) -> Iterator[Any]:
+        return map(function, work)
+
+    imap_unordered = imap
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Any]:
+    if workers == 1:
+        yield _ThisProcess()
+        return
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["recurra.data.prepare"])
+    with processes.Pool(workers) as pool:
+        yield pool
 
 
 def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
@@ -135,16 +171,15 @@ def _first(unit: Unit, n_characters: int) -> Iterator[str]:
             return
 
 
-def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[dict[str, int]]:
+def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[tuple[str, np.ndarray]]:
     for file in files:
         advance(1)
-        yield read_stamped(file, most_bytes=_MOST_COUNTS)["counts"]
+        content = read_stamped(file, most_bytes=_MOST_COUNTS)
+        yield content["words"], np.fromstring(content["counts"], dtype=np.int64, sep=" ")
 
 
-def _most_frequent(counts: Iterable[dict[str, int]], size: int | None) -> Vocabulary:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -> Vocabulary:
+    total = Counter(merged_counts(counts))
     total.setdefault(EOS, 0)
     total.setdefault(UNK, 0)
     words = [word for word, _ in total.most_common()]
@@ -164,24 +199,25 @@ def _count_words(work: tuple[Path, Unit]) -> Path:
     folder, unit = work
     path = folder / f"{_COUNTS}{_name(unit)}.json"
     with suppress(OSError, ValueError):
-        if read_stamped(path, most_bytes=_MOST_COUNTS)["from"] == unit.identity:
+        content = read_stamped(path, most_bytes=_MOST_COUNTS)
+        if content["from"] == unit.identity and "words" in content:  # older files lack it
             return path
-    counts: Counter[str] = Counter()
-    for document in unit.documents():
-        counts.update(document.replace("\n", f" {EOS} ").split())
-    write_stamped(path, {"from": unit.identity, "counts": counts}, indent=0)
+    counts = count_words(unit.documents())
+    # two long texts: JSON of so many entries takes longer than counting
+    content = {"from": unit.identity, "words": " ".join(counts), "counts": " ".join(map(str, counts.values()))}
+    write_stamped(path, content)
     return path
 
 
 _encoders: dict[str, TextEncoder] = {}  # of this process, by fingerprint: loading 267,735 words takes a second
 
 
-def _write_shard(work: tuple[Path, str, str, Unit]) -> None:
-    folder, vocabulary, fingerprint, unit = work
+def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
+    what, fingerprint, unit = work
     if fingerprint not in _encoders:
-        _encoders[fingerprint] = ENCODERS[vocabulary].load(folder / TOKENIZER)
+        _encoders[fingerprint] = ENCODERS[what.vocabulary].load(what.out / TOKENIZER)
     encoder = _encoders[fingerprint]
-    dtype = np.dtype("<u1" if len(encoder) <= 2**8 else "<u2" if len(encoder) <= 2**16 else "<u4")
+    dtype = _narrowest(len(encoder))
     pieces: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     n_tokens = 0
@@ -192,13 +228,22 @@ def _write_shard(work: tuple[Path, str, str, Unit]) -> None:
         pieces.append(tokens.astype(dtype))
         n_tokens += len(tokens)
     tokens = np.concatenate(pieces) if pieces else np.zeros(0, dtype)
-    path = folder / f"{_name(unit)}.npy"
+    path = _path(what, unit)
     documents = np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
     _save(path.with_suffix(".documents.npy"), documents)
-    _save(path, tokens)
-    entry = {"name": path.name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
+    if what.format == "mds":
+        with replacing(path) as file:
+            write_shard(file, tokens, documents)
+    else:
+        _save(path, tokens)
+    name = str(path.relative_to(what.out).as_posix())
+    entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
     made_from = {"from": unit.identity, "fingerprint": fingerprint}
     write_stamped(path.with_suffix(".json"), {**entry, "digest": file_sha256(path), "made": made_from})
+
+
+def _narrowest(n: int) -> np.dtype:
+    return np.dtype("<u1" if n <= 2**8 else "<u2" if n <= 2**16 else "<u4")
 
 
 _ALONE = np.zeros(1, dtype=np.int64)
@@ -222,18 +267,24 @@ def _save(path: Path, array: np.ndarray) -> None:
         write(file)
 
 
-def _finished(folder: Path, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
+def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
     """Read the entry of a finished shard; None if it is not there, or was made from something else."""
-    path = folder / f"{_name(unit)}.json"
     try:
-        entry = read_stamped(path)
+        entry = read_stamped(_path(what, unit).with_suffix(".json"))
     except (OSError, ValueError):
         return None
     if entry.pop("made") != {"from": unit.identity, "fingerprint": fingerprint}:
         return None
-    shard = folder / entry["name"]
+    shard = what.out / entry["name"]
     return entry if shard.is_file() and shard.stat().st_size == entry["bytes"] else None
 
 
 def _name(unit: Unit) -> str:
     return f"{unit.split}-{unit.number:05d}"
+
+
+def _path(what: Preparation, unit: Unit) -> Path:
+    """Where the shard of a unit is, or will be."""
+    if what.format == "mds":
+        return what.out / unit.split / f"shard.{unit.number:05d}{MDS_SUFFIX}"
+    return what.out / f"{_name(unit)}.npy"

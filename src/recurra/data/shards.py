@@ -1,8 +1,9 @@
 """A corpus as numpy shards: files of tokens with their digests, read as if they were one array in any order of shards.
 
 A folder has `tokenizer.json`, `index.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
-`SPLIT-00012.documents.npy` with the place where each document begins. `recurra prepare` writes it. Tokens are read from
-the files when they are asked for, so that memory does not grow with the corpus.
+`SPLIT-00012.documents.npy` with the place where each document begins; or, as MDS, `SPLIT/shard.00012.mds` with a sample
+for each document, the same places beside it, and the index that other readers of MDS want. `recurra prepare` writes
+it. Tokens are read from the files when they are asked for, so that memory does not grow with the corpus.
 """
 
 import os
@@ -18,6 +19,7 @@ from recurra.data.batches import SPLITS, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
+from recurra.data.mds import MdsShard, read_index, token_places
 from recurra.data.order import SHARDS, random_generator
 from recurra.data.vocabulary import Vocabulary
 from recurra.files.digests import file_sha256
@@ -26,6 +28,7 @@ from recurra.files.stamped_json import read_stamped
 FORMAT = "recurra shards 1"
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
+MDS_SUFFIX = ".mds"
 ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
     "words": Vocabulary,
     "bpe": BytePairEncoding,
@@ -45,13 +48,29 @@ class Shard:
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Read tokens `first` to `last`. Raises OSError or ValueError for a file that is missing or damaged."""
-        file, dtype, offset = _opened(self)
-        descriptor = os.open(file, os.O_RDONLY)
+        dtype, offset = _opened(self)
+        if self.path.suffix == MDS_SUFFIX:
+            return self._from_documents(first, last, dtype)
+        return np.frombuffer(self._bytes(offset + first * dtype.itemsize, offset + last * dtype.itemsize), dtype=dtype)
+
+    def _from_documents(self, first: int, last: int, dtype: np.dtype) -> np.ndarray:
+        if first >= last:
+            return np.zeros(0, dtype)
+        starts, places = self.document_starts(), _token_places(self)
+        documents = np.arange(np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, last))
+        ends = np.append(starts, self.n_tokens)[documents + 1].clip(max=last)
+        begins = starts[documents].clip(min=first)
+        offsets = places[documents] + (begins - starts[documents]) * dtype.itemsize
+        data = self._bytes(int(offsets[0]), int(offsets[-1] + (ends[-1] - begins[-1]) * dtype.itemsize))
+        parts = (offsets - offsets[0], (ends - begins).tolist())
+        return np.concatenate([np.frombuffer(data, dtype, size, place) for place, size in zip(*parts)])
+
+    def _bytes(self, first: int, last: int) -> bytes:
+        descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            data = os.pread(descriptor, (last - first) * dtype.itemsize, offset + first * dtype.itemsize)
+            return os.pread(descriptor, last - first, first)
         finally:
             os.close(descriptor)
-        return np.frombuffer(data, dtype=dtype)
 
     def document_starts(self) -> np.ndarray:
         """Where documents begin: (n_documents,) int64, rising."""
@@ -59,14 +78,30 @@ class Shard:
 
 
 @lru_cache(maxsize=4096)
-def _opened(shard: Shard) -> tuple[Path, np.dtype, int]:
-    """Compare a shard with its digest, once in a process, and find where its tokens begin."""
+def _opened(shard: Shard) -> tuple[np.dtype, int]:
+    """Compare a shard with its digest, once in a process, and find the type of its tokens and where they begin."""
     if file_sha256(shard.path) != shard.sha256:
         raise ValueError(sentence(str(shard.path), "damaged", "the shard that its digest was made of", _AGAIN))
+    if shard.path.suffix == MDS_SUFFIX:
+        return _mds(shard).dtype, 0
     with shard.path.open("rb") as file:
         np.lib.format.read_magic(file)
         _, _, dtype = np.lib.format.read_array_header_1_0(file)
-        return shard.path, dtype, file.tell()
+        return dtype, file.tell()
+
+
+def _mds(shard: Shard) -> MdsShard:
+    return _mds_shards(shard.path.parent)[shard.path]
+
+
+@lru_cache(maxsize=8)
+def _mds_shards(folder: Path) -> dict[Path, MdsShard]:
+    return {shard.path: shard for shard in read_index(folder)}
+
+
+@lru_cache(maxsize=64)
+def _token_places(shard: Shard) -> np.ndarray:
+    return token_places(_mds(shard).places, shard.document_starts(), shard.n_tokens)
 
 
 @lru_cache(maxsize=64)

@@ -4,9 +4,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import repeat
 from operator import index
 from pathlib import Path
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -14,11 +16,17 @@ from recurra.checks import kind_of, require, sentence
 from recurra.files.digests import text_sha256
 from recurra.files.reading import parse_json, read_text
 from recurra.files.writing import replacing
+from recurra.kernels.backends import NUMBA_IS_MISSING
+
+if TYPE_CHECKING:
+    from recurra.data.word_table import WordTable
 
 EOS = "<eos>"
 UNK = "<unk>"
 _FORMAT = "recurra vocabulary 1"
 _MOST_BYTES = 256 * 2**20
+LONG = 2**18
+"""Texts of as many characters are split by a kernel: it has to be compiled, or read from the disk."""
 _OWN_FILE = "a file written by Vocabulary.save"
 
 
@@ -43,7 +51,7 @@ class Vocabulary:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
-        for word in self.words:
+        for word in () if _are_words(self.words) else self.words:
             is_word = isinstance(word, str) and word.split() == [word] and _can_be_written(word)
             require(is_word, "an entry of words", word, "a string that is not empty and has no white space")
         self._numbers = {word: number for number, word in enumerate(self.words)}
@@ -63,9 +71,9 @@ class Vocabulary:
         <eos> is counted at each line end. <unk> is counted like any other word if the text has it, and added at the end
         if not.
         """
-        counts: Counter[str] = Counter()
-        for block in blocks:
-            counts.update(_split(block))
+        from recurra.data.word_counts import count_words  # which needs this module
+
+        counts = Counter(count_words(blocks))
         counts.setdefault(EOS, 0)
         counts.setdefault(UNK, 0)
         return cls([word for word, _ in counts.most_common()])
@@ -101,8 +109,9 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """Return what `save` writes, as text."""
-        content = {"format": _FORMAT, "fingerprint": self.fingerprint, "words": self.words}
-        return json.dumps(content, ensure_ascii=False, indent=0)
+        # json.dumps with indent=0, which is not written in C and takes ten times as long
+        words = json.dumps(self.words, ensure_ascii=False, separators=(",\n", ":"))
+        return f'{{\n"format": "{_FORMAT}",\n"fingerprint": "{self.fingerprint}",\n"words": [\n{words[1:-1]}\n]\n}}'
 
     def __len__(self) -> int:
         return len(self.words)
@@ -114,10 +123,16 @@ class Vocabulary:
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        words = _split(text)
-        unk = self.unk
-        get = self._numbers.get
-        return np.fromiter((get(word, unk) for word in words), dtype=np.int64, count=len(words))
+        if len(text) >= LONG and has_kernels():
+            return self._table.find(with_ends(text), self.unk).astype(np.int64)
+        words = with_ends(text).split()
+        return np.fromiter(map(self._numbers.get, words, repeat(self.unk)), np.int64, len(words))
+
+    @cached_property
+    def _table(self) -> "WordTable":
+        from recurra.data.word_table import WordTable
+
+        return WordTable(self.words)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text: words with a space between them, and a line feed for each <eos>.
@@ -136,5 +151,19 @@ def _can_be_written(word: str) -> bool:
     return word.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-def _split(text: str) -> list[str]:
-    return text.replace("\n", f" {EOS} ").split()
+def _are_words(words: tuple[object, ...]) -> bool:
+    """Whether all of them certainly are words: quick, for the vocabularies that are as they should be."""
+    if not all(isinstance(word, str) for word in words):
+        return False
+    text = " ".join(map(str, words))
+    return tuple(text.split()) == words and _can_be_written(text)
+
+
+def with_ends(text: str) -> str:
+    """Write each line feed as the word <eos>."""
+    return text.replace("\n", f" {EOS} ")
+
+
+def has_kernels() -> bool:
+    """Whether long texts are split by a kernel."""
+    return not NUMBA_IS_MISSING

@@ -17,6 +17,7 @@ from recurra.training.experiment import (
 from recurra.training.loop import Trainer, TrainingDiverged
 from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, PIViTRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
+from recurra.training.optimizer_registry import list_optimizers, register_optimizer
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
 from recurra.training.recipe_family import RecipeFamily, read_family, split_variant
 from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
@@ -52,6 +53,7 @@ __all__ = [
     "checkpointed",
     "find_recipe",
     "learning_rate_factor",
+    "list_optimizers",
     "load_checkpoint",
     "load_recipe",
     "load_weights",
@@ -61,6 +63,7 @@ __all__ = [
     "recipe_help",
     "recipe_names",
     "recipes_folder",
+    "register_optimizer",
     "scored_weights",
     "split_variant",
     "start_from",

@@ -22,7 +22,9 @@ def checkpoint_bytes(model: nn.Module, optimizer: OptimizerConfig, averaging: Av
     weights = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}  # tied ones are stored once
     copies = 1 if averaging.start_step is None else 2
     matrices = matrix_ids(model) - transition_parameter_ids(model) if optimizer.algorithm == "muon" else set()
-    moments = {"adamw": 2, "sgd": int(optimizer.options.get("momentum", 0.0) > 0), "muon": 2}[optimizer.algorithm]
+    moments = (
+        int(optimizer.options.get("momentum", 0.0) > 0) if optimizer.algorithm == "sgd" else 2
+    )  # a guess for others
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kept = sum(parameter.nbytes * (1 if id(parameter) in matrices else moments) for parameter in trained)
     return copies * sum(weights.values()) + kept

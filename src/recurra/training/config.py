@@ -18,6 +18,7 @@ from recurra.checks import (
     require_probability,
     require_whole_number,
 )
+from recurra.training.optimizer_registry import list_optimizers
 
 
 def chosen_options(
@@ -60,9 +61,9 @@ OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 class OptimizerConfig:
     """An optimiser, with its own learning rate and weight decay for the parameters that make the state transition."""
 
-    algorithm: Literal["adamw", "sgd", "muon"] = "adamw"
-    """AdamW, stochastic gradient descent with momentum, or Muon for the matrices between hidden channels and AdamW for
-    everything else."""
+    algorithm: str = "adamw"
+    """adamw; sgd: stochastic gradient descent with momentum; muon: Muon for the matrices between hidden channels and
+    AdamW for everything else; or the name of an optimiser of your own (`register_optimizer`)."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     matrix_learning_rate: float | None = None
@@ -75,6 +76,8 @@ class OptimizerConfig:
     """sgd, muon: how much of the last update enters the next one, in [0, 1); null: 0.9 for sgd and 0.95 for muon."""
     nesterov: bool | None = None
     """sgd, muon: use Nesterov momentum; null: false for sgd and true for muon."""
+    own_options: dict[str, Any] = field(default_factory=dict)
+    """Options of an optimiser of your own, by the names of its arguments."""
     weight_decay: float = 0.05
     """Weight decay of matrices, embeddings included; biases and norm scales have none. adamw and muon decouple it from
     the gradient; sgd adds it to the gradient, as an L2 penalty does."""
@@ -97,7 +100,12 @@ class OptimizerConfig:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the algorithm, with defaults for those that are not set."""
-        return chosen_options(self, "optimizer", "algorithm", OPTIMIZER_OPTIONS)
+        known = {name: OPTIMIZER_OPTIONS.get(name, {}) for name in list_optimizers()}
+        chosen = chosen_options(self, "optimizer", "algorithm", known)
+        own = self.algorithm not in OPTIMIZER_OPTIONS
+        came, expected = self.own_options, f"none when optimizer.algorithm is {self.algorithm}"
+        require(own or not came, "optimizer.own_options", came, expected)
+        return {**chosen, **self.own_options}
 
 
 SCHEDULE_OPTIONS: Mapping[str, Mapping[str, Any]] = {

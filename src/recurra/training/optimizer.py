@@ -1,4 +1,4 @@
-"""AdamW, SGD or Muon over parameter groups that follow from rules.
+"""AdamW, SGD, Muon or an optimiser of one's own over parameter groups that follow from rules.
 
 The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included; biases
 and norm scales do not. The parameters that make the state transition may have their own learning rate and weight decay,
@@ -6,16 +6,16 @@ as in GateLoop Table 4; each module names its own in a method `transition_parame
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from recurra.checks import sentence
 from recurra.training.config import OptimizerConfig
-from recurra.training.muon import Muon, matrix_ids
+from recurra.training.muon import matrix_ids
+from recurra.training.optimizer_registry import optimizer_factory
 
 ParameterGroup = dict[str, Any]
 
@@ -24,18 +24,16 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Build the optimiser of `config.algorithm` over `parameter_groups`.
 
     AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU.
+
+    Raises:
+        ValueError: there is no such optimiser, or it has no such option.
     """
     groups = parameter_groups(model, config)
     options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
     options.pop("matrix_learning_rate", None)  # the groups have it
-    return _ALGORITHMS[config.algorithm](groups, lr=config.learning_rate, **options)
+    return optimizer_factory(config.algorithm, options)(groups, lr=config.learning_rate, **options)
 
 
-_ALGORITHMS: dict[str, Callable[..., Optimizer]] = {
-    "adamw": partial(AdamW, fused=True),
-    "sgd": partial(SGD, fused=True),
-    "muon": Muon,
-}
 _TORCH_NAMES = {"epsilon": "eps"}
 
 
