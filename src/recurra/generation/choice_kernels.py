@@ -37,7 +37,7 @@ _TERMS = np.array([1 / math.factorial(n) for n in range(14)])
 
 
 @compile_inline
-def _largest(row):
+def _largest(row):  # type: ignore[no-untyped-def]
     """The largest number; NaN if there is one."""
     running, n_nan = np.full(_SHORT, -np.inf, row.dtype), 0
     stop = len(row) - len(row) % _SHORT
@@ -53,7 +53,7 @@ def _largest(row):
 
 
 @compile_inline
-def _first_place(row, value):
+def _first_place(row, value):  # type: ignore[no-untyped-def]
     for start in range(0, len(row), _BLOCK):
         n_equal = 0
         part = row[start : start + _BLOCK]
@@ -70,7 +70,7 @@ def _first_place(row, value):
 
 
 @compile_inline
-def _extent(values):
+def _extent(values):  # type: ignore[no-untyped-def]
     """The largest value and the smallest finite one, halved, so that their distance is finite."""
     high, low, half = np.full(_LANES, -np.inf), np.full(_LANES, np.inf), 0.5
     stop = len(values) - len(values) % _LANES
@@ -88,14 +88,14 @@ def _extent(values):
 
 
 @compile_inline
-def _put_in_bins(values, high, scale, bins):
+def _put_in_bins(values, high, scale, bins):  # type: ignore[no-untyped-def]
     for i in range(len(values)):
         below = (high - 0.5 * values[i]) * scale
         bins[i] = np.int32(below if below < _BINS - 1 else _BINS - 1)
 
 
 @compile_function
-def _value_at(values, weights, enough):
+def _value_at(values, weights, enough):  # type: ignore[no-untyped-def]
     """The value at which the sum of weights, the largest value first, reaches `enough`; weights of none are 1.
 
     The values are put in bins, and those of the bin in which the sum is reached in bins again, until they are equal.
@@ -131,7 +131,7 @@ def _value_at(values, weights, enough):
 
 
 @compile_inline
-def _kept(values, smallest, places):
+def _kept(values, smallest, places):  # type: ignore[no-untyped-def]
     """Move the values that are not below `smallest` to the front, and write their places."""
     n = 0
     for start in range(0, len(values), _SHORT):
@@ -147,7 +147,7 @@ def _kept(values, smallest, places):
 
 
 @compile_function
-def _keep_largest(values, places, k):
+def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
     """Keep the k largest values, and those that equal the last of them, at the front, in order; give their number."""
     n, none = len(values), np.empty(0)
     tops = np.empty((n + _SHORT - 1) // _SHORT, values.dtype)
@@ -168,7 +168,7 @@ def _keep_largest(values, places, k):
 
 
 @compile_inline
-def _weigh(values, top, weights, rounded):
+def _weigh(values, top, weights, rounded):  # type: ignore[no-untyped-def]
     """Write exp(value - top) of each value; `rounded` is memory of a block."""
     for start in range(0, len(values), _BLOCK):
         some, out = values[start : start + _BLOCK], weights[start : start + _BLOCK]
@@ -201,7 +201,7 @@ def _weigh(values, top, weights, rounded):
 
 
 @compile_inline
-def _sums(weights, sums):
+def _sums(weights, sums):  # type: ignore[no-untyped-def]
     """Write the sum of each block; give the sum of all."""
     whole, running = 0.0, np.empty(_LANES)
     for block in range(len(sums)):
@@ -220,13 +220,13 @@ def _sums(weights, sums):
 
 
 @compile_inline
-def _drop_below(values, smallest, weights):
+def _drop_below(values, smallest, weights):  # type: ignore[no-untyped-def]
     for i in range(len(values)):
         weights[i] = weights[i] if values[i] >= smallest else 0.0
 
 
 @compile_inline
-def _place_of(weights, sums, share):
+def _place_of(weights, sums, share):  # type: ignore[no-untyped-def]
     """The first place at which the running sum of weights is beyond a share of their total."""
     wanted, before, block = share * _sums(weights, sums), 0.0, 0
     while block < len(sums) - 1 and before + sums[block] <= wanted:
@@ -246,7 +246,7 @@ def _place_of(weights, sums, share):
 
 
 @compile_function
-def _drawn(row, largest, temperature, k, p, below, share):
+def _drawn(row, largest, temperature, k, p, below, share):  # type: ignore[no-untyped-def]
     """Draw a token of a row; `below` is how far under the largest a value may lie."""
     n = len(row)
     values, places = np.empty(n, row.dtype), np.empty(n if k < n else 0, np.int64)
@@ -269,7 +269,7 @@ def _drawn(row, largest, temperature, k, p, below, share):
     return places[place] if k < len(row) and place >= 0 else place
 
 
-def _choose(logits, temperatures, ks, ps, belows, shares, tokens):
+def _choose(logits, temperatures, ks, ps, belows, shares, tokens):  # type: ignore[no-untyped-def]
     """Write a token for each row of logits (B, V); a temperature of 0 takes the likeliest."""
     for number in prange(len(logits)):
         row = logits[number]
