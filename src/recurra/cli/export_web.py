@@ -31,10 +31,17 @@ def run(words: Sequence[str]) -> int:
         help="how weights are stored: int8 rounds as `recurra generate --weights int8` does (default), float16 rounds "
         "all matrices, float32 none",
     )
+    parser.add_argument(
+        "--webgpu",
+        action="store_true",
+        help="add what runs models with WebGPU, 27 MB: the page uses it where its outputs agree with WebAssembly's",
+    )
     parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     runs = [open_run(run, checkpoint=arguments.checkpoint, overrides=overrides) for run in arguments.runs]
-    export = export_web(runs, arguments.folder, weights=arguments.weights, force=arguments.force)
+    export = export_web(
+        runs, arguments.folder, weights=arguments.weights, webgpu=arguments.webgpu, force=arguments.force
+    )
     print(report(export, arguments.folder))
     return 0
 

@@ -12,7 +12,7 @@ from recurra.export.exportable import require_exportable
 from recurra.files.writing import replacing
 from recurra.runs.explored import explored, require_task
 from recurra.runs.run import Run
-from recurra.web import PAGE, RUNTIME, page_file
+from recurra.web import PAGE, RUNTIME, WEBGPU, page_file
 
 LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
 """Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input
@@ -30,7 +30,14 @@ class WebExport(NamedTuple):
     difference: float
 
 
-def export_web(runs: Sequence[Run], folder: Path, *, weights: str = "int8", force: bool = False) -> WebExport:
+WEBGPU_TOLERANCE = {"int8": 5e-2, "float16": 1e-3, "float32": 1e-3}
+"""How far logits may lie from those of WebAssembly, relative to the largest, for the page to use WebGPU: its sines and
+exponentials may be less exact than float32, and int8 can round an input the other way."""
+
+
+def export_web(
+    runs: Sequence[Run], folder: Path, *, weights: str = "int8", webgpu: bool = False, force: bool = False
+) -> WebExport:
     """Write runs as a folder that any static host can serve, and compare their outputs first.
 
     Args:
@@ -38,6 +45,7 @@ def export_web(runs: Sequence[Run], folder: Path, *, weights: str = "int8", forc
             first one.
         folder: the folder to write.
         weights: "int8", "float16" or "float32".
+        webgpu: add what runs models with WebGPU, 27 MB; the page uses it where it agrees with WebAssembly.
         force: write into a folder that is not empty.
 
     Raises:
@@ -52,7 +60,7 @@ def export_web(runs: Sequence[Run], folder: Path, *, weights: str = "int8", forc
         raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
     for run in runs:
         require_task(run)
-    files = {name: page_file(name) for name in PAGE + RUNTIME}
+    files = {name: page_file(name) for name in PAGE + RUNTIME + (WEBGPU if webgpu else ())}
     models, differences = [], []
     for number, run in enumerate(runs, 1):
         described, own_files, difference = _exported(run, weights, "" if number == 1 else f"-{number}")
@@ -60,7 +68,7 @@ def export_web(runs: Sequence[Run], folder: Path, *, weights: str = "int8", forc
         models.append(described)
         differences.append(difference)
     # last: a page without it says that the folder is not complete
-    files["engine.json"] = json.dumps({"engine": "local", "models": models}, indent=1).encode()
+    files["engine.json"] = json.dumps({"engine": "local", "webgpu": webgpu, "models": models}, indent=1).encode()
     for name, content in files.items():
         with replacing(folder / name) as file:
             file.write(content)
@@ -91,6 +99,7 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
         "file": file,
         "sha256": sha256(exported.content).hexdigest(),
         "tokenizer": tokenizer if is_text else None,
+        "tolerance": WEBGPU_TOLERANCE[weights],
         "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
     }
     return described, files, difference
