@@ -1,6 +1,7 @@
 """A folder exported with --webgpu: the page uses WebGPU where it can be had and agrees, and says what it uses.
 
-The browser's GPU is SwiftShader, which computes on the processor.
+The browser's GPU is SwiftShader, which computes on the processor and says so: the page uses it when asked to, or
+where a test hides that.
 """
 
 import json
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 
 PROMPT, N_TOKENS = "the dog saw\n a cat", 12
 GPU_IN_SOFTWARE = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+HIDES_THAT_IT_IS_SOFTWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter', {get: () => false})"
 HAS_ADAPTER = "async () => Boolean(navigator.gpu && (await navigator.gpu.requestAdapter()))"
 
 
@@ -68,10 +70,13 @@ def require_adapter(page, address: str) -> None:
         pytest.skip("needs a browser with a WebGPU adapter, SwiftShader's if no other")
 
 
-def test_webgpu_writes_what_python_writes(runs, folder, page, static_host):
+@pytest.mark.parametrize("chosen", ["by the page", "by the address"])
+def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_host):
     address = static_host(folder)
     require_adapter(page, address)
-    open_explorer(page, address)
+    if chosen == "by the page":
+        page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
+    open_explorer(page, address + ("" if chosen == "by the page" else "?provider=webgpu"))
     assert used(page) == "runs in this page: WebGPU"
     ours, expected = written(page, runs)
     assert ours == expected
@@ -80,6 +85,7 @@ def test_webgpu_writes_what_python_writes(runs, folder, page, static_host):
 def test_logits_that_differ_are_not_used(folder, described, page, static_host):
     address = static_host(folder)
     require_adapter(page, address)
+    page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
     described["models"][0]["tolerance"] = -1
     (folder / "engine.json").write_text(json.dumps(described))
     open_explorer(page, address)
@@ -87,6 +93,9 @@ def test_logits_that_differ_are_not_used(folder, described, page, static_host):
 
 
 GONE = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => undefined})"
+SOFTWARE = """Object.defineProperty(Navigator.prototype, 'gpu', {
+    get: () => ({requestAdapter: async () => ({info: {isFallbackAdapter: true}})})
+})"""
 REFUSES = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => ({requestAdapter: async () => null})})"
 
 
@@ -96,8 +105,9 @@ REFUSES = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => ({reque
         (GONE, "", "this browser has no WebGPU"),
         (REFUSES, "", "this browser gives no GPU"),
         ("", "?provider=wasm", "not asked for"),
+        (SOFTWARE, "", "this browser's is software, slower than WebAssembly"),
     ],
-    ids=["none", "refused", "unwanted"],
+    ids=["none", "refused", "unwanted", "software"],
 )
 def test_webassembly_is_used_without_a_gpu_or_if_asked_for(gpu, query, reason, folder, page, static_host):
     page.add_init_script(gpu)

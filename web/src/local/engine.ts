@@ -106,7 +106,7 @@ async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]>
 /** WebGPU where it can be had and agrees with WebAssembly; the last part says what there is, and why. */
 async function chosen(base: string, webgpuIsThere: boolean): Promise<[Line, Loaded, string]> {
   const wanted = asked();
-  let why = wanted === "wasm" ? "not asked for" : await obstacle(webgpuIsThere);
+  let why = wanted === "wasm" ? "not asked for" : await obstacle(webgpuIsThere, wanted === "webgpu");
   if (why === null) {
     try {
       const [line, found] = await loaded(base, "webgpu");

@@ -9,11 +9,16 @@ export function asked(): Provider | null {
   throw new Error(`provider is ${value}; expected wasm or webgpu`);
 }
 
-/** Why WebGPU cannot be tried here; null if it can. */
-export async function obstacle(folderHasIt: boolean): Promise<string | null> {
+interface Gpu {
+  requestAdapter(): Promise<{ info?: { isFallbackAdapter?: boolean } } | null>;
+}
+
+/** Why WebGPU cannot be tried here; null if it can. One that computes on the processor has to be asked for. */
+export async function obstacle(folderHasIt: boolean, isAsked: boolean): Promise<string | null> {
   if (!folderHasIt) return "this folder was exported without --webgpu";
-  const { gpu } = navigator as { gpu?: { requestAdapter(): Promise<unknown> } };
+  const { gpu } = navigator as { gpu?: Gpu };
   if (!gpu) return "this browser has no WebGPU";
   const adapter = await gpu.requestAdapter().catch(() => null);
-  return adapter ? null : "this browser gives no GPU";
+  if (!adapter) return "this browser gives no GPU";
+  return adapter.info?.isFallbackAdapter && !isAsked ? "this browser's is software, slower than WebAssembly" : null;
 }
