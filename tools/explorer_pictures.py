@@ -32,7 +32,7 @@ def main(text_run: str, horizon_run: str) -> None:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         places = [Path(folder) / name for name in ("text", "horizon")]
         for place, run in zip(places, (text_run, horizon_run)):
-            export_web(open_run(run), place)
+            export_web([open_run(run)], place)
         with _served(places[0]) as text, _served(places[1]) as horizon:
             _text(browser, text, "light", (1360, 760), "explorer-text")
             _text(browser, text, "dark", (390, 844), "explorer-phone")

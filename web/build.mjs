@@ -14,17 +14,24 @@ const digest = (content) => createHash("sha256").update(content).digest("hex");
 await mkdir(target, { recursive: true });
 const common = { bundle: true, format: "esm", target: "es2022", minify: true, legalComments: "none", charset: "utf8" };
 await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js") });
-await build({
-  ...common,
-  entryPoints: [join(here, "src/local/worker.ts")],
-  outfile: join(target, "worker.js"),
-  conditions: ["onnxruntime-web-use-extern-wasm"], // its code comes from a file beside the page, not from a blob
-});
+for (const [provider, name] of Object.entries({ wasm: "worker.js", webgpu: "worker-webgpu.js" })) {
+  await build({
+    ...common,
+    entryPoints: [join(here, "src/local/worker.ts")],
+    outfile: join(target, name),
+    conditions: ["onnxruntime-web-use-extern-wasm"], // its code comes from a file beside the page, not from a blob
+    define: { PROVIDER: JSON.stringify(provider) },
+    alias: { "onnxruntime-web/wasm": `onnxruntime-web/${provider}` },
+  });
+}
 await build({ ...common, format: undefined, entryPoints: [join(here, "src/style.css")], outfile: join(target, "style.css") });
 for (const name of ["index.html", "icon.svg"]) await copyFile(join(here, name), join(target, name));
-await copyFile(join(ort, "ort-wasm-simd-threaded.mjs"), join(target, "ort-wasm-simd-threaded.mjs"));
-const wasm = await readFile(join(ort, "ort-wasm-simd-threaded.wasm"));
-await writeFile(join(target, "ort-wasm-simd-threaded.wasm.gz"), gzipSync(wasm, { level: 9 }));
+const wasm = {};
+for (const name of ["ort-wasm-simd-threaded", "ort-wasm-simd-threaded.asyncify"]) {
+  await copyFile(join(ort, `${name}.mjs`), join(target, `${name}.mjs`));
+  wasm[`${name}.wasm.gz`] = await readFile(join(ort, `${name}.wasm`));
+  await writeFile(join(target, `${name}.wasm.gz`), gzipSync(wasm[`${name}.wasm.gz`], { level: 9 }));
+}
 
 const licenses = [
   ["onnxruntime-web", join(here, "LICENSE-onnxruntime.txt")],
@@ -48,7 +55,7 @@ const lines = await Promise.all(listed.map(async (name) => `${name} ${digest(awa
 const built = {};
 for (const name of (await readdir(target)).sort()) {
   if (name === "build.json") continue;
-  built[name] = digest(name.endsWith(".wasm.gz") ? wasm : await readFile(join(target, name)));
+  built[name] = digest(wasm[name] ?? (await readFile(join(target, name))));
 }
 const onnxruntime = JSON.parse(await readFile(join(ort, "../package.json"), "utf8")).version;
 const record = { sources: digest(lines.join("")), onnxruntime, files: built };

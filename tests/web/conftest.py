@@ -2,13 +2,13 @@
 
 import functools
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.web.explorer import browsing
 
 from recurra.cli import main
 
@@ -28,7 +28,6 @@ model: {n_layer: 2, d_model: 8, d_channel_mixing: 16, mixer_options: {d_qk: 8, d
 schedule: {warmup_steps: 4}
 training: {epochs: 1, tensorboard: false, accelerator: cpu, threads: 1}
 """
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 120_000
 """Milliseconds until a page that does not do what is expected fails a test."""
 
@@ -56,12 +55,8 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     """A browser without a window. Ends with the module: while it runs, no other event loop can run in this thread."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install recurra[dev]")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"needs a browser, one of {', '.join(BROWSERS)}: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        yield started.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+    with browsing() as started:
+        yield started
 
 
 @pytest.fixture

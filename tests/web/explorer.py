@@ -1,8 +1,26 @@
 """What somebody does with the explorer, and what they see of it."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 Page = Any
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def browsing(*flags: str) -> Iterator[Any]:
+    """A browser without a window, with these flags beside our own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install recurra[dev]")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"needs a browser, one of {', '.join(BROWSERS)}: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        own = ["--no-sandbox", "--disable-dev-shm-usage"]
+        yield started.chromium.launch(executable_path=program, args=[*own, *flags])
 
 
 def open_explorer(page: Page, address: str) -> None:

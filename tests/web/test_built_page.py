@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import recurra.web
-from recurra.web import PAGE, RUNTIME, page_file
+from recurra.web import PAGE, RUNTIME, WEBGPU, page_file
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "web"
@@ -47,7 +47,9 @@ def test_onnxruntime_is_the_pinned_version():
 
 
 def test_every_file_can_be_read():
-    assert {name: len(page_file(name)) > 100 for name in PAGE + RUNTIME} == dict.fromkeys(PAGE + RUNTIME, True)
-    assert page_file("ort-wasm-simd-threaded.wasm").startswith(b"\0asm")
+    names = PAGE + RUNTIME + WEBGPU
+    assert {name: len(page_file(name)) > 100 for name in names} == dict.fromkeys(names, True)
+    for name in ("ort-wasm-simd-threaded.wasm", "ort-wasm-simd-threaded.asyncify.wasm"):
+        assert page_file(name).startswith(b"\0asm")
     with pytest.raises(FileNotFoundError, match=r"the file is \.\./__init__\.py; expected one of index\.html"):
         page_file("../__init__.py")

@@ -135,6 +135,43 @@ def test_the_game_answers_as_the_model_does(runs, exported, page, static_host):
     assert shown == ["✓" if answer == target else str(target) for answer, target in zip(answers, targets)]
 
 
+def test_two_models_go_on_side_by_side(runs, tmp_path, page, static_host):
+    """One folder, two models with tokenizers of their own: each writes what its run writes."""
+    names = ("words", "bpe")
+    folder = tmp_path / "both"
+    assert main(["export", "web", *(str(runs / name) for name in names), str(folder), "--weights", "float32"]) == 0
+    models = json.loads((folder / "engine.json").read_text())["models"]
+    assert [model["name"] for model in models] == ["words", "bpe"]
+    assert len({model[key] for model in models for key in ("file", "tokenizer")}) == 4
+    page_says(page, static_host(folder), n_read(runs, "words"))
+    page.select_option(f"{pane()} select.compare", "bpe")  # it reads the text so far
+    page.wait_for_selector(f"{pane('B')}[data-status=ready]")
+    said = text(page)
+    streams = {}
+    for letter, name in zip("AB", names):
+        run = open_run(runs / name)
+        streams[letter] = Stream(run.model, run.tokenizer)
+        streams[letter].feed(said)
+        wait_for(page, streams[letter].position, letter)
+    assert text(page, "B") == said
+    for letter in streams:
+        page.click(f"{pane(letter)} button.go")
+    for letter, stream in streams.items():
+        wait_for(page, stream.position + N_TOKENS, letter)
+        expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
+        assert (text(page, letter) + "\n").startswith((said + expected).rstrip("\n"))
+    page.reload()  # each stream is found again with its own model
+    page.wait_for_selector("html[data-ready]")
+    for letter, stream in streams.items():
+        wait_for(page, stream.position, letter)
+
+
+def test_two_runs_of_one_name_are_refused(runs, tmp_path, capsys):
+    assert main(["export", "web", str(runs / "words"), str(runs / "words"), str(tmp_path / "both")]) == 2
+    assert "expected folders with distinct names" in capsys.readouterr().err
+    assert not (tmp_path / "both").exists()
+
+
 def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert main(["export", "web", str(runs / "words"), str(tmp_path)]) == 2

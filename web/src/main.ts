@@ -12,8 +12,8 @@ import { readSettings } from "./store";
 async function engineOf(): Promise<Engine> {
   const response = await fetch("engine.json", { cache: "no-store" });
   if (!response.ok) throw new Error("engine.json is missing; expected the whole exported folder, or Recurra's server");
-  const { engine } = (await response.json()) as { engine: "local" | "server" };
-  return engine === "local" ? localEngine() : serverEngine();
+  const { engine, webgpu } = (await response.json()) as { engine: "local" | "server"; webgpu?: boolean };
+  return engine === "local" ? localEngine(webgpu === true) : serverEngine();
 }
 
 async function start(): Promise<void> {

@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import require
-from recurra.generation.sampling import SamplingConfig, sample
+from recurra.generation.choosing import RowChoice, choose
+from recurra.generation.sampling import SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +66,26 @@ class Generation:
         Raises:
             ValueError: there is no token to choose (see `draw`).
         """
-        token = self.draw(logits, recent)
-        self.count(token)
+        (token,) = choose_all([self], logits[None], [recent])
         return token
 
-    def draw(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
-        """Choose a token without counting it; arguments and errors as `choose`."""
-        return int(sample(logits.cpu(), self.config.sampling, self.generator, torch.tensor(recent)))
+    def row(self, recent: Sequence[int]) -> RowChoice:
+        """How the next token is chosen after these, for `recurra.generation.choosing.choose`."""
+        return RowChoice(self.config.sampling, self.generator, recent)
 
     def count(self, token: int) -> None:
         """Count a token that was chosen; `is_over` tells whether it is the last."""
         self.n_tokens += 1
         self.is_over = token in self._stop_tokens or self.n_left == 0
+
+
+def choose_all(
+    generations: Sequence[Generation], logits: Float[Tensor, "B V"], recent: Sequence[Sequence[int]]
+) -> list[int]:
+    """Choose the next token of several streams, and count it; arguments and errors as `Generation.choose`."""
+    tokens = choose(logits, [one.row(tokens) for one, tokens in zip(generations, recent)])
+    for generation, token in zip(generations, tokens):
+        if isinstance(token, ValueError):
+            raise token
+        generation.count(token)
+    return cast(list[int], tokens)

@@ -1,4 +1,8 @@
-"""From logits to the next token: settings, the functions that they stand for, and the choice itself."""
+"""From logits to the next token: settings, the functions that they stand for, and the choice itself.
+
+This is the plain form, in torch and on any device. `recurra.generation.choosing` chooses the same tokens, faster, for
+many rows with settings of their own.
+"""
 
 import math
 from dataclasses import dataclass
@@ -67,7 +71,7 @@ class SamplingConfig:
                 )
 
 
-_SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
+SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
 
 
 def sample(
@@ -116,7 +120,7 @@ def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> 
         logits = penalise_repetition(logits, window, config.repetition_penalty)
     if config.temperature == 0:
         return logits
-    if config.temperature < _SMALLEST_TEMPERATURE:
+    if config.temperature < SMALLEST_TEMPERATURE:
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True), -math.inf)
     else:
         logits = apply_temperature(logits, config.temperature)
@@ -224,7 +228,10 @@ def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
 
 
 def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[Tensor, "*batch"]:
-    """Draw a token from softmax(logits), in float32 or better; a logit of -inf is never drawn.
+    """Draw a token from softmax(logits); a logit of -inf is never drawn.
+
+    One number u in [0, 1) is drawn for each row, and the token is the first one at which the sum of the probabilities,
+    in float64 and in the vocabulary's order, is beyond u.
 
     Args:
         logits: of any batch.
@@ -235,8 +242,9 @@ def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[T
         ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
     """
     _require_a_distribution(logits)
-    probabilities = at_least_float32(logits).softmax(-1)
-    return probabilities.view(-1, logits.shape[-1]).multinomial(1, generator=generator).view(logits.shape[:-1])
+    shares = torch.rand(logits.shape[:-1], dtype=torch.float64, device=logits.device, generator=generator)
+    sums = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    return (sums <= shares[..., None] * sums[..., -1:]).sum(-1)
 
 
 def _require_a_distribution(logits: Tensor) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, sentence
 from recurra.data import TextEncoder
 from recurra.generation.feeding import FeedRequest, feed_together, require_evaluation_mode
-from recurra.generation.generating import Generation, GenerationConfig
+from recurra.generation.generating import Generation, GenerationConfig, choose_all
 from recurra.generation.stream import Input, Stream
 from recurra.generation.text import GeneratedText
 
@@ -154,9 +155,9 @@ class Streams(Mapping[Hashable, Stream]):
 
     def _generate(self, running: _Running) -> Iterator[dict[Hashable, int]]:
         while running:
-            tokens = {
-                name: generation.choose(stream.logits, stream.recent) for name, (stream, generation) in running.items()
-            }
+            streams, generations = zip(*running.values())
+            logits = torch.stack([stream.logits for stream in streams])
+            tokens = dict(zip(running, choose_all(generations, logits, [stream.recent for stream in streams])))
             self.feed({name: [token] for name, token in tokens.items()})
             yield tokens
             running = {

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from recurra.checks import require
 from recurra.data import TextEncoder
 
-_WINDOW = 16
+_SHORTEST, _LONGEST_WINDOW = 8, 24  # tokens
 _UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet
 _LONGEST = 3  # bytes of an incomplete letter
 
@@ -23,16 +23,20 @@ class TextPieces:
 
     def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window = list(before)[-_WINDOW:]
+        self._window = list(before)[-_SHORTEST:]
+        self._given: str | None = None  # the settled text of the window, where it is known
 
     def add(self, token: int) -> str:
         """Give the text that the next token settles; often "" inside a letter of several bytes."""
-        settled = _settled(self._text())
+        settled = _settled(self._text()) if self._given is None else self._given
         self._window.append(token)
-        piece = _settled(self._text())[len(settled) :]
+        self._given = _settled(self._text())
+        piece = self._given[len(settled) :]
         # The window may start inside a letter. That does no harm: a letter's own bytes show where it begins, so the end
         # of the window reads the same.
-        del self._window[:-_WINDOW]
+        if len(self._window) > _LONGEST_WINDOW:
+            del self._window[:-_SHORTEST]
+            self._given = None
         return piece
 
     def flush(self) -> str:

@@ -1,17 +1,18 @@
-"""A run as a static folder that runs in a browser: page, runtime, model and tokenizer."""
+"""Runs as a static folder that runs in a browser: page, runtime, models and tokenizers."""
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 from recurra.convert import tokenizer_to_json
 from recurra.export.exportable import require_exportable
 from recurra.files.writing import replacing
 from recurra.runs.explored import explored, require_task
 from recurra.runs.run import Run
-from recurra.web import PAGE, RUNTIME, page_file
+from recurra.web import PAGE, RUNTIME, WEBGPU, page_file
 
 LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
 """Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input
@@ -22,30 +23,60 @@ class WebExport(NamedTuple):
     """What was written.
 
     files: by their names in the folder, with their bytes. difference: the largest difference of logits and transitions
-    between the graph and a model in Python with the same weights.
+    between a graph and its model in Python with the same weights.
     """
 
     files: dict[str, int]
     difference: float
 
 
-def export_web(run: Run, folder: Path, *, weights: str = "int8", force: bool = False) -> WebExport:
-    """Write a run as a folder that any static host can serve, and compare its outputs first.
+WEBGPU_TOLERANCE = {"int8": 5e-2, "float16": 1e-3, "float32": 1e-3}
+"""How far logits may lie from those of WebAssembly, relative to the largest, for the page to use WebGPU: its sines and
+exponentials may be less exact than float32, and int8 can round an input the other way."""
+
+
+def export_web(
+    runs: Sequence[Run], folder: Path, *, weights: str = "int8", webgpu: bool = False, force: bool = False
+) -> WebExport:
+    """Write runs as a folder that any static host can serve, and compare their outputs first.
 
     Args:
-        run: a run over text or on Memory Horizon, of a recurrent language model.
+        runs: runs over text or on Memory Horizon, of recurrent language models, with distinct names; the page opens the
+            first one.
         folder: the folder to write.
         weights: "int8", "float16" or "float32".
+        webgpu: add what runs models with WebGPU, 27 MB; the page uses it where it agrees with WebAssembly.
         force: write into a folder that is not empty.
 
     Raises:
         FileExistsError: the folder is not empty.
-        ValueError: the run's model cannot be exported or shown; a package is missing; or the outputs differ.
+        ValueError: there is no run, or two have one name; a run's model cannot be exported or shown; a package is
+            missing; or the outputs differ.
     """
+    names = [run.name for run in runs]
+    require(bool(names) and len(set(names)) == len(names), "runs", ", ".join(names), "folders with distinct names")
     if folder.is_dir() and any(folder.iterdir()) and not force:
         came = f"{folder}, which is not empty"
         raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
-    is_text = require_task(run)["kind"] == "text"
+    for run in runs:
+        require_task(run)
+    files = {name: page_file(name) for name in PAGE + RUNTIME + (WEBGPU if webgpu else ())}
+    models, differences = [], []
+    for number, run in enumerate(runs, 1):
+        described, own_files, difference = _exported(run, weights, "" if number == 1 else f"-{number}")
+        files |= own_files
+        models.append(described)
+        differences.append(difference)
+    # last: a page without it says that the folder is not complete
+    files["engine.json"] = json.dumps({"engine": "local", "webgpu": webgpu, "models": models}, indent=1).encode()
+    for name, content in files.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    return WebExport({name: len(content) for name, content in files.items()}, max(differences))
+
+
+def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict[str, bytes], float]:
+    """What the page has to know of a run, its files by name, and the largest difference of its outputs."""
     model = require_exportable(run.model)
     try:
         from recurra.export.web_model import to_web_model, web_difference
@@ -55,23 +86,20 @@ def export_web(run: Run, folder: Path, *, weights: str = "int8", force: bool = F
     difference = web_difference(exported)
     if not difference <= LARGEST_DIFFERENCE[weights]:
         raise ValueError(
-            f"the outputs of the ONNX graph differ from the model's by {difference:.1e}, more than "
+            f"the outputs of the ONNX graph of {run.name} differ from the model's by {difference:.1e}, more than "
             f"{LARGEST_DIFFERENCE[weights]:.0e}; nothing was written"
         )
-    files = {name: page_file(name) for name in PAGE + RUNTIME}
-    files["model.onnx"] = exported.content
+    file, tokenizer = f"model{suffix}.onnx", f"tokenizer{suffix}.json"
+    files = {file: exported.content}
+    is_text = require_task(run)["kind"] == "text"
     if is_text:
-        files["tokenizer.json"] = tokenizer_to_json(run.tokenizer).encode()
+        files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
     described = explored(run, model) | {
         "weights": weights,
-        "file": "model.onnx",
+        "file": file,
         "sha256": sha256(exported.content).hexdigest(),
-        "tokenizer": "tokenizer.json" if is_text else None,
+        "tokenizer": tokenizer if is_text else None,
+        "tolerance": WEBGPU_TOLERANCE[weights],
         "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
     }
-    # last: a page without it says that the folder is not complete
-    files["engine.json"] = json.dumps({"engine": "local", "models": [described]}, indent=1).encode()
-    for name, content in files.items():
-        with replacing(folder / name) as file:
-            file.write(content)
-    return WebExport({name: len(content) for name, content in files.items()}, difference)
+    return described, files, difference

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from recurra.serving.errors import ApiError, error_body
+from recurra.serving.hearing import message
 from recurra.serving.served_model import ServedModel
 from recurra.serving.turns import Event, TokenEvent, Turn
 
@@ -39,22 +40,21 @@ class Answer:
         self.served = served
         self._turn, self._n_choices, self._echo, self._every_token = turn, n_choices, echo, every_token
         self._n_written = 0
+        self._read: list[TokenEvent] = []
+        self._owed = echo is not None
 
-    async def pieces(self, events: AsyncIterator[list[Event]]) -> AsyncIterator[AnswerPiece]:
-        """Give the pieces as they come; a prompt that is echoed is the first of each continuation."""
-        read: list[TokenEvent] = []
-        owed = self._echo is not None
-        async for some in events:
-            for event in some:
-                if isinstance(event, TokenEvent) and event.was_read:
-                    read.append(event)
-                    continue
-                if owed:
-                    owed = False
-                    for choice in range(self._n_choices):
-                        yield AnswerPiece(choice, self._echo or "", read)
-                for piece in self._piece(event):
-                    yield piece
+    def pieces(self, events: list[Event]) -> list[AnswerPiece]:
+        """Give the pieces of the next events; a prompt that is echoed is the first of each continuation."""
+        pieces = []
+        for event in events:
+            if isinstance(event, TokenEvent) and event.was_read:
+                self._read.append(event)
+                continue
+            if self._owed:
+                self._owed = False
+                pieces += [AnswerPiece(choice, self._echo or "", self._read) for choice in range(self._n_choices)]
+            pieces += self._piece(event)
+        return pieces
 
     def _piece(self, event: Event) -> list[AnswerPiece]:
         if isinstance(event, TokenEvent):
@@ -67,11 +67,12 @@ class Answer:
     async def whole(self, events: AsyncIterator[list[Event]]) -> list[AnswerPiece]:
         """Give each continuation as one piece. Raises ApiError if the model failed."""
         choices = [AnswerPiece(choice) for choice in range(self._n_choices)]
-        async for piece in self.pieces(events):
-            one = choices[piece.choice]
-            one.text += piece.text
-            one.tokens += piece.tokens
-            one.reason = piece.reason or one.reason
+        async for some in events:
+            for piece in self.pieces(some):
+                one = choices[piece.choice]
+                one.text += piece.text
+                one.tokens += piece.tokens
+                one.reason = piece.reason or one.reason
         if any(one.reason == "error" for one in choices):
             raise turn_failed()
         return choices
@@ -87,6 +88,6 @@ def turn_failed() -> ApiError:
     return ApiError(500, "the model failed on this request", code="turn_failed")
 
 
-def error_event() -> dict[str, str]:
+def error_message() -> bytes:
     """The same, where the answer has begun."""
-    return {"data": json.dumps(error_body(turn_failed()))}
+    return message(json.dumps(error_body(turn_failed())))

@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import takewhile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,11 +14,11 @@ from sse_starlette import EventSourceResponse
 
 from recurra.checks import sentence
 from recurra.serving.access import Caller, caller
-from recurra.serving.answers import Answer, error_event
+from recurra.serving.answers import Answer, AnswerPiece, error_message
 from recurra.serving.asking import allowed_tokens
 from recurra.serving.completions import turn_of
 from recurra.serving.errors import ApiError
-from recurra.serving.hearing import begun, event_stream, whole
+from recurra.serving.hearing import begun, event_stream, message, whole
 from recurra.serving.openai_requests import ChatBody, Message
 from recurra.serving.served_model import ServedModel
 from recurra.serving.turns import Event, TokenEvent, Wanted
@@ -106,27 +107,31 @@ class ChatAnswer:
         ]
         return self._frame | {"object": "chat.completion", "choices": choices, "usage": self._answer.usage()}
 
-    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[dict[str, str], None]:
-        """Give the answer piece by piece."""
+    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+        """Give the answer piece by piece; what the engine gave at once goes out at once."""
         frame = self._frame | {"object": "chat.completion.chunk"}
         for choice in range(self._body.n):
             yield self._piece(frame, choice, {"role": "assistant", "content": ""}, [], None)
-        async for piece in self._answer.pieces(events):
-            if piece.reason == "error":
-                yield error_event()
+        async for some in events:
+            pieces = list(takewhile(lambda piece: piece.reason != "error", all_pieces := self._answer.pieces(some)))
+            if pieces:
+                yield b"".join([self._piece_of(frame, piece) for piece in pieces])
+            if len(pieces) < len(all_pieces):
+                yield error_message()
                 return
-            yield self._piece(
-                frame, piece.choice, {"content": piece.text} if piece.text else {}, piece.tokens, piece.reason
-            )
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield {"data": json.dumps(frame | {"choices": [], "usage": self._answer.usage()})}
-        yield {"data": "[DONE]"}
+            yield message(json.dumps(frame | {"choices": [], "usage": self._answer.usage()}))
+        yield message("[DONE]")
+
+    def _piece_of(self, frame: dict[str, Any], piece: AnswerPiece) -> bytes:
+        delta = {"content": piece.text} if piece.text else {}
+        return self._piece(frame, piece.choice, delta, piece.tokens, piece.reason)
 
     def _piece(
         self, frame: dict[str, Any], choice: int, delta: dict[str, str], tokens: list[TokenEvent], reason: str | None
-    ) -> dict[str, str]:
+    ) -> bytes:
         one = {"index": choice, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": reason}
-        return {"data": json.dumps(frame | {"choices": [one]})}
+        return message(json.dumps(frame | {"choices": [one]}))
 
     def _logprobs(self, tokens: list[TokenEvent]) -> dict[str, Any] | None:
         if not self._body.logprobs:

@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import takewhile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -11,10 +12,10 @@ from sse_starlette import EventSourceResponse
 
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
-from recurra.serving.answers import Answer, AnswerPiece, error_event
+from recurra.serving.answers import Answer, AnswerPiece, error_message
 from recurra.serving.asking import allowed_tokens, sampling_of, stops_of
 from recurra.serving.errors import ApiError
-from recurra.serving.hearing import begun, event_stream, whole
+from recurra.serving.hearing import begun, event_stream, message, whole
 from recurra.serving.openai_requests import Asking, CompletionBody
 from recurra.serving.served_model import ServedModel
 from recurra.serving.service import Service
@@ -130,16 +131,19 @@ class CompletionAnswer:
         choices = [self._choice(piece) for piece in await self._answer.whole(events)]
         return self._frame | {"choices": choices, "usage": self._answer.usage()}
 
-    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[dict[str, str], None]:
-        """Give the answer piece by piece."""
-        async for piece in self._answer.pieces(events):
-            if piece.reason == "error":
-                yield error_event()
+    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
+        """Give the answer piece by piece; what the engine gave at once goes out at once."""
+        head = json.dumps(self._frame)[:-1] + ', "choices": ['
+        async for some in events:
+            pieces = list(takewhile(lambda piece: piece.reason != "error", all_pieces := self._answer.pieces(some)))
+            if pieces:
+                yield b"".join([message(f"{head}{json.dumps(self._choice(piece))}]}}") for piece in pieces])
+            if len(pieces) < len(all_pieces):
+                yield error_message()
                 return
-            yield {"data": json.dumps(self._frame | {"choices": [self._choice(piece)]})}
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield {"data": json.dumps(self._frame | {"choices": [], "usage": self._answer.usage()})}
-        yield {"data": "[DONE]"}
+            yield message(json.dumps(self._frame | {"choices": [], "usage": self._answer.usage()}))
+        yield message("[DONE]")
 
     def _choice(self, piece: AnswerPiece) -> dict[str, Any]:
         logprobs = None if self._body.logprobs is None else self._logprobs(piece)

@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from recurra.serving.choosing import choose, shares
+from recurra.generation.choosing import choose
 from recurra.serving.counters import Counters
 from recurra.serving.details import gates_of
 from recurra.serving.read_report import ReadReport
 from recurra.serving.row_batch import MOST_ROWS, RowBatch
 from recurra.serving.scheduler import Piece, Scheduler, n_rows
+from recurra.serving.shares import shares
 from recurra.serving.turns import EndEvent, Event, Row, TokenEvent, Turn
 from recurra.state import batch, split
 
@@ -216,7 +217,8 @@ class Engine:
     def _choose(self, rows: RowBatch, logits: torch.Tensor) -> list[int]:
         """Write a token of every row; give the places of those that have none to choose."""
         now, failed = time.monotonic(), []
-        for place, (row, token) in enumerate(zip(rows.rows, choose(rows.rows, logits))):
+        tokens = choose(logits, [row.generation.row(row.recent) for row in rows.rows])
+        for place, (row, token) in enumerate(zip(rows.rows, tokens)):
             wanted, turn = row.turn.wanted, row.turn
             if isinstance(token, ValueError):
                 LOG.error("no token to choose: %s", token)

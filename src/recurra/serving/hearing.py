@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from fastapi import Request
 from sse_starlette import EventSourceResponse
+from starlette.types import Message, Send
 
 from recurra.serving.errors import ApiError
 from recurra.serving.turns import Event
@@ -41,10 +42,23 @@ async def begun(request: Request, events: AsyncGenerator[list[Event], None]) -> 
     return Heard(await unless_gone(request, anext(events)), events)
 
 
-def event_stream(heard: Heard, items: AsyncGenerator[dict[str, str], None]) -> EventSourceResponse:
-    """Answer with a stream of `items`, made of the events."""
+def message(data: str, event: str = "") -> bytes:
+    """An event of a stream as it goes out; `data` is one line."""
+    kind = f"event: {event}\r\n" if event else ""
+    return f"{kind}data: {data}\r\n\r\n".encode()
 
-    async def closing() -> AsyncGenerator[dict[str, str], None]:
+
+class _EventStream(EventSourceResponse):
+    """A stream that sends without a time limit: entering and leaving one costs as much as sending."""
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        await send(message)
+
+
+def event_stream(heard: Heard, items: AsyncGenerator[bytes, None]) -> EventSourceResponse:
+    """Answer with a stream of `items`, each one or several of `message`, made of the events."""
+
+    async def closing() -> AsyncGenerator[bytes, None]:
         try:
             async for item in items:
                 yield item
@@ -52,7 +66,7 @@ def event_stream(heard: Heard, items: AsyncGenerator[dict[str, str], None]) -> E
             await items.aclose()
             await heard.close()
 
-    return EventSourceResponse(closing())
+    return _EventStream(closing())
 
 
 async def whole(request: Request, heard: Heard, answer: Awaitable[Result]) -> Result:

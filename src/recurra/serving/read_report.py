@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra.serving.choosing import shares
 from recurra.serving.details import gates_of
+from recurra.serving.shares import shares
 from recurra.serving.turns import Share, TokenEvent, Turn
 
 

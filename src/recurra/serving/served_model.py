@@ -14,8 +14,10 @@ from recurra.data import TextEncoder
 from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.recorded_step import recorded_rows
+from recurra.generation.choosing import RowChoice, choose
 from recurra.generation.feeding import require_evaluation_mode
 from recurra.generation.model_identity import ModelIdentity
+from recurra.generation.sampling import SamplingConfig
 from recurra.generation.text import TextPieces
 from recurra.models.transitions import mixers_with_transition
 from recurra.serving.place import Place
@@ -66,8 +68,11 @@ class ServedModel:
             self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
         self.state_bytes = n_bytes(state)
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record steps of all sizes of a batch now, so that no stream waits for it later."""
+        """Record steps of all sizes of a batch, and compile the choice of tokens, now: no stream waits for it later."""
+        like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.state)[0][:, 0]
+        choose(like, [RowChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, RecordedStep):
             for rows in sorted({recorded_rows(rows) for rows in range(1, MOST_VECTORS + 1)}):
                 self.runner.program(rows)

@@ -13,7 +13,7 @@ from recurra.serving.access import Caller, caller
 from recurra.serving.answers import turn_failed
 from recurra.serving.asking import allowed_tokens, sampling_of, stops_of
 from recurra.serving.errors import ApiError
-from recurra.serving.hearing import begun, event_stream, whole
+from recurra.serving.hearing import begun, event_stream, message, whole
 from recurra.serving.marks import EVERY
 from recurra.serving.requests import (
     NAME,
@@ -206,17 +206,18 @@ async def _answer(
     heard = await begun(request, service.sessions.turn(session, turn))
     numbered = _numbered(session.model, turn, heard)
     if streams:
-        return event_stream(heard, _sse(numbered))
+        return event_stream(heard, _messages(numbered))
     return await whole(request, heard, _turn_json(session, numbered))
 
 
-async def _turn_json(session: Session, numbered: AsyncIterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+async def _turn_json(session: Session, numbered: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
     body: dict[str, Any] = {"object": "session.turn", "id": session.name, "tokens": []}
-    async for kind, item in numbered:
-        if kind == "token":
-            body["tokens"].append(item)
-        else:
-            body |= item
+    async for items in numbered:
+        for kind, item in items:
+            if kind == "token":
+                body["tokens"].append(item)
+            else:
+                body |= item
     if body["finish_reason"] == "error":
         raise turn_failed()
     return body
@@ -224,18 +225,20 @@ async def _turn_json(session: Session, numbered: AsyncIterator[tuple[str, dict[s
 
 async def _numbered(
     model: ServedModel, turn: Turn, events: AsyncIterator[list[Event]]
-) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Give tokens with their positions, and the end."""
+) -> AsyncIterator[list[tuple[str, dict[str, Any]]]]:
+    """Give tokens with their positions, and the end, as the engine gives them."""
     read, written = turn.place.n_tokens, turn.place.n_tokens + len(turn.tokens)
     async for some in events:
+        items = []
         for event in some:
             if isinstance(event, TokenEvent):
                 read, written = read + event.was_read, written + (not event.was_read)
-                yield "token", token_json(model, event, read if event.was_read else written)
+                items.append(("token", token_json(model, event, read if event.was_read else written)))
             else:
-                yield "end", end_json(event)
+                items.append(("end", end_json(event)))
+        yield items
 
 
-async def _sse(numbered: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncGenerator[dict[str, str], None]:
-    async for kind, item in numbered:
-        yield {"event": kind, "data": json.dumps(item)}
+async def _messages(numbered: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> AsyncGenerator[bytes, None]:
+    async for items in numbered:
+        yield b"".join([message(json.dumps(item), kind) for kind, item in items])

@@ -2,6 +2,8 @@
 
 import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "../engine";
 import type { Call, Loaded, Reply } from "./messages";
+import type { Provider } from "./provider";
+import { asked, obstacle } from "./provider";
 
 type Listener = (reply: Reply) => void;
 
@@ -88,15 +90,46 @@ class LocalStream implements Stream {
   }
 }
 
-export async function localEngine(): Promise<Engine> {
+const WORKERS = { wasm: "worker.js", webgpu: "worker-webgpu.js" };
+
+async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]> {
+  const worker = new Worker(new URL(WORKERS[provider], base), { type: "module" });
+  const line = new Line(worker);
+  try {
+    return [line, await line.ask<Loaded>({ what: "load", base })];
+  } catch (error) {
+    worker.terminate();
+    throw error;
+  }
+}
+
+/** WebGPU where it can be had and agrees with WebAssembly; the last part says what there is, and why. */
+async function chosen(base: string, webgpuIsThere: boolean): Promise<[Line, Loaded, string]> {
+  const wanted = asked();
+  let why = wanted === "wasm" ? "not asked for" : await obstacle(webgpuIsThere, wanted === "webgpu");
+  if (why === null) {
+    try {
+      const [line, found] = await loaded(base, "webgpu");
+      return [line, found, "WebGPU"];
+    } catch (error) {
+      why = error instanceof Error ? error.message : String(error);
+    }
+  }
+  if (wanted === "webgpu") throw new Error(`WebGPU cannot be used: ${why}`);
+  const [line, found] = await loaded(base, "wasm");
+  const { threads } = found;
+  const said = `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}`;
+  return [line, found, webgpuIsThere ? `${said} (no WebGPU: ${why})` : said];
+}
+
+export async function localEngine(webgpuIsThere: boolean): Promise<Engine> {
   const base = new URL("./", document.baseURI).href;
-  const line = new Line(new Worker(new URL("worker.js", base), { type: "module" }));
-  const { models, threads } = await line.ask<Loaded>({ what: "load", base });
+  const [line, { models }, provider] = await chosen(base, webgpuIsThere);
   const number = (model: Model) => models.findIndex((other) => other.name === model.name);
   return {
     kind: "local",
     models,
-    place: `runs in this page, ${threads} thread${threads > 1 ? "s" : ""}`,
+    place: `runs in this page: ${provider}`,
     async open(model) {
       const stream = line.nextStream++;
       await line.ask({ what: "open", stream, model: number(model) });

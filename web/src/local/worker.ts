@@ -2,7 +2,9 @@
 
 import * as ort from "onnxruntime-web/wasm";
 import type { Kept, Model, Step, Task } from "../engine";
+import { difference } from "./agreement";
 import type { Call, Loaded, Reply, Request } from "./messages";
+import type { Provider } from "./provider";
 import type { Outputs, Runner } from "./stream";
 import { LocalStream } from "./stream";
 import { readTokenizer } from "./tokenizer";
@@ -18,7 +20,13 @@ interface Described {
   sha256: string;
   tokenizer: string | null;
   state: { name: string; shape: number[] }[];
+  vocab_size: number;
+  /** How far WebGPU's logits may lie from WebAssembly's, relative to the largest. */
+  tolerance: number;
 }
+
+/** Set by build.mjs: this worker is built twice, with two builds of onnxruntime-web. */
+declare const PROVIDER: Provider;
 
 const SHOWN_MS = 30; // steps are handed to the page this often
 
@@ -32,7 +40,8 @@ async function load(base: string): Promise<Loaded> {
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
   ort.env.logLevel = "error";
   const { models } = (await (await fetched(`${base}engine.json`)).json()) as { models: Described[] };
-  runners = await Promise.all(models.map((described) => loadModel(base, described)));
+  runners = [];
+  for (const described of models) runners.push(await loadModel(base, described));
   return { models: runners.map((runner) => runner.model), threads: ort.env.wasm.numThreads };
 }
 
@@ -45,10 +54,9 @@ async function fetched(address: string): Promise<Response> {
 async function loadModel(base: string, described: Described): Promise<Runner> {
   const content = await (await fetched(base + described.file)).arrayBuffer();
   await requireDigest(content, described);
-  const session = await ort.InferenceSession.create(new Uint8Array(content), {
-    executionProviders: ["wasm"],
-    graphOptimizationLevel: "all",
-  });
+  const start = () => described.state.map(({ shape }) => new Float32Array(shape.reduce((one, other) => one * other, 1)));
+  const session = await created(content, PROVIDER);
+  if (PROVIDER === "webgpu") await requireAgreement(session, content, described, start);
   const tokenizer = described.tokenizer ? readTokenizer(await (await fetched(base + described.tokenizer)).json()) : null;
   const model: Model = {
     name: described.name,
@@ -58,8 +66,26 @@ async function loadModel(base: string, described: Described): Promise<Runner> {
     cacheBytesPerToken: described.cache_bytes_per_token,
     gates: described.gates,
   };
-  const start = () => described.state.map(({ shape }) => new Float32Array(shape.reduce((one, other) => one * other, 1)));
   return { model, tokenizer, start, run: (token, state) => alone(() => step(session, described, token, state)) };
+}
+
+function created(content: ArrayBuffer, provider: Provider): Promise<ort.InferenceSession> {
+  const options = { executionProviders: [provider], graphOptimizationLevel: "all" } as const;
+  return ort.InferenceSession.create(new Uint8Array(content), options);
+}
+
+async function requireAgreement(
+  session: ort.InferenceSession,
+  content: ArrayBuffer,
+  described: Described,
+  start: () => Float32Array[],
+): Promise<void> {
+  const plain = await created(content, "wasm");
+  const runs = (one: ort.InferenceSession) => (token: number, state: Float32Array[]) => step(one, described, token, state);
+  const apart = await difference(runs(session), runs(plain), start, described.vocab_size);
+  await plain.release();
+  if (apart <= described.tolerance) return;
+  throw new Error(`its logits of ${described.name} differ by ${apart.toExponential(1)}; expected at most ${described.tolerance}`);
 }
 
 async function requireDigest(content: ArrayBuffer, described: Described): Promise<void> {

@@ -1,0 +1,140 @@
+"""A folder exported with --webgpu: the page uses WebGPU where it can be had and agrees, and says what it uses.
+
+The browser's GPU is SwiftShader, which computes on the processor and says so: the page uses it when asked to, or
+where a test hides that.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.web.explorer import browsing, choose_greedily, open_explorer, read, text, wait_for
+
+pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
+
+from recurra import open_run
+from recurra.cli import main
+from recurra.generation import SamplingConfig, Stream
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+PROMPT, N_TOKENS = "the dog saw\n a cat", 12
+GPU_IN_SOFTWARE = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+HIDES_THAT_IT_IS_SOFTWARE = "Object.defineProperty(GPUAdapterInfo.prototype, 'isFallbackAdapter', {get: () => false})"
+HAS_ADAPTER = "async () => Boolean(navigator.gpu && (await navigator.gpu.requestAdapter()))"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing(*GPU_IN_SOFTWARE) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(runs, tmp_path_factory) -> Path:
+    written = tmp_path_factory.mktemp("webgpu")
+    assert main(["export", "web", str(runs / "words"), str(written), "--weights", "float32", "--webgpu"]) == 0
+    return written
+
+
+@pytest.fixture
+def described(folder):
+    """What the folder says of itself; a test that writes something else there finds it as it was."""
+    before = (folder / "engine.json").read_text()
+    yield json.loads(before)
+    (folder / "engine.json").write_text(before)
+
+
+def written(page, runs) -> tuple[str, str]:
+    """What the page writes after the prompt, and what Python does."""
+    choose_greedily(page, N_TOKENS)
+    read(page, PROMPT, then_write=True)
+    run = open_run(runs / "words")
+    stream = Stream(run.model, run.tokenizer)
+    stream.feed(PROMPT)
+    wait_for(page, stream.position + N_TOKENS)
+    expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
+    return text(page, which="written").strip(), expected.strip()
+
+
+def used(page) -> str:
+    return page.inner_text(".place")
+
+
+def require_adapter(page, address: str) -> None:
+    page.goto(f"{address}icon.svg")
+    if not page.evaluate(HAS_ADAPTER):
+        pytest.skip("needs a browser with a WebGPU adapter, SwiftShader's if no other")
+
+
+@pytest.mark.parametrize("chosen", ["by the page", "by the address"])
+def test_webgpu_writes_what_python_writes(chosen, runs, folder, page, static_host):
+    address = static_host(folder)
+    require_adapter(page, address)
+    if chosen == "by the page":
+        page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
+    open_explorer(page, address + ("" if chosen == "by the page" else "?provider=webgpu"))
+    assert used(page) == "runs in this page: WebGPU"
+    ours, expected = written(page, runs)
+    assert ours == expected
+
+
+def test_logits_that_differ_are_not_used(folder, described, page, static_host):
+    address = static_host(folder)
+    require_adapter(page, address)
+    page.add_init_script(HIDES_THAT_IT_IS_SOFTWARE)
+    described["models"][0]["tolerance"] = -1
+    (folder / "engine.json").write_text(json.dumps(described))
+    open_explorer(page, address)
+    assert "WebAssembly, 1 thread (no WebGPU: its logits of words differ by" in used(page)
+
+
+GONE = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => undefined})"
+SOFTWARE = """Object.defineProperty(Navigator.prototype, 'gpu', {
+    get: () => ({requestAdapter: async () => ({info: {isFallbackAdapter: true}})})
+})"""
+REFUSES = "Object.defineProperty(Navigator.prototype, 'gpu', {get: () => ({requestAdapter: async () => null})})"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "query", "reason"),
+    [
+        (GONE, "", "this browser has no WebGPU"),
+        (REFUSES, "", "this browser gives no GPU"),
+        ("", "?provider=wasm", "not asked for"),
+        (SOFTWARE, "", "this browser's is software, slower than WebAssembly"),
+    ],
+    ids=["none", "refused", "unwanted", "software"],
+)
+def test_webassembly_is_used_without_a_gpu_or_if_asked_for(gpu, query, reason, folder, page, static_host):
+    page.add_init_script(gpu)
+    open_explorer(page, static_host(folder) + query)
+    assert used(page) == f"runs in this page: WebAssembly, 1 thread (no WebGPU: {reason})"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "provider", "reason"),
+    [
+        (GONE, "webgpu", "WebGPU cannot be used: this browser has no WebGPU"),
+        ("", "cuda", "provider is cuda; expected wasm or webgpu"),
+    ],
+    ids=["none", "unknown"],
+)
+def test_what_was_asked_for_is_not_replaced(gpu, provider, reason, folder, page, static_host):
+    page.add_init_script(gpu)
+    page.goto(f"{static_host(folder)}?provider={provider}")
+    page.wait_for_selector(".broken")
+    assert reason in page.inner_text(".broken")
+
+
+def test_a_folder_without_webgpu_says_nothing_of_it(folder, described, page, static_host):
+    (folder / "engine.json").write_text(json.dumps(described | {"webgpu": False}))
+    address = static_host(folder)
+    open_explorer(page, address)
+    assert used(page) == "runs in this page: WebAssembly, 1 thread"
+    page.goto(f"{address}?provider=webgpu")
+    page.wait_for_selector(".broken")
+    assert "this folder was exported without --webgpu" in page.inner_text(".broken")
