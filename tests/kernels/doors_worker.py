@@ -8,7 +8,7 @@ import faulthandler
 import torch
 
 import recurra
-from recurra.cells import GRUCell, gru_sequence
+from recurra.cells import GRUCell, SLSTMParts, gru_sequence, slstm_sequence
 from recurra.cells.gru import RecurrentWeights
 from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
@@ -285,10 +285,27 @@ def of_sequences():
     return {case: (it, named.get(name, name)) for case, (it, name) in cases.items()}
 
 
+def of_slstm():
+    x = {"projected": ones(4, 6, 4, 2, 5), "weights": ones(2, 5, 20)}
+    x |= {name: ones(4, 2, 5) for name in SLSTMParts._fields}
+
+    def call(projected, weights, **state):
+        y, last = slstm_sequence(projected, weights.requires_grad_(weights.is_floating_point()), SLSTMParts(**state))
+        (y.sum() + last.c.sum()).backward()
+
+    bad = {
+        "projected": {"gates": ones(4, 6, 3, 2, 5), "number of dimensions": ones(4, 6, 40)},
+        "weights": wrong((2, 5, 20), {"heads": (1, 5, 20), "height": (2, 1, 20), "width": (2, 5, 5)}),
+        **{name: wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}) for name in "cnmh"},
+    }
+    cases = each_wrong(call, x, bad)
+    return {case: (it, f"state.{name}" if name in SLSTMParts._fields else name) for case, (it, name) in cases.items()}
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
-    "products": of_products, "cells": of_sequences, "delta rule": of_the_delta_rule,
+    "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "delta rule": of_the_delta_rule,
 }  # fmt: skip
 
 
