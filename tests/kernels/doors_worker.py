@@ -12,6 +12,7 @@ from recurra.cells import GRUCell, SLSTMParts, gru_sequence, slstm_sequence
 from recurra.cells.gru import RecurrentWeights
 from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
+from recurra.layers.positive_features import positive_features
 from recurra.scan import operators
 
 scan, scan_back = torch.ops.recurra.linear_scan, torch.ops.recurra.linear_scan_backward
@@ -302,10 +303,21 @@ def of_slstm():
     return {case: (it, f"state.{name}" if name in SLSTMParts._fields else name) for case, (it, name) in cases.items()}
 
 
+def of_features():
+    x = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
+    bad = {
+        "k": wrong((4, 6, 2, 5), {"batch": (1, 6, 2, 5), "length": (4, 1, 2, 5), "size": (4, 6, 2, 1)}),
+        "less": wrong((4, 6, 2), {"length": (4, 5, 2), "heads": (4, 6, 1), "number of dimensions": (4, 6, 2, 1)}),
+        "start": wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}),
+    }
+    return each_wrong(positive_features, x, bad)
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
-    "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "delta rule": of_the_delta_rule,
+    "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
+    "delta rule": of_the_delta_rule,
 }  # fmt: skip
 
 
