@@ -14,6 +14,7 @@ from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
 from recurra.layers.positive_features import positive_features
 from recurra.scan import operators
+from recurra.ssm.turned import turned
 
 scan, scan_back = torch.ops.recurra.linear_scan, torch.ops.recurra.linear_scan_backward
 fused, fused_back = torch.ops.recurra.gate_loop_fused, torch.ops.recurra.gate_loop_fused_backward
@@ -313,11 +314,21 @@ def of_features():
     return each_wrong(positive_features, x, bad)
 
 
+def of_turned():
+    x = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
+    bad = {
+        "c": wrong((4, 6, 2, 8), {"batch": (1, 6, 2, 8), "length": (4, 5, 2, 8), "size": (4, 6, 2, 1)}),
+        "angles": wrong((4, 6, 2, 3), {"heads": (4, 6, 1, 3), "length": (4, 5, 2, 3), "size": (4, 6, 2, 5)}),
+        "scale": wrong((4, 6, 2, 1), {"heads": (4, 6, 1, 1), "size": (4, 6, 2, 8), "number of dimensions": (4, 6, 2)}),
+    }
+    return each_wrong(turned, x, bad)
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
     "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
-    "delta rule": of_the_delta_rule,
+    "delta rule": of_the_delta_rule, "turned": of_turned,
 }  # fmt: skip
 
 

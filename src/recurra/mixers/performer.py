@@ -76,9 +76,8 @@ class Performer(Mixer):
         q, k, v = (at_least_float32(p).unflatten(-1, (self.n_heads, -1)) for p in self.qkv(x).chunk(3, -1))
         with torch.autocast(x.device.type, enabled=False):  # exponents in bfloat16 would be off by whole factors
             start = torch.where(state.h[..., -1] > 0, state.peak, LOWEST).detach()
-            rows = at_least_float32(self.features).T * self.d_head**-0.25
-            less = k.square().sum(-1) * (self.d_head**-0.5 / 2)
-            queries, keys, decay, peak = positive_features(q @ rows, k @ rows, less, start, mask)
+            q, k, rows = q * self.d_head**-0.25, k * self.d_head**-0.25, at_least_float32(self.features).T
+            queries, keys, decay, peak = positive_features(q @ rows, k @ rows, k.square().sum(-1) / 2, start, mask)
             y, h = gate_loop(queries, keys, functional.pad(v, (0, 1), value=1.0), decay, state=state.h)
         y = y[..., :-1] / y[..., -1:].clamp(min=0.5)  # below 1 only at padding before the first step
         if mask is not None:
