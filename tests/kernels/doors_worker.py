@@ -8,11 +8,13 @@ import faulthandler
 import torch
 
 import recurra
-from recurra.cells import GRUCell, gru_sequence
+from recurra.cells import GRUCell, SLSTMParts, gru_sequence, slstm_sequence
 from recurra.cells.gru import RecurrentWeights
 from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
+from recurra.layers.positive_features import positive_features
 from recurra.scan import operators
+from recurra.ssm.turned import turned
 
 scan, scan_back = torch.ops.recurra.linear_scan, torch.ops.recurra.linear_scan_backward
 fused, fused_back = torch.ops.recurra.gate_loop_fused, torch.ops.recurra.gate_loop_fused_backward
@@ -285,10 +287,48 @@ def of_sequences():
     return {case: (it, named.get(name, name)) for case, (it, name) in cases.items()}
 
 
+def of_slstm():
+    x = {"projected": ones(4, 6, 4, 2, 5), "weights": ones(2, 5, 20)}
+    x |= {name: ones(4, 2, 5) for name in SLSTMParts._fields}
+
+    def call(projected, weights, **state):
+        y, last = slstm_sequence(projected, weights.requires_grad_(weights.is_floating_point()), SLSTMParts(**state))
+        (y.sum() + last.c.sum()).backward()
+
+    bad = {
+        "projected": {"gates": ones(4, 6, 3, 2, 5), "number of dimensions": ones(4, 6, 40)},
+        "weights": wrong((2, 5, 20), {"heads": (1, 5, 20), "height": (2, 1, 20), "width": (2, 5, 5)}),
+        **{name: wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}) for name in "cnmh"},
+    }
+    cases = each_wrong(call, x, bad)
+    return {case: (it, f"state.{name}" if name in SLSTMParts._fields else name) for case, (it, name) in cases.items()}
+
+
+def of_features():
+    x = {"q": ones(4, 6, 2, 5), "k": ones(4, 6, 2, 5), "less": ones(4, 6, 2), "start": ones(4, 2, 5)}
+    bad = {
+        "k": wrong((4, 6, 2, 5), {"batch": (1, 6, 2, 5), "length": (4, 1, 2, 5), "size": (4, 6, 2, 1)}),
+        "less": wrong((4, 6, 2), {"length": (4, 5, 2), "heads": (4, 6, 1), "number of dimensions": (4, 6, 2, 1)}),
+        "start": wrong((4, 2, 5), {"batch": (1, 2, 5), "heads": (4, 1, 5), "size": (4, 2, 1)}),
+    }
+    return each_wrong(positive_features, x, bad)
+
+
+def of_turned():
+    x = {"b": ones(4, 6, 2, 8), "c": ones(4, 6, 2, 8), "angles": ones(4, 6, 2, 3), "scale": ones(4, 6, 2, 1)}
+    bad = {
+        "c": wrong((4, 6, 2, 8), {"batch": (1, 6, 2, 8), "length": (4, 5, 2, 8), "size": (4, 6, 2, 1)}),
+        "angles": wrong((4, 6, 2, 3), {"heads": (4, 6, 1, 3), "length": (4, 5, 2, 3), "size": (4, 6, 2, 5)}),
+        "scale": wrong((4, 6, 2, 1), {"heads": (4, 6, 1, 1), "size": (4, 6, 2, 8), "number of dimensions": (4, 6, 2)}),
+    }
+    return each_wrong(turned, x, bad)
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
-    "products": of_products, "cells": of_sequences, "delta rule": of_the_delta_rule,
+    "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
+    "delta rule": of_the_delta_rule, "turned": of_turned,
 }  # fmt: skip
 
 

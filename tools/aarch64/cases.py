@@ -55,9 +55,9 @@ def _gru() -> None:
     _differentiate(lambda x, h: gru_sequence(cell, cell.project(x), h, weights), _draw(2, 9, 11), _draw(2, 21))
 
 
-def _gru_mixer() -> None:
-    layer = create_mixer("gru", 21)
-    _differentiate(lambda x: layer(x)[:1], _draw(2, 9, 21))
+def _cell_mixer(name: str, **options: int) -> None:
+    layer = create_mixer(name, 22, **options)
+    _differentiate(lambda x: layer(x)[:1], _draw(2, 9, 22))
 
 
 def _selective() -> None:
@@ -89,7 +89,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype, gates in ((_FLOATS, 1), (_COMPLEX, 5)):
         yield f"gate_loop, heads, {dtype}".replace("torch.", ""), partial(_heads, dtype, gates)
     yield "GRU", _gru
-    yield "the mixer gru", _gru_mixer
+    yield "the mixer gru", partial(_cell_mixer, "gru")
+    yield "the mixer slstm", partial(_cell_mixer, "slstm", n_heads=2)
     yield "selective_scan", _selective
     yield "delta_rule", _delta
     yield "cross_entropy", _loss

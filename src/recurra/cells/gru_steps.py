@@ -36,10 +36,10 @@ def kernels_take(projected: Tensor, h: Tensor) -> bool:
     return fits and projected.device.type == "cpu" and choose_backend("auto", projected.device) == "numba"
 
 
-def in_panels(matrix: Float[Tensor, "inputs outputs"]) -> Float[Tensor, "panels inputs 64"]:
-    """Lay a matrix out in panels of 64 columns, the last one filled up with zeros."""
-    padded = functional.pad(matrix.detach().float(), (0, -matrix.shape[1] % _PANEL))
-    return padded.unflatten(1, (-1, _PANEL)).transpose(0, 1).contiguous()
+def in_panels(matrix: Float[Tensor, "*many inputs outputs"]) -> Float[Tensor, "*many panels inputs 64"]:
+    """Lay matrices out in panels of 64 columns, the last one filled up with zeros."""
+    padded = functional.pad(matrix.detach().float(), (0, -matrix.shape[-1] % _PANEL))
+    return padded.unflatten(-1, (-1, _PANEL)).transpose(-3, -2).contiguous()
 
 
 def _by_time(x: Float[Tensor, "B L n"]) -> Float[Tensor, "L B n"]:

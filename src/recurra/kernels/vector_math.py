@@ -221,6 +221,18 @@ def maximum(typing_context: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic
+def divide(typing_context: Any, x: Any, y: Any) -> Any:
+    """Give x / y, place by place."""
+    return x(x, y), _writer("div")
+
+
+@intrinsic
+def softplus(typing_context: Any, x: Any) -> Any:
+    """Give log(1 + exp(x)) of a float32 vector."""
+    return x(x), _writer("softplus")
+
+
+@intrinsic
 def largest(typing_context: Any, x: Any) -> Any:
     """Give the largest number of a float32 vector as a vector of one; NaN if there is one."""
 

@@ -13,11 +13,11 @@ from recurra.checks import require, require_at_least, require_choice, require_he
 from recurra.gateloop import gate_loop
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rms_norm import RMSNorm
-from recurra.layers.rotation import rotate
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
 from recurra.ssm.selective import inverse_softplus_of_steps, spread_over_heads
+from recurra.ssm.turned import turn, turned
 
 _PUBLISHED_HEAD = 64  # channels
 _LEAST_DECAY = 1e-4
@@ -129,13 +129,13 @@ class Mamba3(Mixer):
         weight = torch.sigmoid(at_least_float32(weight))[..., None]
         angles, whole = _to_the_last(self._angles(step, theta))
         now, later = weight * step, _of_next_steps((1 - weight) * step, mask)
-        b_turned, c_turned = self._rotated(b, angles), self._rotated(c, angles)
         entering = state.h + later[:, 0, ..., None] * state.b[..., None] * state.u[:, :, None]
-        h0 = self._rotated(entering.transpose(-1, -2), whole[:, :, None]).transpose(-1, -2)
+        h0 = turn(entering.transpose(-1, -2), whole[:, :, None]).transpose(-1, -2)
         later = later[:, 1:]
+        b_turned, c_turned, dots = turned(b, c, angles, now + later)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c_turned, blank((now + later) * b_turned, mask), u, transition, state=h0)
-        y = y + (at_least_float32(self.skip)[:, None] - later * (b * c).sum(-1, keepdim=True)) * u
+            y, h = gate_loop(c_turned, blank(b_turned, mask), u, transition, state=h0)
+        y = y + (at_least_float32(self.skip)[:, None] - later * dots) * u
         y = y.flatten(-2) * functional.silu(at_least_float32(z))
         last = Mamba3State(h, _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
         return self.output_projection(y.to(x.dtype)), last
@@ -157,11 +157,6 @@ class Mamba3(Mixer):
     def _angles(self, step: Tensor, theta: Tensor) -> Float[Tensor, "B L H pairs"]:
         """The angles by which every step turns the state back."""
         return math.pi * step * torch.tanh(at_least_float32(theta))[:, :, None]
-
-    def _rotated(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Rotate the first `2 n_pairs` channels of x."""
-        turning, still = x.split([2 * self.n_pairs, x.shape[-1] - 2 * self.n_pairs], -1)
-        return torch.cat([rotate(turning, angles), still], -1)
 
 
 def _to_the_last(angles: Float[Tensor, "B L H pairs"]) -> tuple[Tensor, Float[Tensor, "B H pairs"]]:

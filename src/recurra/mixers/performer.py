@@ -10,13 +10,10 @@ from torch.nn import functional
 
 from recurra.checks import require_at_least, require_heads
 from recurra.gateloop import gate_loop
+from recurra.layers.positive_features import LOWEST, positive_features
 from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
-from recurra.scan.running import running_maximum
-
-_LOWEST = -1e30  # the running maximum before the first step; finite, so that no difference is NaN
 
 
 class PerformerState(NamedTuple):
@@ -45,7 +42,8 @@ class Performer(Mixer):
     sequence, so that a step would know its future. Here every feature has a running maximum of its exponents, which is
     part of the state: when it rises, the sums are scaled down. What enters the sums is never above 1, the normaliser
     is never below 1, and no epsilon is needed. The factor cancels, so the result and its gradient are exactly those
-    of the formula, and the maximum counts as a constant: no gradient flows through it.
+    of the formula, and the maximum counts as a constant: no gradient flows through it. A query's
+    factor exp(-|q'|^2 / 2) cancels as well, and is never computed.
 
     Args:
         d_model: channels of x and y.
@@ -77,26 +75,14 @@ class Performer(Mixer):
         """Sum along time, relative to the running maxima."""
         q, k, v = (at_least_float32(p).unflatten(-1, (self.n_heads, -1)) for p in self.qkv(x).chunk(3, -1))
         with torch.autocast(x.device.type, enabled=False):  # exponents in bfloat16 would be off by whole factors
-            exponents = self._exponents(k)
-            if mask is not None:
-                exponents = exponents.masked_fill(~mask[..., None, None], _LOWEST)
-            start = torch.where(state.h[..., -1] > 0, state.peak, _LOWEST)[:, None]
-            peaks = torch.maximum(running_maximum(exponents.detach()), start.detach())
-            decay = torch.exp(torch.cat([start.detach(), peaks], 1)[:, :-1] - peaks)
-            keys = blank(torch.exp(exponents - peaks), mask)
-            scores = self._exponents(q) + peaks
-            queries = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
+            start = torch.where(state.h[..., -1] > 0, state.peak, LOWEST).detach()
+            q, k, rows = q * self.d_head**-0.25, k * self.d_head**-0.25, at_least_float32(self.features).T
+            queries, keys, decay, peak = positive_features(q @ rows, k @ rows, k.square().sum(-1) / 2, start, mask)
             y, h = gate_loop(queries, keys, functional.pad(v, (0, 1), value=1.0), decay, state=state.h)
         y = y[..., :-1] / y[..., -1:].clamp(min=0.5)  # below 1 only at padding before the first step
-        peak = peaks[:, -1].clone()
         if mask is not None:
             peak = torch.where(mask.any(1)[:, None, None], peak, state.peak)
         return self.output_projection(y.flatten(-2).to(x.dtype)), PerformerState(h, peak)
-
-    def _exponents(self, x: Float[Tensor, "B L H d_head"]) -> Float[Tensor, "B L H m"]:
-        """w_r x' - |x'|^2 / 2."""
-        x = x * self.d_head**-0.25
-        return x @ at_least_float32(self.features).T - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_features(n_features: int, d_head: int) -> Float[Tensor, "n_features d_head"]:

@@ -8,12 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurra.cells.slstm_sequence import SLSTMParts, slstm_sequence
 from recurra.checks import require, require_heads
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
-
-_NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
 
 
 class SLSTMState(NamedTuple):
@@ -41,7 +40,8 @@ class SLSTM(Mixer):
     max(log f_t + m_{t-1}, log i_t) (Beck et al. (15)-(17)); h_t does not depend on it. No gradient flows through m_t:
     it is a unit of measurement, and cancels in the formula.
 
-    The gates see h_{t-1}, so there is no parallel form: training takes one step after the other.
+    The gates see h_{t-1}, so there is no parallel form: training takes one step after the other, on a CPU in one
+    kernel for all of them.
 
     Decided: of the published block this is the recurrence with its group norm, one group a head, and a scale for each
     channel. The feed-forward network above it is that of `recurra.models.Block`, and the convolution, which is
@@ -77,20 +77,9 @@ class SLSTM(Mixer):
     ) -> tuple[Float[Tensor, "B L d_model"], SLSTMState]:
         """Run the cell along time."""
         projected = at_least_float32(self.input_weights(x)).unflatten(-1, (4, self.n_heads, -1))
-        projected = projected.permute(1, 3, 0, 2, 4).flatten(-2)  # L, H, B and the four of a head, as in R
         weights = at_least_float32(self.recurrent_weights)
-        c, n, m, h = (part.unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for part in state)
-        m = torch.where(n == 0, _NEVER, m)  # the first step's input gate is then the stabiliser
-        outputs = []
+        parts = SLSTMParts(*(part.unflatten(-1, (self.n_heads, -1)) for part in state))
         with torch.autocast(x.device.type, enabled=False):  # it would round the state to bfloat16 at every step
-            for inputs in projected.unbind(0):
-                z, i, f, o = torch.baddbmm(inputs, h, weights).chunk(4, -1)
-                log_f = functional.logsigmoid(f)
-                before, m = m, torch.maximum(log_f + m, i).detach()
-                forget, write = torch.exp(log_f + before - m), torch.exp(i - m)
-                c, n = forget * c + write * torch.tanh(z), forget * n + write
-                h = torch.sigmoid(o) * c / n
-                outputs.append(h)
-        y = torch.stack(outputs).permute(2, 0, 1, 3)
+            y, last = slstm_sequence(projected, weights, parts)
         y = functional.layer_norm(y, y.shape[-1:]).flatten(-2) * self.norm_weight
-        return y.to(x.dtype), SLSTMState(*(part.transpose(0, 1).flatten(1) for part in (c, n, m, h)))
+        return y.to(x.dtype), SLSTMState(*(part.flatten(1) for part in last))

@@ -1,0 +1,118 @@
+"""B and C of Mamba-3, turned by the angles of their steps, and the product of each B with its C."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import kind_of, require_layout, sentence
+from recurra.kernels.backends import choose_backend
+from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.tensors import usable_threads
+from recurra.layers.rotation import rotate
+
+
+class Turned(NamedTuple):
+    """What `turned` returns."""
+
+    b: Float[Tensor, "B L H n"]
+    """B, turned and multiplied by its scale."""
+    c: Float[Tensor, "B L H n"]
+    """C, turned."""
+    dots: Float[Tensor, "B L H 1"]
+    """B . C, as turning does not change it."""
+
+
+def turned(
+    b: Float[Tensor, "B L H n"],
+    c: Float[Tensor, "B L H n"],
+    angles: Float[Tensor, "B L H pairs"],
+    scale: Float[Tensor, "B L H 1"],
+) -> Turned:
+    """Turn the first pairs of channels of B and C by the same angles, in radians; the other channels stay.
+
+    On a CPU one kernel does all, and one takes all gradients. It is the reference itself for other types and devices,
+    for a single step without gradients, and under torch.compile, torch.func and forward derivatives.
+
+    Raises:
+        ValueError: a tensor has another shape than above, or another type or device than b; or there are too many
+            angles.
+    """
+    shape, kind = b.shape, (b.dtype, b.device)
+    if 2 * angles.shape[-1] > shape[-1]:
+        raise ValueError(sentence("angles", kind_of(angles), f"at most one for two of {shape[-1]} channels"))
+    require_layout("c", c, shape, *kind)
+    require_layout("angles", angles, (*shape[:-1], angles.shape[-1]), *kind)
+    require_layout("scale", scale, (*shape[:-1], 1), *kind)
+    inputs = (b, c, angles, scale)
+    is_one_step = shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
+    if (
+        torch.compiler.is_compiling()
+        or is_one_step
+        or b.dtype != torch.float32
+        or not b.is_cpu
+        or not b.numel()
+        or transforms_are_active()
+        or choose_backend("auto", b.device) != "numba"
+    ):
+        return turned_reference(*inputs)
+    return Turned(*_Turned.apply(*inputs))
+
+
+def turned_reference(
+    b: Float[Tensor, "B L H n"],
+    c: Float[Tensor, "B L H n"],
+    angles: Float[Tensor, "B L H pairs"],
+    scale: Float[Tensor, "B L H 1"],
+) -> Turned:
+    """Compute the same in plain operators."""
+    return Turned(turn(b, angles) * scale, turn(c, angles), (b * c).sum(-1, keepdim=True))
+
+
+def turn(x: Float[Tensor, "*batch n"], angles: Float[Tensor, "*#batch pairs"]) -> Float[Tensor, "*batch n"]:
+    """Rotate the first pairs of channels of x, one for each angle."""
+    n_turning = 2 * angles.shape[-1]
+    turning, still = x.split([n_turning, x.shape[-1] - n_turning], -1)
+    return torch.cat([rotate(turning, angles), still], -1)
+
+
+def _sizes(b: Tensor, angles: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
+    size, turning = b.shape[-1], 2 * angles.shape[-1]
+    rows = b.numel() // size
+    span = -(-rows // usable_threads())
+    return (rows, size, turning, span), {"jobs": -(-rows // span), "work": b.numel()}
+
+
+def _addresses(*tensors: Tensor) -> list[int]:
+    return [x.data_ptr() for x in tensors]
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        from recurra.ssm.turned_kernels import turned_kernels
+
+        dense = [x.detach().contiguous() for x in (b, c, scale)]
+        unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
+        b_turned, c_turned, dots = (torch.empty_like(x) for x in dense)
+        sizes, work = _sizes(b, angles)
+        turned_kernels().forward(
+            *_addresses(dense[0], dense[1], unit, dense[2], b_turned, c_turned, dots), *sizes, **work
+        )
+        ctx.save_for_backward(b, c, angles, scale, unit)
+        return b_turned, c_turned, dots
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        b, c, angles, scale, unit = ctx.saved_tensors
+        # gradients that will be differentiated again, or a batch of them, which has no address
+        if torch.is_grad_enabled() or transforms_are_active():
+            return differentiable_gradients(turned_reference, (b, c, angles, scale), gradients)
+        from recurra.ssm.turned_kernels import turned_kernels
+
+        dense, given = [x.contiguous() for x in (b, c, unit, scale)], [x.contiguous() for x in gradients]
+        d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
+        sizes, work = _sizes(b, angles)
+        turned_kernels().backward(*_addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
+        return d_b, d_c, d_pairs[..., 1], d_scale
