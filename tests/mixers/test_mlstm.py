@@ -6,7 +6,7 @@ from tests.mixers.stepwise import require_float32_states, require_padding_skippe
 from torch.nn import functional
 
 from recurra.mixers import MLSTM, MLSTMState
-from recurra.mixers.mlstm import stabilisers
+from recurra.scan.running import stabilisers
 
 D_MODEL = 8
 OPTIONS = [{"n_heads": 2}, {"n_heads": 3, "d_qk": 6, "d_v": 9}, {"n_heads": 1, "d_qk": 1, "d_v": 2}]

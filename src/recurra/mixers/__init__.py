@@ -27,6 +27,8 @@ from recurra.mixers.retnet import Retention, RetentionState
 from recurra.mixers.rg_lru import RGLRU, RGLRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
+from recurra.mixers.rwkv4 import RWKV4, RWKV4State
+from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
@@ -40,6 +42,7 @@ __all__ = [
     "MLSTM",
     "RGLRU",
     "RNN",
+    "RWKV4",
     "S4D",
     "S5",
     "SLSTM",
@@ -79,6 +82,9 @@ __all__ = [
     "PerformerState",
     "RGLRUState",
     "RNNState",
+    "RWKV4ChannelMixing",
+    "RWKV4ChannelMixingState",
+    "RWKV4State",
     "Reformer",
     "ReformerState",
     "RelativeAttention",

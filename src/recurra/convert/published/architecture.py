@@ -18,6 +18,7 @@ class Architecture(NamedTuple):
     rules: the weights, for a shape.
     settings: makes the entries of config.json from a shape, for the way back.
     fits: whether a shape with that mixer is of this architecture, where several have the mixer.
+    head: the output matrix there, which a folder omits if it is the embedding.
     """
 
     model_type: str
@@ -27,6 +28,7 @@ class Architecture(NamedTuple):
     rules: Callable[[LanguageModelConfig], list[Rule]]
     settings: Callable[[LanguageModelConfig], dict[str, Any]]
     fits: Callable[[LanguageModelConfig], bool] = lambda config: True
+    head: str = "lm_head.weight"
 
 
 ARCHITECTURES: dict[str, Architecture] = {}

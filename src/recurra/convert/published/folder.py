@@ -130,7 +130,7 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     architecture, entries = _described(model)
     weights = weights_by_their_names(model, architecture.rules(model.config))  # type: ignore[arg-type]
     if tied_parameters(model):
-        del weights["lm_head.weight"]
+        del weights[architecture.head]
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
