@@ -55,7 +55,7 @@ CASES = {
     ),
 }
 REFUSED = {
-    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
+    "delta-net", "gated-attention", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
     "rotary-attention", "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)

@@ -2,6 +2,7 @@
 
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+from recurra.mixers.gated_attention import GatedAttention
 from recurra.mixers.gated_delta_net import GatedDeltaNet
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
@@ -54,6 +55,7 @@ __all__ = [
     "GateLoopAttention",
     "GateLoopAttentionState",
     "GateLoopState",
+    "GatedAttention",
     "GatedDeltaNet",
     "GatedLinearAttention",
     "GatedLinearAttentionState",

@@ -86,7 +86,7 @@ class MLSTM(Mixer):
         log_f = blank(functional.logsigmoid(forget), mask)
         if mask is not None:
             log_i = log_i.masked_fill(~mask[..., None], _NEVER)
-        m = stabilisers(log_f.detach(), log_i.detach(), state.m.detach())
+        m = stabilisers(log_f.detach().cumsum(1), log_i.detach(), state.m.detach())
         before = torch.cat([state.m[:, None], m], 1)[:, :-1]
         f, i = torch.exp(log_f + before - m)[..., None], torch.exp(log_i - m)[..., None]
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16

@@ -96,13 +96,16 @@ class RWKV4(Mixer):
         self, k: Float[Tensor, "B L D"], v: Float[Tensor, "B L D"], state: RWKV4State, mask: Tensor | None
     ) -> tuple[Float[Tensor, "B L D"], tuple[Tensor, Tensor, Tensor]]:
         """wkv_t of every step, and a, b and m after the last one."""
-        w = torch.exp(at_least_float32(self.log_decay)).expand(1, *k.shape[1:])
-        log_f = -w if mask is None else blank(-w.expand_as(k), mask)
+        decay = -torch.exp(at_least_float32(self.log_decay))
+        log_f = decay.expand(1, *k.shape[1:])
+        counts = torch.arange(1, k.shape[1] + 1, device=k.device)[None]
         if mask is not None:
+            log_f, counts = blank(log_f.expand_as(k), mask), mask.cumsum(1)
             k = k.masked_fill(~mask[..., None], _NEVER)
+        sums = decay.detach() * counts[..., None]
         started = (state.b.detach() * -_NEVER).clamp(max=1)  # 0 or 1, without a comparison: compiled steps have none
         start = started * state.m.detach() + (1 - started) * _NEVER
-        m = stabilisers(log_f.detach(), k.detach(), start)
+        m = stabilisers(sums, k.detach(), start)
         before = _shifted(start, m)
         f, i = torch.exp(log_f + before - m), blank(torch.exp(k - m), mask)
         a, b = linear_scan(f, i * v, state.a), linear_scan(f, i, state.b)
