@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "retnet": {"n_heads": 10},
     "rotary-attention": {"n_heads": 10, "window": 140},
     "gateloop-attention": {"n_heads": 10, "window": 140},
+    "gated-attention": {"n_heads": 10, "window": 140},
     "gla": {"n_heads": 5},
     "mamba2": {"n_heads": 10},
     "mamba3": {"n_heads": 10},

@@ -19,6 +19,7 @@ VOCABULARY = 11
 # beside every mixer with its default options
 VARIANTS: dict[str, dict[str, dict]] = {
     "delta-net": {"negative": {"negative_eigenvalues": True, "n_heads": 2}},
+    "gated-delta-net": {"shared": {"n_heads": 4, "n_qk_heads": 2, "d_qk": 6, "d_v": 8}},
     "gateloop": {
         "fixed": {"transition": "fixed"},
         "heads": {"n_heads": 3, "d_qk": 6, "d_v": 9},
@@ -39,6 +40,7 @@ VARIANTS: dict[str, dict[str, dict]] = {
 OPTIONS: dict[str, dict] = {
     "gated-delta-net": {"n_heads": 2},
     "gateloop-attention": {"window": 5},
+    "gated-attention": {"window": 5, "n_heads": 2},
     "gla": {"n_heads": 2},
     "hgrn2": {"n_heads": 2, "lower_bound": 0.3},
     "mamba2": {"d_state": 5, "n_heads": 2, "n_groups": 2},

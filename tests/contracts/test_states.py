@@ -9,22 +9,29 @@ def snapshot(state):
     return [tensor.detach().clone() for tensor in states.tensors(state)]
 
 
+def draw_leaf(case, length):
+    """An input that records gradients: the state of a token shift is the input itself."""
+    x = case.draw(2, length)
+    return x.requires_grad_() if x.is_floating_point() else x
+
+
 def test_detach_cuts_the_gradient(case, module):
-    x = case.draw(2, 6)
+    x = draw_leaf(case, 6)
     _, state = module(x)
     assert any(tensor.requires_grad for tensor in states.tensors(state))
     assert not any(tensor.requires_grad for tensor in states.tensors(states.detach(state)))
 
 
 def test_gradients_flow_through_the_state(case, module):
-    """The last output's loss reaches the first piece's parameters only through the state that was carried."""
-    first, second = case.draw(2, 6), case.draw(2, 3)
+    """The last output's loss reaches the first piece, x and parameters, only through the state that was carried."""
+    first, second = draw_leaf(case, 6), case.draw(2, 3)
+    leaves = [*module.parameters(), *([first] if first.requires_grad else [])]
     _, state = module(first)
     y, _ = module(second, state)
     options = {"allow_unused": True, "materialize_grads": True}  # a first memory is reached through the state alone
-    through = torch.autograd.grad(y.square().sum(), list(module.parameters()), retain_graph=True, **options)
+    through = torch.autograd.grad(y.square().sum(), leaves, retain_graph=True, **options)
     y, _ = module(second, states.detach(state))
-    cut = torch.autograd.grad(y.square().sum(), list(module.parameters()), **options)
+    cut = torch.autograd.grad(y.square().sum(), leaves, **options)
     assert any(not torch.allclose(one, other) for one, other in zip(through, cut))
 
 

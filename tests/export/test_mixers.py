@@ -33,6 +33,8 @@ MIXERS = {  # one block each, so that one trace does for many
     "retnet": {"n_heads": 3},
     "mlstm": {"n_heads": 3, "d_qk": 3},
     "rg-lru": {"lru_width": 4, "n_heads": 2},
+    "rwkv4": {"d_wkv": 5},
+    "rwkv4-channel-mixing": {"d_hidden": 7},
     "s4d": {"d_state": 6, "discretisation": "bilinear"},
     "s5": {"d_state": 4},
     "s5-hyena": {"d_state": 4},
@@ -53,7 +55,7 @@ CASES = {
     ),
 }
 REFUSED = {
-    "delta-net", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
+    "delta-net", "gated-attention", "gated-delta-net", "gateloop-attention", "gru", "reformer", "relative-attention",
     "rotary-attention", "slstm",
 }  # fmt: skip
 TRACES = (prefill_program, step_program)

@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict] = {
     "mamba2": {"d_state": 5},
     "mamba3": {"d_state": 4},
     "rotary-attention": {"window": 5, "n_heads": 2},
+    "gated-attention": {"window": 5, "n_heads": 2},
     "relative-attention": {"segment_length": SEGMENT, "mem_len": 6, "n_heads": 2},
     "mlstm": {"n_heads": 2},
     "retnet": {"n_heads": 2},

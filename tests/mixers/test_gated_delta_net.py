@@ -59,6 +59,24 @@ def test_it_is_its_recurrence_outputs_state_and_gradients(length, negative):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
+def test_shared_queries_and_keys_are_those_of_as_many_equal_heads():
+    """The parts of the wider layer's q and k are repeated, two heads of values each."""
+    options = {"n_heads": 4, "d_v": 8, "norm_epsilon": 0.1}
+    layer = GatedDeltaNet(D_MODEL, **options, d_qk=6, n_qk_heads=2).double()
+    wide = GatedDeltaNet(D_MODEL, **options, d_qk=12).double()
+    weights = dict(layer.state_dict())
+    for name in ("qkv.weight", "convolution.weight"):
+        q, k, v = weights[name].split([6, 6, 8])
+        q, k = (part.unflatten(0, (2, 3)).repeat_interleave(2, 0).flatten(0, 1) for part in (q, k))
+        weights[name] = torch.cat([q, k, v])
+    wide.load_state_dict(weights)
+    x = torch.randn(2, 70, D_MODEL, dtype=torch.float64)
+    (y, state), (expected, other) = layer(x), wide(x)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(state.h, other.h, rtol=1e-11, atol=1e-12)
+    assert layer.norm.epsilon == 0.1
+
+
 @pytest.fixture(scope="module")
 def qwen() -> ModuleType:
     return pytest.importorskip(
@@ -177,6 +195,9 @@ def test_sizes_are_the_published_ones(d_model, d_qk):
     [
         ({"n_heads": 3, "d_qk": 4}, "n_heads is 3; expected a divisor of d_qk = 4"),
         ({"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        ({"n_heads": 4, "n_qk_heads": 3}, "n_qk_heads is 3; expected a divisor of n_heads = 4"),
+        ({"n_heads": 4, "n_qk_heads": 2, "d_qk": 3}, "n_qk_heads is 2; expected a divisor of d_qk = 3"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon is 0.0; expected a finite number above 0"),
         ({"d_v": 0}, "d_v is 0; expected at least 1"),
         ({"kernel_size": 0}, "kernel_size is 0; expected at least 1"),
     ],

@@ -6,7 +6,7 @@ from tests.mixers.stepwise import require_float32_states, require_padding_skippe
 from torch.nn import functional
 
 from recurra.mixers import MLSTM, MLSTMState
-from recurra.mixers.mlstm import stabilisers
+from recurra.scan.running import stabilisers
 
 D_MODEL = 8
 OPTIONS = [{"n_heads": 2}, {"n_heads": 3, "d_qk": 6, "d_v": 9}, {"n_heads": 1, "d_qk": 1, "d_v": 2}]
@@ -71,7 +71,7 @@ def test_stabilisers_are_the_recursion():
     for f, i in zip(log_f.unbind(1), log_i.unbind(1)):
         m = torch.maximum(f + m, i)
         expected.append(m)
-    torch.testing.assert_close(stabilisers(log_f, log_i, start), torch.stack(expected, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(stabilisers(log_f.cumsum(1), log_i, start), torch.stack(expected, 1), rtol=0, atol=1e-12)
     torch.testing.assert_close(stabilisers(log_f[:, :1], log_i[:, :1], start)[:, 0], expected[0], rtol=0, atol=1e-12)
 
 

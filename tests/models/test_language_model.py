@@ -130,6 +130,18 @@ def test_scaled_embeddings_and_capped_logits_with_one_tied_matrix():
     torch.testing.assert_close(model.loss(tokens, targets)[0], losses, rtol=1e-12, atol=1e-12)
 
 
+def test_embedded_tokens_are_normalised():
+    model = LanguageModel(small(embedding_norm=True, norm_epsilon=0.1)).double()
+    with torch.no_grad():
+        model.embedding_norm.weight.uniform_(0.5, 1.5)
+        model.embedding_norm.bias.normal_()
+    tokens = torch.randint(7, (2, 5))
+    x = model.embedding.weight[tokens]
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 0.1).sqrt()
+    x, _ = model.body(x * model.embedding_norm.weight + model.embedding_norm.bias, None)
+    torch.testing.assert_close(model(tokens)[0], model.head(x), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{"n_heads": 4}, {"rnn": {}}])
 def test_options_of_a_stack_that_belong_to_no_mixer_are_refused(options):
     with pytest.raises(

@@ -9,17 +9,18 @@ from torch import Tensor
 from recurra.kernels.operators import transforms_are_active
 
 
-def phases(positions: Int[Tensor, "*n"], n_channels: int) -> Float[Tensor, "*n pairs"]:
-    """Compute theta_i n in radians and float64, with theta_i = 10000^(-2i / n_channels) for channel pair i.
+def phases(positions: Int[Tensor, "*n"], n_channels: int, base: float = 10000.0) -> Float[Tensor, "*n pairs"]:
+    """Compute theta_i n in radians and float64, with theta_i = base^(-2i / n_channels) for channel pair i.
 
     In float32 the phase at position 10^6 would be off by up to 0.06 radians.
 
     Args:
         positions: n, of any sign.
         n_channels: number of channels, even: they are rotated in pairs.
+        base: what the angles fall with; larger ones turn more slowly.
     """
     exponents = torch.arange(0, n_channels, 2, dtype=torch.float64, device=positions.device) / n_channels
-    return positions.double()[..., None] * 10000.0**-exponents
+    return positions.double()[..., None] * base**-exponents
 
 
 def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"]) -> Float[Tensor, "*batch d"]:

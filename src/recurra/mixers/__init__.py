@@ -2,6 +2,7 @@
 
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+from recurra.mixers.gated_attention import GatedAttention
 from recurra.mixers.gated_delta_net import GatedDeltaNet
 from recurra.mixers.gateloop import GateLoop, GateLoopState
 from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
@@ -27,6 +28,8 @@ from recurra.mixers.retnet import Retention, RetentionState
 from recurra.mixers.rg_lru import RGLRU, RGLRUState
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
+from recurra.mixers.rwkv4 import RWKV4, RWKV4State
+from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
 from recurra.mixers.s4d import S4D, S4DState
 from recurra.mixers.s5 import S5, S5State
 from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
@@ -40,6 +43,7 @@ __all__ = [
     "MLSTM",
     "RGLRU",
     "RNN",
+    "RWKV4",
     "S4D",
     "S5",
     "SLSTM",
@@ -51,6 +55,7 @@ __all__ = [
     "GateLoopAttention",
     "GateLoopAttentionState",
     "GateLoopState",
+    "GatedAttention",
     "GatedDeltaNet",
     "GatedLinearAttention",
     "GatedLinearAttentionState",
@@ -79,6 +84,9 @@ __all__ = [
     "PerformerState",
     "RGLRUState",
     "RNNState",
+    "RWKV4ChannelMixing",
+    "RWKV4ChannelMixingState",
+    "RWKV4State",
     "Reformer",
     "ReformerState",
     "RelativeAttention",

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require_heads
+from recurra.checks import require, require_at_least, require_heads, require_positive
 from recurra.deltarule import delta_rule
 from recurra.layers.precision import at_least_float32
 from recurra.layers.rms_norm import RMSNorm
@@ -16,6 +16,7 @@ from recurra.layers.unit_length import unit_length
 from recurra.lengths.padded import blank, keep
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
+from recurra.ssm.selective import spread_over_heads
 
 
 class DeltaNetState(NamedTuple):
@@ -37,22 +38,36 @@ class DeltaMixer(Mixer):
     skips_padding = True
 
     def __init__(
-        self, d_model: int, d_qk: int, d_v: int, n_heads: int, kernel_size: int, negative_eigenvalues: bool
+        self,
+        d_model: int,
+        d_qk: int,
+        d_v: int,
+        n_heads: int,
+        kernel_size: int,
+        negative_eigenvalues: bool,
+        n_qk_heads: int | None = None,
+        norm_epsilon: float = 1e-5,
     ) -> None:
-        require_heads(n_heads, d_qk=d_qk, d_v=d_v)
+        n_qk_heads = n_heads if n_qk_heads is None else n_qk_heads
+        require_at_least(1, n_heads=n_heads, d_qk=d_qk, n_qk_heads=n_qk_heads)
+        require(n_heads % n_qk_heads == 0, "n_qk_heads", n_qk_heads, f"a divisor of n_heads = {n_heads}")
+        name = "n_heads" if n_qk_heads == n_heads else "n_qk_heads"
+        require(d_qk % n_qk_heads == 0, name, n_qk_heads, f"a divisor of d_qk = {d_qk}")
+        require_heads(n_heads, d_v=d_v)
+        require_positive(norm_epsilon=norm_epsilon)
         convolution = ShortConvolution(2 * d_qk + d_v, kernel_size, bias=False)
         super().__init__(
             d_model,
             DeltaNetState,
-            h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)),
+            h=Carried((n_heads, d_qk // n_qk_heads, d_v // n_heads)),
             inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
         )
-        self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
+        self.d_qk, self.d_v, self.n_heads, self.n_qk_heads = d_qk, d_v, n_heads, n_qk_heads
         self.largest_rate = 2.0 if negative_eigenvalues else 1.0
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v, bias=False)
         self.convolution = convolution
         self.rate_projection = nn.Linear(d_model, n_heads, bias=False)
-        self.norm = RMSNorm(d_v // n_heads)
+        self.norm = RMSNorm(d_v // n_heads, norm_epsilon)
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
     def read(
@@ -65,7 +80,9 @@ class DeltaMixer(Mixer):
         """Convolve, run the delta rule with decay `a`, 1 if None, and norm each head's output."""
         qkv, inputs = self.convolution(self.qkv(x), state.inputs, mask)
         parts = functional.silu(qkv).split([self.d_qk, self.d_qk, self.d_v], -1)
-        q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in parts)
+        heads = (self.n_qk_heads, self.n_qk_heads, self.n_heads)
+        q, k, v = (at_least_float32(part).unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
+        q, k = (spread_over_heads(part, self.n_heads) for part in (q, k))
         b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
         a = b.new_ones(()).expand(b.shape) if a is None else keep(a, mask)
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)

@@ -25,7 +25,7 @@ class GatedDeltaNet(DeltaMixer):
 
     The norm is a root mean square norm of each head, with one scale for all heads; no projection and no convolution has
     a bias. At the start exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1], as in the
-    published code. Two decisions are ours: there are as many value heads as key heads, and where six heads do not
+    published code. Two decisions are ours: there are as many value heads as key heads by default, and where six do not
     divide the published width, a head has the next smaller whole number of channels.
 
     Args:
@@ -36,6 +36,9 @@ class GatedDeltaNet(DeltaMixer):
         kernel_size: K, the steps that the convolution sees, the newest included.
         negative_eigenvalues: b_t = 2 sigmoid(W_b x_t), so that the transition's eigenvalue a_t (1 - b_t) along k_t
             can be negative and the layer can count modulo 2 (Grazzi et al. 2025, arXiv 2411.12537).
+        n_qk_heads: heads of the queries and keys, each shared by n_heads / n_qk_heads heads of the values, as in
+            Qwen3-Next; `n_heads` if None.
+        norm_epsilon: what the norm adds to the mean square.
 
     Raises:
         ValueError: a size is out of range, or the heads do not divide the channels.
@@ -50,11 +53,13 @@ class GatedDeltaNet(DeltaMixer):
         n_heads: int = 6,
         kernel_size: int = 4,
         negative_eigenvalues: bool = False,
+        n_qk_heads: int | None = None,
+        norm_epsilon: float = 1e-5,
     ) -> None:
         require_heads(n_heads)
         d_qk = n_heads * max(1, 3 * d_model // (4 * n_heads)) if d_qk is None else d_qk
         d_v = 2 * d_qk if d_v is None else d_v
-        super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues)
+        super().__init__(d_model, d_qk, d_v, n_heads, kernel_size, negative_eigenvalues, n_qk_heads, norm_epsilon)
         self.decay_projection = nn.Linear(d_model, n_heads, bias=False)
         self.A_log = nn.Parameter(torch.log(_LARGEST_RATE * (1 - torch.rand(n_heads))))  # never log(0)
         self.dt_bias = nn.Parameter(inverse_softplus_of_steps(n_heads, _SMALLEST_STEP, _LARGEST_STEP))

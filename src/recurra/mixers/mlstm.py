@@ -14,7 +14,7 @@ from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
-from recurra.scan.running import running_maximum
+from recurra.scan.running import stabilisers
 
 _CAP = 15.0  # of the gates' pre-activations, as published
 _EPSILON = 1e-6  # as in the published code
@@ -86,7 +86,7 @@ class MLSTM(Mixer):
         log_f = blank(functional.logsigmoid(forget), mask)
         if mask is not None:
             log_i = log_i.masked_fill(~mask[..., None], _NEVER)
-        m = stabilisers(log_f.detach(), log_i.detach(), state.m.detach())
+        m = stabilisers(log_f.detach().cumsum(1), log_i.detach(), state.m.detach())
         before = torch.cat([state.m[:, None], m], 1)[:, :-1]
         f, i = torch.exp(log_f + before - m)[..., None], torch.exp(log_i - m)[..., None]
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
@@ -99,15 +99,3 @@ class MLSTM(Mixer):
             h = torch.where(has_steps[..., None, None], last.h, state.h)
             last = MLSTMState(h, torch.where(has_steps, last.m, state.m))
         return self.output_projection((torch.sigmoid(o) * y).to(x.dtype)), last
-
-
-def stabilisers(
-    log_f: Float[Tensor, "B L H"], log_i: Float[Tensor, "B L H"], m: Float[Tensor, "B H"]
-) -> Float[Tensor, "B L H"]:
-    """m_t = max(log f_t + m_{t-1}, log i_t) for all steps (Beck et al. (15)), by running sums and maxima.
-
-    Differences of running sums lose digits over many steps. That is harmless: numbers near these stabilise as well, if
-    the whole recurrence uses the same ones.
-    """
-    sums = log_f.cumsum(1)
-    return sums + torch.maximum(running_maximum(log_i - sums), m[:, None])

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least
+from recurra.checks import require, require_at_least, require_positive
 from recurra.layers.attention_window import head_size
 from recurra.layers.dot_product_attention import causal_attention
 from recurra.layers.precision import at_least_float32
@@ -41,6 +41,7 @@ class RotaryAttention(Mixer):
         n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
         d_head: channels of a head; d_model / n_heads if None.
         rotated_share: share of a head's channels that are rotated, the first ones: an even number.
+        rotation_base: base of the angles theta_i = base^(-2i / rotated channels).
         output_bias: whether the output projection has a bias; the others have none.
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
             stream: the state then grows with every step, and so does the time that a step takes.
@@ -59,6 +60,7 @@ class RotaryAttention(Mixer):
         d_head: int | None = None,
         rotated_share: float = 1.0,
         window: int | None = 128,
+        rotation_base: float = 10000.0,
         output_bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -67,12 +69,13 @@ class RotaryAttention(Mixer):
         require_at_least(1, n_kv_heads=n_kv_heads)
         require(n_heads % n_kv_heads == 0, "n_kv_heads", n_kv_heads, f"a divisor of n_heads = {n_heads}")
         n_rotated = int(d_head * rotated_share)
+        require_positive(rotation_base=rotation_base)
         even = 0 < n_rotated <= d_head and n_rotated % 2 == 0
         require(even, "rotated channels a head", n_rotated, "an even number: they rotate in pairs")
         past = Carried((Steps("p", most_kept(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
-        self.window, self.dropout = window, dropout
+        self.window, self.dropout, self.rotation_base = window, dropout, rotation_base
         self.qkv = nn.Linear(d_model, (n_heads + 2 * n_kv_heads) * d_head, bias=False)
         self.output_projection = nn.Linear(n_heads * d_head, d_model, bias=output_bias)
 
@@ -80,11 +83,21 @@ class RotaryAttention(Mixer):
         self, x: Float[Tensor, "B L d_model"], state: RotaryAttentionState, mask: None
     ) -> tuple[Float[Tensor, "B L d_model"], RotaryAttentionState]:
         """Attend to the steps of the state and of x."""
-        heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads]
-        queries, keys, values = self.qkv(x).unflatten(-1, (-1, self.d_head)).split(heads, 2)
+        queries, keys, values = self.project(x)
         known = after(state, RotaryAttentionState(at_least_float32(keys), at_least_float32(values)))
         y = self._attend(at_least_float32(queries), *known, dtype=queries.dtype)
-        return self.output_projection(y.flatten(2)), still_seen(known, self.window)
+        return self.output(x, y.flatten(2)), still_seen(known, self.window)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, L, H, d_head), keys and values (B, L, G, d_head), not rotated."""
+        heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads]
+        queries, keys, values = self.qkv(x).unflatten(-1, (-1, self.d_head)).split(heads, 2)
+        return queries, keys, values
+
+    def output(self, x: Tensor, y: Tensor) -> Tensor:
+        """What leaves the layer, of all heads' values y and the layer's input x."""
+        projected: Tensor = self.output_projection(y)
+        return projected
 
     def why_not_exportable(self) -> str:
         """It keeps a window of steps."""
@@ -93,7 +106,8 @@ class RotaryAttention(Mixer):
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""
         n_queries, n_keys = queries.shape[1], keys.shape[1]
-        angles = phases(torch.arange(n_keys, device=keys.device), self.n_rotated)[:, None]  # the same for all heads
+        positions = torch.arange(n_keys, device=keys.device)
+        angles = phases(positions, self.n_rotated, self.rotation_base)[:, None]  # the same for all heads
         queries = self._rotate(queries, angles[n_keys - n_queries :])
         rotated = self._rotate(keys, angles)
         queries, rotated, values = (part.to(dtype).transpose(1, 2) for part in (queries, rotated, values))

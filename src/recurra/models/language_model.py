@@ -55,6 +55,8 @@ class LanguageModelShape(BuildsModel):
     """Use the token embedding as the output matrix too."""
     embedding_scale: float = 1.0
     """What embedded tokens are multiplied by."""
+    embedding_norm: bool = False
+    """Normalise embedded tokens, as RWKV-4 does."""
     logit_cap: float | None = None
     """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
@@ -122,6 +124,7 @@ class LanguageModel(LanguageModelShell):
         super().__init__()
         self.config = config
         self.embedding = _embedding(config)
+        self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             _block(create_mixer(name, config.d_model, **options), config) for name, options in config.mixers
@@ -141,7 +144,7 @@ class LanguageModel(LanguageModelShell):
 
     def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
         """Look tokens up."""
-        x: Tensor = self.dropout(self.embedding(tokens))
+        x: Tensor = self.dropout(self.embedding_norm(self.embedding(tokens)))
         return x
 
     def body(

@@ -24,12 +24,29 @@ XLSTM = {
     "ffn_round_up_to_multiple_of": 8,
     "autocast_kernel_dtype": "float32",
 }
+RWKV = {"intermediate_size": 20, "rescale_every": 0}
+QWEN = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 20,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "mlp_only_layers": [0, 1, 2, 3],
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
     "falcon-mamba": ("FalconMamba", {"state_size": 5, "mixer_rms_eps": 1e-3}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
     "xlstm": ("xLSTM", XLSTM),
+    "rwkv": ("Rwkv", RWKV),
+    "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
+    "qwen3-next": ("Qwen3Next", {**QWEN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "qwen3-next-linear": ("Qwen3Next", {**QWEN, "full_attention_interval": 5, "tie_word_embeddings": True}),
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
     "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),
 }

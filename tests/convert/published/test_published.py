@@ -72,8 +72,9 @@ def test_the_way_back_is_transformers_own_class(name, peers, tmp_path):
     torch.testing.assert_close(logits_of(back, TOKENS), logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
 
 
-def test_greedy_text_is_transformers(peers):
-    peer, folder = peers("mamba")
+@pytest.mark.parametrize("name", ["mamba", "rwkv", "qwen3-next"])
+def test_greedy_text_is_transformers(name, peers):
+    peer, folder = peers(name)
     model = from_huggingface(folder).model
     expected = peer.generate(TOKENS[:1], max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     found, state = TOKENS[:1], None
@@ -140,6 +141,11 @@ def test_bfloat16_weights(peers, tmp_path):
         ("mamba", {"num_hidden_layers": 10**6}, "1000000 blocks for 22 tensors; expected at least one tensor a block"),
         ("mamba", {"num_hidden_layers": 1}, r"unknown: backbone\.layers\.1\.mixer\.A_log, .* and \d more"),
         ("mamba-untied", {"tie_word_embeddings": True}, "differ; expected one in which they are equal, as its config"),
+        (
+            "rwkv",
+            {"layer_norm_epsilon": 1e-6},
+            "layer_norm_epsilon .* is 1e-06, which is not supported; expected 1e-05",
+        ),
         ("recurrent-gemma", {"rope_theta": 5e5, "rope_parameters": None}, "rope_theta is 500000.0; expected 10000"),
         ("recurrent-gemma", {"attention_bias": True}, "attention_bias .* is True, which is not supported"),
         ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types is .*; expected a list of recurrent, attention"),

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols
 REFUSED = {"recurrent-gemma": "rotary-attention keeps the last steps themselves"}
 
 
-@pytest.mark.parametrize("name", ["falcon-mamba", "xlstm"])
+@pytest.mark.parametrize("name", ["falcon-mamba", "xlstm", "rwkv"])
 def test_the_graph_computes_what_the_model_computes(name, peers):
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install recurra[onnx]")
     from recurra.export.onnx_file import largest_difference, to_onnx

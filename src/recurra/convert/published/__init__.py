@@ -1,6 +1,6 @@
 """Published language models of this field in transformers' own folders: one file an architecture."""
 
-from recurra.convert.published import mamba, mamba2, recurrent_gemma, xlstm
+from recurra.convert.published import mamba, mamba2, qwen3_next, recurrent_gemma, rwkv, xlstm
 from recurra.convert.published.architecture import ARCHITECTURES
 from recurra.convert.published.folder import from_huggingface, model_type_of, to_huggingface, without_unused_tokens
 
@@ -10,7 +10,9 @@ __all__ = [
     "mamba",
     "mamba2",
     "model_type_of",
+    "qwen3_next",
     "recurrent_gemma",
+    "rwkv",
     "to_huggingface",
     "without_unused_tokens",
     "xlstm",

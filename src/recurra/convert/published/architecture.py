@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from recurra.convert.published.fused import Fused
 from recurra.convert.published.rules import Rule
 from recurra.convert.published.settings import Settings
 from recurra.models import LanguageModelConfig
@@ -18,6 +19,8 @@ class Architecture(NamedTuple):
     rules: the weights, for a shape.
     settings: makes the entries of config.json from a shape, for the way back.
     fits: whether a shape with that mixer is of this architecture, where several have the mixer.
+    head: the output matrix there, which a folder omits if it is the embedding.
+    fused: matrices there that are split before the rules see them, for a shape.
     """
 
     model_type: str
@@ -27,6 +30,8 @@ class Architecture(NamedTuple):
     rules: Callable[[LanguageModelConfig], list[Rule]]
     settings: Callable[[LanguageModelConfig], dict[str, Any]]
     fits: Callable[[LanguageModelConfig], bool] = lambda config: True
+    head: str = "lm_head.weight"
+    fused: Callable[[LanguageModelConfig], list[Fused]] = lambda config: []
 
 
 ARCHITECTURES: dict[str, Architecture] = {}

@@ -13,6 +13,7 @@ from recurra.checks import choose, sentence
 from recurra.convert.files import read_weights
 from recurra.convert.portable import PortableModel, tied_parameters
 from recurra.convert.published.architecture import ARCHITECTURES, Architecture
+from recurra.convert.published.fused import join_fused, split_fused
 from recurra.convert.published.rules import fill, matched, weights_by_their_names
 from recurra.convert.published.settings import Settings
 from recurra.data import BytePairEncoding
@@ -60,13 +61,14 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     settings = Settings(entries, str(folder / "config.json"))
     config = architecture.config(settings)
     settings.finish()
-    weights, rules = read_folder_weights(folder), architecture.rules(config)
+    weights = read_folder_weights(folder)
     if config.n_layer > len(weights):
         came = f"{config.n_layer} blocks for {len(weights)} tensors"
         raise ValueError(sentence(str(folder), came, "at least one tensor a block"))
+    weights = split_fused(weights, architecture.fused(config), str(folder))
     with outlined():  # takes no memory, whatever the sizes
         outline = LanguageModel(config)
-    places = matched(outline, weights, rules, str(folder))
+    places = matched(outline, weights, architecture.rules(config), str(folder))
     model = _with_memory(outline, dtype)
     fill(model, weights, places, str(folder))
     tokenizer = folder / "tokenizer.json"
@@ -130,7 +132,8 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     architecture, entries = _described(model)
     weights = weights_by_their_names(model, architecture.rules(model.config))  # type: ignore[arg-type]
     if tied_parameters(model):
-        del weights["lm_head.weight"]
+        del weights[architecture.head]
+    weights = join_fused(weights, architecture.fused(model.config))  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],

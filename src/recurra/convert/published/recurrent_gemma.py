@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from recurra.checks import require
 from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.rotary import qkv_rule, turned_pairs
 from recurra.convert.published.rules import Rule, one_more
 from recurra.convert.published.settings import Settings
 from recurra.models import LanguageModelConfig
@@ -105,32 +105,12 @@ def _recurrent(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
 def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
     own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block"
     d_head = d_model // options["n_heads"]
-    order = _pairs(d_head, int(d_head * options["rotated_share"]))
-    back = torch.argsort(order)
-    rows = [options[name] * d_head for name in ("n_heads", "n_kv_heads", "n_kv_heads")]
-
-    def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([_reordered(q, order), _reordered(k, order), v])
-
-    def write(qkv: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = qkv.split(rows)
-        return _reordered(q, back), _reordered(k, back), v
-
-    names = tuple(f"{theirs}.{name}_proj.weight" for name in "qkv")
+    order = turned_pairs(d_head, int(d_head * options["rotated_share"]))
+    names = [f"{theirs}.{name}_proj.weight" for name in "qkv"]
     return [
-        Rule(rf"{own}\.qkv\.weight", names, read, write),
+        qkv_rule(rf"{own}\.qkv\.weight", names, options["n_heads"], options["n_kv_heads"], order),
         Rule(rf"{own}\.output_projection\.(\w+)", (rf"{theirs}.o_proj.\1",)),
     ]
-
-
-def _pairs(d_head: int, n_rotated: int) -> Tensor:
-    """The order of a head's channels: transformers turns channel i with i + n / 2, and here 2i turns with 2i + 1."""
-    halves = torch.arange(n_rotated).view(2, -1)
-    return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
-
-
-def _reordered(weight: Tensor, order: Tensor) -> Tensor:
-    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:

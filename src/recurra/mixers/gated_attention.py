@@ -1,0 +1,67 @@
+"""Rotary attention with norms and an output gate, as Qwen3-Next's (Qiu et al. 2025, "Gated Attention for Large Language
+Models", arXiv 2505.06708)."""
+
+import torch
+from torch import Tensor, nn
+
+from recurra.checks import require_positive
+from recurra.layers.rms_norm import RMSNorm
+from recurra.mixers.registry import register_mixer
+from recurra.mixers.rotary_attention import RotaryAttention
+
+
+@register_mixer("gated-attention")
+class GatedAttention(RotaryAttention):
+    """y_n = W_o (sigmoid(W_g x_n) * sum_m softmax_m(norm(q_n) . R_(n-m) norm(k_m) / sqrt(d_head)) v_m).
+
+    Rotary attention whose queries and keys pass root mean square norms in each head, with one scale for all heads,
+    before they turn; and whose values are gated, channel by channel, before the output projection. The state is that of
+    `rotary-attention`, with the keys after their norm.
+
+    Args:
+        d_model: channels of x and y.
+        n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, output_bias, dropout: as those of
+            `rotary-attention`.
+        norm_epsilon: what the norms add to the mean square.
+
+    Raises:
+        ValueError: a size is out of range.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        rotated_share: float = 1.0,
+        window: int | None = 128,
+        rotation_base: float = 10000.0,
+        output_bias: bool = False,
+        dropout: float = 0.0,
+        norm_epsilon: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            d_model,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            d_head=d_head,
+            rotated_share=rotated_share,
+            window=window,
+            rotation_base=rotation_base,
+            output_bias=output_bias,
+            dropout=dropout,
+        )
+        require_positive(norm_epsilon=norm_epsilon)
+        self.query_norm, self.key_norm = RMSNorm(self.d_head, norm_epsilon), RMSNorm(self.d_head, norm_epsilon)
+        self.gate_projection = nn.Linear(d_model, n_heads * self.d_head, bias=False)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys normalised."""
+        queries, keys, values = super().project(x)
+        return self.query_norm(queries).to(values.dtype), self.key_norm(keys), values
+
+    def output(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gate, then project."""
+        return super().output(x, torch.sigmoid(self.gate_projection(x)) * y)
