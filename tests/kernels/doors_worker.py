@@ -13,6 +13,7 @@ from recurra.cells.gru import RecurrentWeights
 from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
 from recurra.layers.positive_features import positive_features
+from recurra.layers.shifted_products import shifted_products
 from recurra.scan import operators
 from recurra.ssm.turned import turned
 
@@ -324,11 +325,22 @@ def of_turned():
     return each_wrong(turned, x, bad)
 
 
+def of_shifted_products():
+    x = {"x": ones(4, 6, 5), "state": ones(4, 3, 5), "weight": ones(4, 5), "bias": ones(5)}
+    bad = {
+        "x": {"number of dimensions": ones(24, 5)},
+        "state": wrong((4, 3, 5), {"batch": (1, 3, 5), "length": (4, 2, 5), "channels": (4, 3, 1)}),
+        "weight": wrong((4, 5), {"channels": (4, 1), "number of dimensions": (4, 5, 1)}),
+        "bias": wrong((5,), {"channels": (1,), "number of dimensions": (1, 5)}),
+    }
+    return each_wrong(shifted_products, x, bad)
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
     "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
-    "delta rule": of_the_delta_rule, "turned": of_turned,
+    "delta rule": of_the_delta_rule, "turned": of_turned, "shifted products": of_shifted_products,
 }  # fmt: skip
 
 

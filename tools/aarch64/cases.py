@@ -55,7 +55,17 @@ def _gru() -> None:
     _differentiate(lambda x, h: gru_sequence(cell, cell.project(x), h, weights), _draw(2, 9, 11), _draw(2, 21))
 
 
-def _cell_mixer(name: str, **options: int) -> None:
+_MIXERS: dict[str, dict[str, int]] = {
+    "gru": {},
+    "slstm": {"n_heads": 2},
+    "performer": {"n_heads": 2},
+    "mamba3": {"d_state": 24, "n_heads": 2},
+    "gated-delta-net": {"n_heads": 2},
+}
+"""Mixers with kernels of their own."""
+
+
+def _mixer(name: str, **options: int) -> None:
     layer = create_mixer(name, 22, **options)
     _differentiate(lambda x: layer(x)[:1], _draw(2, 9, 22))
 
@@ -89,8 +99,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype, gates in ((_FLOATS, 1), (_COMPLEX, 5)):
         yield f"gate_loop, heads, {dtype}".replace("torch.", ""), partial(_heads, dtype, gates)
     yield "GRU", _gru
-    yield "the mixer gru", partial(_cell_mixer, "gru")
-    yield "the mixer slstm", partial(_cell_mixer, "slstm", n_heads=2)
+    for name, options in _MIXERS.items():
+        yield f"the mixer {name}", partial(_mixer, name, **options)
     yield "selective_scan", _selective
     yield "delta_rule", _delta
     yield "cross_entropy", _loss

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recurra.checks import require_at_least
 from recurra.layers.implicit_filters import convolve_window
 from recurra.layers.precision import at_least_float32
+from recurra.layers.shifted_products import shifted_products
 from recurra.lengths.padded import blank
 
 _MANY = 16  # weights: with fewer, shifted products are faster than transforms
@@ -27,8 +28,8 @@ class ShortConvolution(nn.Module):
     Padding may stand anywhere. With a mask the counted steps are brought together, convolved, and put back, so a mixer
     around this layer can set `skips_padding`.
 
-    It adds K shifted products, which is faster on a CPU than `torch.nn.functional.conv1d` (docs/decisions.md). From 16
-    weights on, long pieces go through the fast Fourier transform.
+    It adds K shifted products, in one kernel on a CPU, which is faster there than `torch.nn.functional.conv1d`
+    (docs/decisions.md). From 16 weights on, long pieces go through the fast Fourier transform.
 
     Args:
         channels: D.
@@ -67,29 +68,31 @@ class ShortConvolution(nn.Module):
             real = torch.promote_types(x.dtype, torch.float32)
             state = x.new_zeros((x.shape[0], self.kernel_size - 1, x.shape[2]), dtype=real)
         if mask is None:
-            known = torch.cat([state, at_least_float32(x)], 1)
-            return self._convolve(known, x.shape[1]).to(x.dtype), known[:, x.shape[1] :].clone()
+            return self._of_all_steps(x, state)
         counted_first = torch.argsort((~mask).byte(), dim=1, stable=True)
-        known = torch.cat([state, _rows(at_least_float32(blank(x, mask)), counted_first)], 1)
-        y = self._convolve(known, x.shape[1]).to(x.dtype)
+        moved = _rows(at_least_float32(blank(x, mask)), counted_first)
+        known, y = torch.cat([state, moved], 1), self._convolve(moved, state).to(x.dtype)
         last = mask.sum(1, keepdim=True) + torch.arange(self.kernel_size - 1, device=x.device)
         return _rows(y, (mask.cumsum(1) - 1).clamp(min=0)), _rows(known, last)
 
-    def _convolve(self, known: Tensor, n_steps: int) -> Tensor:
-        """The outputs of `n_steps` steps from them and the K - 1 before."""
+    def _of_all_steps(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        length, inputs, n_before = x.shape[1], at_least_float32(x), self.kernel_size - 1
+        y = self._convolve(inputs, state).to(x.dtype)
+        if not isinstance(length, torch.SymInt) and length >= n_before:  # without a copy of all inputs
+            return y, inputs[:, length - n_before :].to(state.dtype, copy=True)
+        return y, torch.cat([state, inputs], 1)[:, length:].clone()
+
+    def _convolve(self, x: Tensor, state: Tensor) -> Tensor:
+        """The outputs of x, from its steps and the K - 1 before."""
         weight = at_least_float32(self.weight)[:, 0].t()  # (K, D)
-        if not isinstance(n_steps, torch.SymInt) and n_steps == 1:
-            y = (known * weight).sum(1, keepdim=True)
-            return y if self.bias is None else y + at_least_float32(self.bias)
+        bias = None if self.bias is None else at_least_float32(self.bias)
+        if not isinstance(x.shape[1], torch.SymInt) and x.shape[1] == 1:
+            y = (torch.cat([state, x], 1) * weight).sum(1, keepdim=True)
+            return y if bias is None else y + bias
         if self.kernel_size >= _MANY:
-            y, _ = convolve_window(known[:, self.kernel_size - 1 :], weight.flip(0), known[:, : self.kernel_size - 1])
-            return y if self.bias is None else y + at_least_float32(self.bias)
-        weight = weight.contiguous()  # the products below read rows of D numbers
-        first, *shifted = (known[:, k : k + n_steps] for k in range(self.kernel_size))
-        y = first * weight[0] if self.bias is None else torch.addcmul(at_least_float32(self.bias), first, weight[0])
-        for k, inputs in enumerate(shifted, 1):
-            y = torch.addcmul(y, inputs, weight[k])
-        return y
+            y, _ = convolve_window(x, weight.flip(0), state)
+            return y if bias is None else y + bias
+        return shifted_products(x, state, weight, bias)
 
 
 def _rows(x: Float[Tensor, "B L D"], steps: Tensor) -> Float[Tensor, "B n D"]:
