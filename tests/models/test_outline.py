@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils._device
 from torch import nn
 
 from recurra.mixers import list_mixers

@@ -98,14 +98,16 @@ class RWKV4(Mixer):
         """wkv_t of every step, and a, b and m after the last one."""
         decay = -torch.exp(at_least_float32(self.log_decay))
         log_f = decay.expand(1, *k.shape[1:])
-        counts = torch.arange(1, k.shape[1] + 1, device=k.device)[None]
+        positions = torch.arange(1 - k.shape[1], 1, device=k.device)[None]  # from the last step: its m keeps its digits
+        n_steps = 1 - positions[:, :1]
         if mask is not None:
-            log_f, counts = blank(log_f.expand_as(k), mask), mask.cumsum(1)
+            n_steps = mask.sum(1, keepdim=True)
+            log_f, positions = blank(log_f.expand_as(k), mask), mask.cumsum(1) - n_steps
             k = k.masked_fill(~mask[..., None], _NEVER)
-        sums = decay.detach() * counts[..., None]
         started = (state.b.detach() * -_NEVER).clamp(max=1)  # 0 or 1, without a comparison: compiled steps have none
         start = started * state.m.detach() + (1 - started) * _NEVER
-        m = stabilisers(sums, k.detach(), start)
+        constant = decay.detach()
+        m = stabilisers(constant * positions[..., None], k.detach(), start + constant * n_steps)
         before = _shifted(start, m)
         f, i = torch.exp(log_f + before - m), blank(torch.exp(k - m), mask)
         a, b = linear_scan(f, i * v, state.a), linear_scan(f, i, state.b)
