@@ -26,7 +26,6 @@ XLSTM = {
 }
 RWKV = {"intermediate_size": 20, "rescale_every": 0}
 QWEN = {
-    "num_hidden_layers": 4,
     "intermediate_size": 20,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -35,8 +34,10 @@ QWEN = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 5,
-    "mlp_only_layers": [0, 1, 2, 3],
+    "mlp_only_layers": [0, 1],
 }
+ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
+HYBRID = ["linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
@@ -45,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),
     "rwkv-tied": ("Rwkv", {"attention_hidden_size": 16, "tie_word_embeddings": True}),
-    "qwen3-next": ("Qwen3Next", {**QWEN, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "qwen3-next": ("Qwen3Next", {**QWEN, "layer_types": HYBRID, "rope_parameters": ROTATION}),
     "qwen3-next-linear": ("Qwen3Next", {**QWEN, "full_attention_interval": 5, "tie_word_embeddings": True}),
     "recurrent-gemma": ("RecurrentGemma", {**GEMMA, "num_hidden_layers": 4}),
     "recurrent-gemma-without-attention": ("RecurrentGemma", {**GEMMA, "logits_soft_cap": 5.0}),

@@ -45,10 +45,10 @@ def test_logits_and_states_are_the_peers_in_float64(peers, monkeypatch):
     [
         (
             {"mlp_only_layers": [1]},
-            "num_experts .* in 3 of 4 layers; expected 0, or all layers in mlp_only_layers: mixtures of experts",
+            "num_experts .* in 1 of 2 layers; expected 0, or all layers in mlp_only_layers: mixtures of experts",
         ),
-        ({"mlp_only_layers": [], "decoder_sparse_step": 3, "num_experts": 8}, "num_experts is 8 in 1 of 4 layers"),
-        ({"layer_types": ["mlp"]}, "layer_types is .*; expected one of linear_attention, full_attention for each of 4"),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 2, "num_experts": 8}, "num_experts is 8 in 1 of 2 layers"),
+        ({"layer_types": ["mlp"]}, "layer_types is .*; expected one of linear_attention, full_attention for each of 2"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'; expected 'default'"),
         ({"attention_bias": True}, "attention_bias .* is True, which is not supported"),
         ({"linear_num_value_heads": 6}, r"the shape of .*in_proj_qkvz\.weight in .* is \(64, 24\); expected 84 rows"),
