@@ -61,7 +61,8 @@ def load_folder(folder: Path) -> PortableModel:
     except OSError:
         raise
     except ValueError as error:
-        raise error if str(folder) in str(error) else ValueError(f"{folder}: {error}") from error
+        reason = " ".join(str(error).split())  # transformers writes several lines
+        raise ValueError(reason if str(folder) in reason else f"{folder}: {reason}") from error
     # Besides these, transformers raises what a strange file leads to.
     except Exception as error:
         reason = " ".join(str(error).split())
