@@ -32,7 +32,7 @@ from benchmarks.serve_load import ask, poisson, summary
 from benchmarks.table import cpu_name
 
 PROMPT, LONG_PROMPT, VOCABULARY = 32, 8192, 50257
-LEVELS = {1: 300, 8: 200, 64: 120, 256: 60, 1000: 24}
+LEVELS = {1: 300, 8: 300, 64: 400, 256: 60, 1000: 24}
 """Streams, and the tokens that each writes."""
 RESULT = Path("runs/benchmarks-serve.json")
 

@@ -101,7 +101,7 @@ class RotaryAttention(Mixer):
 
     def why_not_exportable(self) -> str:
         """It keeps a window of steps."""
-        return "rotary-attention keeps the last steps themselves, and their number grows up to its window"
+        return f"{type(self).__name__} keeps the last steps themselves, and their number grows up to its window"
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Attend from the last L of K steps: (B, L, H, d_head). Long calls go window by window, in memory as L."""

@@ -6,7 +6,7 @@ from recurra.convert.published import from_huggingface
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
-REFUSED = {"recurrent-gemma": "rotary-attention keeps the last steps themselves"}
+REFUSED = {"recurrent-gemma": "RotaryAttention keeps the last steps themselves"}
 
 
 @pytest.mark.parametrize("name", ["falcon-mamba", "xlstm", "rwkv"])
