@@ -16,8 +16,10 @@ def of_torch(layer: ShortConvolution) -> nn.Conv1d:
     return conv
 
 
-@pytest.mark.parametrize(("kernel_size", "bias"), [(4, True), (4, False), (2, True), (1, True)])
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("kernel_size", "bias"), [(4, True), (4, False), (2, True), (1, True), (20, True), (17, False)]
+)
+@pytest.mark.parametrize("length", [1, 2, 9, 70])
 def test_it_is_torchs_convolution_outputs_state_and_gradients(kernel_size, bias, length):
     layer = ShortConvolution(CHANNELS, kernel_size, bias=bias).double()
     x = torch.randn(3, length, CHANNELS, dtype=torch.float64, requires_grad=True)

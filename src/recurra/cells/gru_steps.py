@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from recurra.checks import require_layout
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.tensors import usable_threads
+from recurra.kernels.tensors import addresses, usable_threads
 
 _PANEL = 64
 _TYPES = (torch.float32, torch.bfloat16)
@@ -61,10 +61,6 @@ def _sizes(length: int, batch: int, size: int) -> tuple[tuple[int, int, int, int
     return (length, batch, size, span), {"jobs": -(-batch // span), "work": 3 * length * batch * size * size}
 
 
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [x.data_ptr() for x in tensors]
-
-
 def forward(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], of_gates: Tensor, of_candidate: Tensor
 ) -> Steps:
@@ -75,7 +71,7 @@ def forward(
     inputs, weights = _by_time(projected), [in_panels(w.t()) for w in (of_gates, of_candidate)]
     ru, c, reset = _make(length, h, 2 * size, size, size)
     steps, (sizes, work) = Steps(ru, c, reset, _start(length, h)), _sizes(length, batch, size)
-    reset_before().forward(*_addresses(inputs, *weights, *steps), *sizes, **work)
+    reset_before().forward(*addresses(inputs, *weights, *steps), *sizes, **work)
     return steps
 
 
@@ -90,7 +86,7 @@ def forward_after(
     ru, c = _make(length, h, 2 * size, size)
     hidden = bias.detach().float().expand(length, batch, -1).contiguous()
     steps, (sizes, work) = Steps(ru, c, hidden, _start(length, h)), _sizes(length, batch, size)
-    reset_after().forward(*_addresses(inputs, panels, *steps), *sizes, **work)
+    reset_after().forward(*addresses(inputs, panels, *steps), *sizes, **work)
     return steps
 
 
@@ -119,7 +115,7 @@ def backward(
     ru, c, _, states = (x.contiguous() for x in steps)
     panels = [in_panels(w) for w in (of_gates, of_candidate)]
     sizes, work = _sizes(length, batch, size)
-    reset_before().backward(*_addresses(d_y, ru, c, states, *panels, d_inputs, d_h, scratch), *sizes, **work)
+    reset_before().backward(*addresses(d_y, ru, c, states, *panels, d_inputs, d_h, scratch), *sizes, **work)
     return d_inputs, d_h
 
 
@@ -135,5 +131,5 @@ def backward_after(
     d_inputs, d_hidden = _make(length, d_h, 3 * size, 3 * size)
     sizes, work = _sizes(length, batch, size)
     tensors, panels = [x.contiguous() for x in steps], in_panels(weight)  # held, because the kernel has addresses
-    reset_after().backward(*_addresses(d_y, *tensors, panels, d_inputs, d_hidden, d_h), *sizes, **work)
+    reset_after().backward(*addresses(d_y, *tensors, panels, d_inputs, d_hidden, d_h), *sizes, **work)
     return d_inputs, d_hidden, d_h

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from recurra.cells.gru_steps import in_panels
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
-from recurra.kernels.tensors import usable_threads
+from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
+from recurra.kernels.tensors import addresses, usable_threads
 
 _NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
 
@@ -50,15 +49,7 @@ def slstm_sequence(
     _check(projected, weights, state)
     inputs = (projected, weights, *state)
     is_one_step = projected.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    if (
-        torch.compiler.is_compiling()
-        or is_one_step
-        or projected.dtype != torch.float32
-        or not projected.is_cpu
-        or not projected.numel()
-        or transforms_are_active()
-        or choose_backend("auto", projected.device) != "numba"
-    ):
+    if is_one_step or not float32_kernels_take(projected):
         return slstm_sequence_reference(projected, weights, state)
     y, *last = _SLSTMSequence.apply(projected, weights, *state)
     return y, SLSTMParts(*last)
@@ -103,10 +94,6 @@ def _sizes(length: int, batch: int, heads: int, size: int) -> tuple[tuple[int, .
     return (heads, length, batch, size, span), {"jobs": jobs, "work": work}
 
 
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [x.data_ptr() for x in tensors]
-
-
 class _SLSTMSequence(torch.autograd.Function):
     """Heads come first and time second in everything that is kept: L steps of B sequences."""
 
@@ -122,7 +109,7 @@ class _SLSTMSequence(torch.autograd.Function):
         starts = states[:, :, 0]
         starts[2].masked_fill_(starts[1] == 0, _NEVER)
         panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
-        slstm_kernels().forward(*_addresses(gates, panels, *states), *sizes, **work)
+        slstm_kernels().forward(*addresses(gates, panels, *states), *sizes, **work)
         y = states[3, :, 1:].permute(2, 1, 0, 3).contiguous()  # the caller may change it
         last = [part[:, -1].transpose(0, 1).contiguous() for part in states]
         ctx.set_materialize_grads(False)
@@ -147,7 +134,7 @@ class _SLSTMSequence(torch.autograd.Function):
                 carry.copy_(gradient.transpose(0, 1))
         panels, (sizes, work) = in_panels(weights.transpose(1, 2)), _sizes(length, batch, heads, size)
         d_gates = torch.empty_like(gates)
-        slstm_kernels().backward(*_addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
+        slstm_kernels().backward(*addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
         d_weights = None
         if ctx.needs_input_grad[1]:
             with torch.autocast("cpu", enabled=False):

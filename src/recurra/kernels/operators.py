@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from recurra.kernels.backends import choose_backend
+
 
 def transforms_are_active() -> bool:
     """Return whether torch.func or forward derivatives are at work, which not every `autograd.Function` has rules for.
@@ -17,6 +19,19 @@ def transforms_are_active() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def float32_kernels_take(x: Tensor) -> bool:
+    """Return whether Numba's kernels in a Function with eager rules alone take x: float32 on a CPU, not empty, and
+    neither torch.compile, torch.func nor forward derivatives at work."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.dtype == torch.float32
+        and x.is_cpu
+        and bool(x.numel())
+        and not transforms_are_active()
+        and choose_backend("auto", x.device) == "numba"
+    )
 
 
 def register_derivatives(

@@ -18,6 +18,11 @@ def with_neighbouring_channels(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
+def addresses(*tensors: Tensor) -> list[int]:
+    """Return where the numbers of dense tensors begin."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
 def describe(tensor: Tensor) -> tuple[int, int, int]:
     """Describe a (B, L, D) tensor to a kernel: (address, batch stride, time stride), strides in floats."""
     floats = 2 if tensor.is_complex() else 1

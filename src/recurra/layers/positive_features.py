@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recurra.checks import require_layout
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import differentiable_gradients, float32_kernels_take
 from recurra.lengths.padded import blank
 from recurra.scan.running import running_maximum
 
@@ -55,16 +54,7 @@ def positive_features(
     require_layout("k", k, (batch, length, heads, size), *kind)
     require_layout("less", less, (batch, length, heads), *kind)
     require_layout("start", start, (batch, heads, size), *kind)
-    if (
-        torch.compiler.is_compiling()
-        or mask is not None
-        or length == 1
-        or q.dtype != torch.float32
-        or not q.is_cpu
-        or not q.numel()
-        or transforms_are_active()
-        or choose_backend("auto", q.device) != "numba"
-    ):
+    if mask is not None or length == 1 or not float32_kernels_take(q):
         return positive_features_reference(q, k, less, start, mask)
     return PositiveFeatures(*_PositiveFeatures.apply(q, k, less, start))
 

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
 from recurra.kernels.tensors import describe, span_of_job, with_neighbouring_channels
 
 
@@ -36,15 +35,7 @@ def shifted_products(
     needs_gradient = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, state, weight, bias)
     )
-    if (
-        torch.compiler.is_compiling()
-        or (length == 1 and not needs_gradient)
-        or x.dtype != torch.float32
-        or not x.is_cpu
-        or not x.numel()
-        or transforms_are_active()
-        or choose_backend("auto", x.device) != "numba"
-    ):
+    if (length == 1 and not needs_gradient) or not float32_kernels_take(x):
         return shifted_products_reference(x, state, weight, bias)
     y: Tensor = _ShiftedProducts.apply(x, state, weight, bias)
     return y

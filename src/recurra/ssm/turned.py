@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
-from recurra.kernels.tensors import usable_threads
+from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
+from recurra.kernels.tensors import addresses, usable_threads
 from recurra.layers.rotation import rotate
 
 
@@ -47,15 +46,7 @@ def turned(
     require_layout("scale", scale, (*shape[:-1], 1), *kind)
     inputs = (b, c, angles, scale)
     is_one_step = shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    if (
-        torch.compiler.is_compiling()
-        or is_one_step
-        or b.dtype != torch.float32
-        or not b.is_cpu
-        or not b.numel()
-        or transforms_are_active()
-        or choose_backend("auto", b.device) != "numba"
-    ):
+    if is_one_step or not float32_kernels_take(b):
         return turned_reference(*inputs)
     return Turned(*_Turned.apply(*inputs))
 
@@ -84,10 +75,6 @@ def _sizes(b: Tensor, angles: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
     return (rows, size, turning, span), {"jobs": -(-rows // span), "work": b.numel()}
 
 
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [x.data_ptr() for x in tensors]
-
-
 class _Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
@@ -98,7 +85,7 @@ class _Turned(torch.autograd.Function):
         b_turned, c_turned, dots = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)
         turned_kernels().forward(
-            *_addresses(dense[0], dense[1], unit, dense[2], b_turned, c_turned, dots), *sizes, **work
+            *addresses(dense[0], dense[1], unit, dense[2], b_turned, c_turned, dots), *sizes, **work
         )
         ctx.save_for_backward(b, c, angles, scale, unit)
         return b_turned, c_turned, dots
@@ -114,5 +101,5 @@ class _Turned(torch.autograd.Function):
         dense, given = [x.contiguous() for x in (b, c, unit, scale)], [x.contiguous() for x in gradients]
         d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)
-        turned_kernels().backward(*_addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
+        turned_kernels().backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
         return d_b, d_c, d_pairs[..., 1], d_scale
