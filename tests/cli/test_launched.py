@@ -1,5 +1,6 @@
 import pytest
 import torch.distributed as dist
+
 from recurra.cli import launched
 
 
