@@ -21,6 +21,20 @@ def build(**options) -> Mamba:
     return layer
 
 
+NORMS = ("step", "b", "c")
+
+
+NORMALISED = {"selection_norm": 1e-2}
+
+
+def normalised(layer: Mamba, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """x by its root mean square, where the layer normalises."""
+    if isinstance(layer.b_norm, torch.nn.Identity):
+        return x
+    normal = x / (x.pow(2).mean(-1, keepdim=True) + NORMALISED["selection_norm"]).sqrt()
+    return normal if scale is None else normal * scale
+
+
 def by_a_loop(layer: Mamba, x: torch.Tensor, state: MambaState) -> tuple[torch.Tensor, MambaState]:
     """Algorithm 2, one step and one channel's modes (B, d_inner, N) at a time."""
     w, d_inner = dict(layer.named_parameters()), layer.skip.numel()
@@ -30,7 +44,8 @@ def by_a_loop(layer: Mamba, x: torch.Tensor, state: MambaState) -> tuple[torch.T
         seen.append(u)
         taps = w["convolution.weight"][:, 0].unbind(1)
         u = functional.silu(sum(tap * u for tap, u in zip(taps, seen[-len(taps) :])) + w["convolution.bias"])
-        narrow, b, c = (u @ w["selection.weight"].t()).split([layer.dt_rank, layer.d_state, layer.d_state], -1)
+        parts = (u @ w["selection.weight"].t()).split([layer.dt_rank, layer.d_state, layer.d_state], -1)
+        narrow, b, c = (normalised(layer, part, w.get(f"{name}_norm.weight")) for name, part in zip(NORMS, parts))
         delta = torch.log1p(torch.exp(narrow @ w["step_projection.weight"].t() + w["step_bias"]))[..., None]
         a = -torch.exp(w["log_decay"])
         h = torch.exp(delta * a) * h + delta * b[:, None] * u[..., None]
@@ -39,7 +54,16 @@ def by_a_loop(layer: Mamba, x: torch.Tensor, state: MambaState) -> tuple[torch.T
     return torch.stack(outputs, 1), MambaState(h.transpose(1, 2), torch.stack(seen[len(seen) - len(taps) + 1 :], 1))
 
 
-@pytest.mark.parametrize("options", [{}, {"expand": 1, "d_conv": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"expand": 1, "d_conv": 2},
+        NORMALISED,
+        {**NORMALISED, "selection_scales": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("length", [2, 9])
 def test_it_is_its_recurrence_outputs_state_and_gradients(options, length):
     layer = build(**options)
@@ -117,8 +141,18 @@ def test_padding_neither_writes_nor_forgets():
     require_padding_skipped(build(), D_MODEL)
 
 
-def test_it_recurs_in_float32():
-    require_float32_states(lambda: Mamba(D_MODEL), D_MODEL)
+@pytest.mark.parametrize("options", [{}, {"selection_norm": 1e-6, "selection_scales": True}], ids=str)
+def test_it_recurs_in_float32(options):
+    require_float32_states(lambda: Mamba(D_MODEL, **options), D_MODEL)
+
+
+def test_normalised_selections_train_under_autocast():
+    layer, x = Mamba(D_MODEL, selection_norm=1e-6, selection_scales=True), torch.randn(2, 9, D_MODEL)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(x)
+    y.float().square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in layer.parameters())
+    torch.testing.assert_close(y.float(), layer(x)[0], rtol=0.1, atol=0.02)
 
 
 def test_the_state_has_a_size_of_its_own():
@@ -134,6 +168,8 @@ def test_the_state_has_a_size_of_its_own():
         ({"expand": 0}, "expand is 0; expected at least 1"),
         ({"dt_rank": 0}, "dt_rank is 0; expected at least 1"),
         ({"d_conv": 1}, "d_conv is 1; expected at least 2"),
+        ({"selection_norm": 0.0}, "selection_norm is 0.0; expected a number above 0, or None"),
+        ({"selection_scales": True}, "selection_scales is True; expected False where selection_norm is None"),
         ({"min_step": 1.0}, "min_step is 1.0; expected at most max_step = 0.1"),
     ],
 )

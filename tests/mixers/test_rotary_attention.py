@@ -46,6 +46,7 @@ def test_it_is_the_sum(window):
         {"n_kv_heads": 2},
         {"d_head": 8, "rotated_share": 0.5},
         {"n_kv_heads": 1, "d_head": 10, "rotated_share": 0.4, "output_bias": True},
+        {"n_kv_heads": 2, "rotated_share": 0.0},
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ from torch.nn import functional
 from recurra.checks import require, require_at_least
 from recurra.layers import ShortConvolution
 from recurra.layers.precision import at_least_float32
+from recurra.layers.rms_norm import RMSNorm
 from recurra.lengths.padded import blank
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
@@ -53,12 +54,13 @@ class Mamba(Mixer):
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.
         dt_rank: the bottleneck before the step sizes; d_model / 16, rounded up, if None.
-        selection_norm: epsilon of a root mean square norm, without a scale, of W_1 u_t, B_t and C_t each, as in Falcon
-            Mamba (arXiv 2410.05355); none, as in the paper, if None.
+        selection_norm: epsilon of a root mean square norm of W_1 u_t, B_t and C_t each, as in Falcon Mamba (arXiv
+            2410.05355); none, as in the paper, if None.
+        selection_scales: whether these norms have learned scales, as in Jamba (arXiv 2403.19887, section 6.4).
         min_step, max_step: the range of step sizes at the start.
 
     Raises:
-        ValueError: a size or a step size is out of range.
+        ValueError: a size or a step size is out of range, or scales are asked for without norms.
     """
 
     skips_padding = True
@@ -75,6 +77,7 @@ class Mamba(Mixer):
         expand: int = 2,
         dt_rank: int | None = None,
         selection_norm: float | None = None,
+        selection_scales: bool = False,
         min_step: float = 0.001,
         max_step: float = 0.1,
     ) -> None:
@@ -84,12 +87,13 @@ class Mamba(Mixer):
         d_inner = expand * d_model
         carried = {"h": Carried((d_state, d_inner)), "inputs": Carried((d_conv - 1, d_inner))}
         super().__init__(d_model, MambaState, **carried)
-        if selection_norm is not None:
-            require(selection_norm > 0, "selection_norm", selection_norm, "a number above 0, or None")
-        self.d_state, self.dt_rank, self.selection_norm = d_state, rank, selection_norm
+        self.d_state, self.dt_rank = d_state, rank
         self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z
         self.convolution = ShortConvolution(d_inner, d_conv)
         self.selection = nn.Linear(d_inner, rank + 2 * d_state, bias=False)  # W_1, and those of B and C
+        self.step_norm, self.b_norm, self.c_norm = (
+            _norm_of_selection(size, selection_norm, selection_scales) for size in (rank, d_state, d_state)
+        )
         self.step_projection = nn.Linear(rank, d_inner, bias=False)  # W_2
         nn.init.uniform_(self.step_projection.weight, -(rank**-0.5), rank**-0.5)
         self.step_bias = nn.Parameter(inverse_softplus_of_steps(d_inner, min_step, max_step))
@@ -127,12 +131,18 @@ class Mamba(Mixer):
 
     def _selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Delta (B, L, d_inner), B and C (B, L, d_state) of every step."""
-        parts = self.selection(u).split([self.dt_rank, self.d_state, self.d_state], -1)
-        if self.selection_norm is not None:
-            parts = tuple(functional.rms_norm(part, part.shape[-1:], eps=self.selection_norm) for part in parts)
-        narrow, b, c = parts
-        step = at_least_float32(self.step_projection(narrow)) + at_least_float32(self.step_bias)
-        return functional.softplus(step), at_least_float32(b), at_least_float32(c)
+        narrow, b, c = self.selection(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        wide = self.step_projection(self.step_norm(narrow).to(narrow.dtype))
+        step = at_least_float32(wide) + at_least_float32(self.step_bias)
+        return functional.softplus(step), at_least_float32(self.b_norm(b)), at_least_float32(self.c_norm(c))
 
     def _eigenvalues(self) -> Float[Tensor, "d_inner d_state"]:
         return -torch.exp(at_least_float32(self.log_decay))
+
+
+def _norm_of_selection(size: int, epsilon: float | None, scales: bool) -> nn.Module:
+    if epsilon is None:
+        require(not scales, "selection_scales", scales, "False where selection_norm is None")
+        return nn.Identity()
+    require(epsilon > 0, "selection_norm", epsilon, "a number above 0, or None")
+    return RMSNorm(size, epsilon) if scales else nn.RMSNorm(size, epsilon, elementwise_affine=False)

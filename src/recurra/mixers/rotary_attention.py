@@ -40,7 +40,8 @@ class RotaryAttention(Mixer):
         n_heads: heads of the queries.
         n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
         d_head: channels of a head; d_model / n_heads if None.
-        rotated_share: share of a head's channels that are rotated, the first ones: an even number.
+        rotated_share: share of a head's channels that are rotated, the first ones: an even number. With 0 the layer has
+            no positions, as in Jamba (arXiv 2403.19887), whose recurrent layers know them.
         rotation_base: base of the angles theta_i = base^(-2i / rotated channels).
         output_bias: whether the output projection has a bias; the others have none.
         window: number of steps that a step attends to, itself included. None keeps the keys and values of the whole
@@ -71,7 +72,9 @@ class RotaryAttention(Mixer):
         n_rotated = int(d_head * rotated_share)
         require_positive(rotation_base=rotation_base)
         even = 0 < n_rotated <= d_head and n_rotated % 2 == 0
-        require(even, "rotated channels a head", n_rotated, "an even number: they rotate in pairs")
+        require(
+            even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
+        )
         past = Carried((Steps("p", most_kept(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated

@@ -36,12 +36,24 @@ QWEN = {
     "linear_value_head_dim": 5,
     "mlp_only_layers": [0, 1],
 }
+JAMBA = {
+    "intermediate_size": 20,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 1,
+    "mamba_d_state": 5,
+    "mamba_d_conv": 3,
+    "mamba_dt_rank": 3,
+    "rms_norm_eps": 1e-3,
+}
 ROTATION = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
 HYBRID = ["linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {"state_size": 5, "conv_kernel": 3, "time_step_rank": 3}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False, "expand": 1}),
     "falcon-mamba": ("FalconMamba", {"state_size": 5, "mixer_rms_eps": 1e-3}),
+    "jamba": ("Jamba", {**JAMBA, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "jamba-without-attention": ("Jamba", {**JAMBA, "tie_word_embeddings": True}),
     "mamba2": ("Mamba2", {"state_size": 6, "num_heads": 6, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
     "xlstm": ("xLSTM", XLSTM),
     "rwkv": ("Rwkv", RWKV),

@@ -72,7 +72,7 @@ def test_the_way_back_is_transformers_own_class(name, peers, tmp_path):
     torch.testing.assert_close(logits_of(back, TOKENS), logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mamba", "rwkv", "qwen3-next"])
+@pytest.mark.parametrize("name", ["mamba", "jamba", "rwkv", "qwen3-next"])
 def test_greedy_text_is_transformers(name, peers):
     peer, folder = peers(name)
     model = from_huggingface(folder).model

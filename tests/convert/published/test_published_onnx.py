@@ -6,10 +6,13 @@ from recurra.convert.published import from_huggingface
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
-REFUSED = {"recurrent-gemma": "RotaryAttention keeps the last steps themselves"}
+REFUSED = {
+    "recurrent-gemma": "RotaryAttention keeps the last steps themselves",
+    "jamba": "RotaryAttention keeps the last steps themselves",
+}
 
 
-@pytest.mark.parametrize("name", ["falcon-mamba", "xlstm", "rwkv"])
+@pytest.mark.parametrize("name", ["falcon-mamba", "jamba-without-attention", "xlstm", "rwkv"])
 def test_the_graph_computes_what_the_model_computes(name, peers):
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install recurra[onnx]")
     from recurra.export.onnx_file import largest_difference, to_onnx

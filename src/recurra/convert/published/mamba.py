@@ -12,7 +12,7 @@ from recurra.convert.published.rules import Rule
 from recurra.convert.published.settings import Settings
 from recurra.models import LanguageModelConfig
 
-_MIXER = {
+MIXER = {
     "input_projection.weight": "in_proj.weight",
     "convolution.weight": "conv1d.weight",
     "convolution.bias": "conv1d.bias",
@@ -23,6 +23,7 @@ _MIXER = {
     "skip": "D",
     "output_projection.weight": "out_proj.weight",
 }
+"""The weights of a Mamba: names here to names there."""
 
 
 def take_common(settings: Settings, d_model: int) -> int:
@@ -83,7 +84,7 @@ def _config(settings: Settings) -> LanguageModelConfig:
 
 
 def _rules(config: LanguageModelConfig) -> list[Rule]:
-    return common_rules(_MIXER)
+    return common_rules(MIXER)
 
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -113,14 +114,15 @@ def _falcon_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _is_falcon(config: LanguageModelConfig) -> bool:
-    return config.mixer_options.get("selection_norm") is not None
+    return not config.d_channel_mixing and config.mixer_options.get("selection_norm") is not None
 
 
-register_architecture(
-    Architecture(
-        "mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings, lambda config: not _is_falcon(config)
-    )
-)
+def _is_mamba(config: LanguageModelConfig) -> bool:
+    """Whether no block has a feed-forward network, as Jamba's have, and no selection is normalised."""
+    return not config.d_channel_mixing and not _is_falcon(config)
+
+
+register_architecture(Architecture("mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings, _is_mamba))
 register_architecture(
     Architecture(
         "falcon_mamba", "FalconMambaForCausalLM", "mamba", _falcon_config, _rules, _falcon_settings, _is_falcon
