@@ -230,7 +230,7 @@ def test_progress_names_every_part(tokens):
     assert {"dy/dm", "dm/dy by all paths", "dm/dy along the RNN"} < set(names)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_nothing_falls_back_to_a_loop(tokens):
     """torch warns if an operator has no rule for many vectors at once."""
     for memory, position in CASES:

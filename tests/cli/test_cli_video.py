@@ -106,7 +106,7 @@ def test_classify_says_each_segment_and_draws_a_sheet(capsys, tmp_path):
     assert lines[1].count(" then ") == 2  # the names of two classes
     assert lines[3] == str(tmp_path / "classify-000000.png")
     assert Path(lines[3]).stat().st_size > 1000
-    rows = list(csv.DictReader(csv_file.open()))
+    rows = list(csv.DictReader(csv_file.read_text().splitlines()))
     assert [row["video"] for row in rows] == [video(0)] * 2 + [video(1)] * 2
     for row in rows:
         assert sum(float(row[name]) for name in row if " then " in name) == pytest.approx(1, abs=1e-5)
@@ -155,7 +155,7 @@ def test_classify_goes_on_after_a_bad_video_and_names_it_at_the_end(capsys, tmp_
     assert [Path(bad).name in line for line in said.err.splitlines()[1:]] == [True, False]
     assert "missing.mp4" in said.err.splitlines()[2]
     assert said.out.splitlines().count(str(tmp_path / "classify-000001.png")) == 1
-    assert [row["video"] for row in csv.DictReader(table.open())] == [video(0)] * 2 + [video(1)] * 2
+    assert [row["video"] for row in csv.DictReader(table.read_text().splitlines())] == [video(0)] * 2 + [video(1)] * 2
     assert main(["classify", "runs/motions-crvit", bad, missing, "--csv", str(table), "--out", str(tmp_path)]) == 2
     assert len(table.read_text().splitlines()) == 5, "a table of nothing replaces none"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import numpy as np
+import openai
 import pytest
 import torch
 import uvicorn
@@ -108,6 +109,7 @@ class Running:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._clients = contextlib.ExitStack()
 
     def __enter__(self) -> "Running":
         self._thread.start()
@@ -116,12 +118,18 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._clients.close()
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
 
     def client(self, **headers: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        """A client that is closed when the server ends, if not before."""
+        return self._clients.enter_context(httpx.Client(base_url=self.url, headers=headers, timeout=60))
+
+    def openai_client(self, key: str) -> openai.OpenAI:
+        """OpenAI's own client, closed when the server ends."""
+        return self._clients.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0))
 
 
 @pytest.fixture
@@ -142,5 +150,5 @@ def server(models) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server) -> Iterator[httpx.Client]:
-    with server.client() as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client

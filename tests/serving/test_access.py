@@ -31,8 +31,8 @@ def test_without_a_key_there_is_nothing_but_health(serving):
             refused = client.request(method, path, headers=encoded, json={} if method == "POST" else None)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong", max_retries=0).models.list()
-    assert openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEYS[1], max_retries=0).models.list()
+        running.openai_client("wrong").models.list()
+    assert running.openai_client(KEYS[1]).models.list()
 
 
 def test_sessions_of_one_key_are_unknown_to_another(serving):
@@ -117,9 +117,7 @@ def test_a_full_queue_is_429_with_retry_after(serving):
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert refused.headers["retry-after"] == "1"
         with pytest.raises(openai.RateLimitError):
-            openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0).completions.create(
-                model="letters", prompt="b"
-            )
+            running.openai_client("x").completions.create(model="letters", prompt="b")
 
 
 def test_a_request_that_takes_too_long_ends(serving):

@@ -103,7 +103,7 @@ def test_points_further_apart_than_the_window_stay_to_the_last_bit():
     assert torch.equal(smooth(points, 9.0), points)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_a_column_that_was_not_measured_yet_leaves_its_panel_empty(tmp_path):
     panels = {"Loss": ["loss", "valid_loss"], "Accuracy": ["valid_accuracy"]}
     table = "step,loss,valid_loss,valid_accuracy\n1,2.0,,\n2,1.0,,\n"
@@ -112,7 +112,7 @@ def test_a_column_that_was_not_measured_yet_leaves_its_panel_empty(tmp_path):
     save_png(figure, tmp_path, "curves")
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_one_point_nothing_finite_and_many_runs_can_be_saved(tmp_path):
     runs = {f"run {i}": rows(f"step,loss\n1,{'inf' if i == 3 else i}\n") for i in range(10)}
     figure = metric_curves(runs, {"Loss": ["loss"]})

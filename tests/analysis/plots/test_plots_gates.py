@@ -53,7 +53,7 @@ def test_an_unknown_sequence_is_an_error(make_record):
         gate_magnitudes(make_record(), sequence=2)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("n_steps", "channels", "token"),
     [(1, (1,), RESET), (5, (1, 3), None), (5, (1, 3), RESET), (128, (64,) * 4, None), (60, (90,) * 12, RESET)],

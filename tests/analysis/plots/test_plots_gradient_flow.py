@@ -86,7 +86,7 @@ def test_borders_of_runs_with_other_segments_have_their_colours():
     assert figure.axes[1].get_title(loc="left") == "to output 3 of 3\nto output 5 of 5"
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize(("n_runs", "at"), [(1, (0,)), (8, (0, 1, -1))])
 def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
     runs = {f"run {i}": make(at=at, n=4) for i in range(n_runs)}
@@ -96,7 +96,7 @@ def test_any_number_of_runs_and_targets(tmp_path, n_runs, at):
     assert len({line.get_color() for line in curves(figure.axes[0])}) == min(n_runs, len(COLOURS))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_bounds_beyond_float64_are_drawn():
     figure = gradient_over_distance({"long": make(n=70, segments=6, step_bound=50.0)})
     figure.draw_without_rendering()

@@ -34,7 +34,7 @@ def test_short_numbers():
     ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_it_can_be_saved(tmp_path):
     figure = accuracy_over_length(CURVES, trained=256, chance=0.06)
     assert save_png(figure, tmp_path, "accuracy-over-length").stat().st_size > 1000

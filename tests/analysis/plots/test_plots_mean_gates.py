@@ -23,7 +23,7 @@ def test_it_is_the_lower_half_of_the_figure_with_channels(make_record):
     assert half.axes[0].images[0].get_clim() == (0.0, 1.0)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize(("n_steps", "n_layers"), [(1, 1), (5, 2), (1024, 12)])
 def test_any_size_is_laid_out_without_a_warning(assert_stacked, tmp_path, n_steps, n_layers):
     figure = mean_gate_magnitudes(torch.rand(n_steps, n_layers))

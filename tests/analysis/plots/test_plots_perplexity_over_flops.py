@@ -48,7 +48,7 @@ def test_any_number_of_curves(n_curves):
     assert len(looks) == n_curves
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_it_can_be_saved(tmp_path):
     assert save_png(perplexity_over_flops(CURVES), tmp_path, "perplexity-over-flops").stat().st_size > 1000
 

@@ -34,7 +34,7 @@ def test_layers_that_were_not_recorded_are_refused(make_record, layers):
         gate_phases(make_record(), layers=layers)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize(("n_steps", "channels"), [(1, (1,)), (64, (16,) * 12), (2000, (100, 100))])
 def test_any_size_of_phases_is_laid_out_without_a_warning(make_record, assert_stacked, tmp_path, n_steps, channels):
     figure = gate_phases(make_record(n_steps, channels))

@@ -76,7 +76,7 @@ def test_pooling_against_a_loop(bins, window):
         assert value == sum(n_correct[near]) / total if total else np.isnan(value)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 @pytest.mark.parametrize("n_runs", [1, 2, 9])
 def test_any_number_of_runs(tmp_path, n_runs):
     torch.manual_seed(0)
