@@ -1,5 +1,7 @@
 """Runs on generated tasks: trained, scored in pieces and as a whole, and set beside what was published."""
 
+from pathlib import Path
+
 import pytest
 
 from recurra.cli import main
@@ -39,6 +41,16 @@ def test_the_table_of_a_task_is_in_accuracy_above_chance(family, capsys):
     assert "Test accuracy above chance, per cent" in table
     row = next(line for line in table.splitlines() if " parity " in line)
     assert [cell.strip() for cell in row.split("│")[2:5]] == ["", "100.0", f"{100 * scores['scaled_accuracy']:.1f}"]
+
+
+def test_a_family_without_published_figures_shows_what_it_monitors(family, capsys):
+    path = Path(family)
+    path.write_text(path.read_text().partition("published:")[0])
+    assert main(["table", family]) == 0
+    assert "Test accuracy, per cent" in capsys.readouterr().out
+    path.write_text(path.read_text().replace(", monitor: accuracy", ""))
+    assert main(["table", family]) == 0
+    assert "Test perplexity" in capsys.readouterr().out
 
 
 def test_pieces_of_long_sequences_score_as_the_whole(family):

@@ -11,7 +11,7 @@ from recurra.cli.arguments import command_parser
 from recurra.runs.departures import departures
 from recurra.runs.score_files import find_scores, score_file
 from recurra.runs.start import default_run_folder
-from recurra.training import RecipeError, RunFolder, read_family
+from recurra.training import RecipeError, RecipeFamily, RunFolder, read_family
 
 
 class Score(NamedTuple):
@@ -31,7 +31,9 @@ SCORES = {
     "test_scaled_accuracy": Score("Test accuracy above chance, per cent", "scaled_accuracy", 100.0),
     "test_mean_class_accuracy": Score("Test mean class accuracy, per cent", "mean_class_accuracy", 100.0),
 }
-"""By their keys in the published figures of a family, which has one of them."""
+"""By their keys in the published figures of a family, which has one of them, or none."""
+MONITORED = "test_accuracy"
+"""The score of a family without published figures whose runs keep the checkpoint of the best accuracy."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -48,8 +50,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--number", type=int, metavar="N", help="only the rows of the paper's table N")
     arguments = parser.parse_args(words)
     family = read_family(arguments.family)
-    reported = {key for figures in family.published.values() for key in figures}
-    key = next((key for key in SCORES if key in reported), "test_perplexity")
+    key = _score_of(family)
     table = Table("recipe", "tables", "published", "measured", "the run departs in", title=SCORES[key].title)
     for name in family.variants:
         published = family.published.get(name, {})
@@ -67,6 +68,14 @@ def run(words: Sequence[str]) -> int:
         raise RecipeError(sentence("--number", str(arguments.number), f"a table in {family.path}: one of {known}"))
     Console().print(table)
     return 0
+
+
+def _score_of(family: RecipeFamily) -> str:
+    """A key of `SCORES`: that of the published figures, or else what the family's first recipe monitors."""
+    reported = {key for figures in family.published.values() for key in figures}
+    first = next(iter(family.variants.values()), {})
+    monitored = first.get("training", {}).get("monitor") == "accuracy"
+    return next((key for key in SCORES if key in reported), MONITORED if monitored else "test_perplexity")
 
 
 def _measured(folder: RunFolder, score: Score) -> float | None:
