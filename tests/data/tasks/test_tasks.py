@@ -92,6 +92,16 @@ def test_recall_asks_every_key_once_for_its_value(n_pairs, length):
         assert len(asked) == n_pairs
 
 
+def test_places_between_pairs_and_queries_may_be_blank():
+    drawn = [associative_recall(rng(), 6, 32, n_pairs=4, vocab_size=40, random_filler=filler) for filler in (True, False)]
+    (tokens, targets), (blank, same) = drawn
+    np.testing.assert_array_equal(targets, same)
+    counts = (targets != -1) | (np.arange(32) < 8)
+    np.testing.assert_array_equal(blank, np.where(counts, tokens, 0))
+    assert tokens[~counts].any()
+    assert (RecallConfig(random_filler=False).build().source("train").batch(0, 0).inputs == 0).any(1).all()
+
+
 def test_small_powers_ask_near_the_pairs():
     def mean_place(power):
         _, targets = associative_recall(rng(), 400, 64, n_pairs=4, vocab_size=40, power=power)

@@ -7,14 +7,21 @@ from recurra.checks import require
 
 
 def associative_recall(
-    random: np.random.Generator, batch_size: int, length: int, *, n_pairs: int, vocab_size: int, power: float = 0.01
+    random: np.random.Generator,
+    batch_size: int,
+    length: int,
+    *,
+    n_pairs: int,
+    vocab_size: int,
+    power: float = 0.01,
+    random_filler: bool = True,
 ) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, "B L"]]:
     """Draw multi-query associative recall: n_pairs keys with their values, then every key once more.
 
     As in Arora et al., "Zoology: measuring and improving recall in efficient language models" (2024): keys are the
     lower half of the vocabulary without token 0, values the upper half. After the pairs every key stands once, at gaps
-    that follow a power law, and its target is its value; the places between hold random tokens. All other targets are
-    -1.
+    that follow a power law, and its target is its value. The places between hold random tokens, or token 0, as in the
+    paper's figure 2. All other targets are -1.
 
     Args:
         random: the source of chance.
@@ -23,6 +30,7 @@ def associative_recall(
         n_pairs: pairs in each; at most a quarter of the length.
         vocab_size: tokens in all; more than twice n_pairs.
         power: the exponent of the gaps' law; small values put queries near the pairs.
+        random_filler: whether the places between hold random tokens; if not, they hold token 0.
 
     Raises:
         ValueError: the length is odd or the pairs do not fit.
@@ -44,8 +52,8 @@ def associative_recall(
     rows = np.arange(batch_size)[:, None]
     filler = random.integers(0, vocab_size, tokens.shape)
     tokens[rows, places], targets[rows, places] = keys, values
-    blank = tokens == 0
-    tokens[blank] = filler[blank]
+    if random_filler:
+        np.copyto(tokens, filler, where=tokens == 0)
     return tokens, targets
 
 

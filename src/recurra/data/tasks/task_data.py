@@ -126,6 +126,8 @@ class RecallConfig(TaskConfig):
     """Pairs of a key and its value in each sequence."""
     vocabulary: int = 8192
     """Tokens: half of them for keys, half for values."""
+    random_filler: bool = True
+    """Whether the places between pairs and queries hold random tokens; false: token 0, as in the paper's figure 2."""
     min_length: int = 64
     max_length: int = 64
     eval_min_length: int = 64
@@ -146,7 +148,9 @@ class RecallConfig(TaskConfig):
 
     def make_task(self) -> Task:
         """Return the task."""
-        draw = partial(associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary)
+        draw = partial(
+            associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary, random_filler=self.random_filler
+        )
         return Task(draw, self.vocabulary, self.vocabulary)
 
 
