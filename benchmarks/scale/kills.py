@@ -66,8 +66,9 @@ def main() -> int:
             outcome = killed_run(recipe, run, draw, counts)
             if outcome == "ended" and not same(curve(run), expected):
                 outcome = "another log"
-            if any(path.name.startswith(".") for path in (run / "checkpoints").iterdir()):
-                outcome = "something left over"
+            left = [str(path.relative_to(run)) for path in run.rglob("checkpoints/.*")]
+            if left:
+                outcome = f"left over: {', '.join(left)}"
             counts[f"run: {'the same log' if outcome == 'ended' else outcome}"] += 1
             shutil.rmtree(run)
             print(dict(counts), flush=True)
