@@ -66,7 +66,7 @@ def main() -> int:
             outcome = killed_run(recipe, run, draw, counts)
             if outcome == "ended" and not same(curve(run), expected):
                 outcome = "another log"
-            left = [str(path.relative_to(run)) for path in run.rglob("checkpoints/.*")]
+            left = outcome == "ended" and [str(path.relative_to(run)) for path in run.rglob("checkpoints/.*")]
             if left:
                 outcome = f"left over: {', '.join(left)}"
             counts[f"run: {'the same log' if outcome == 'ended' else outcome}"] += 1

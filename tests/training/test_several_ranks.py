@@ -68,6 +68,8 @@ def runs(tmp_path_factory) -> Path:
         train(0, "--resume", "fewer"),
         train(0, gateloop, "--run", "more", before=KILL.format(step=5, ranks=[0])),
         train(2, "--resume", "more", *sharded),
+        train(2, gateloop, "--run", "again", before=KILL.format(step=5, ranks=[0, 1])),
+        train(2, "--resume", "again"),
         train(2, gateloop, "--run", "failed", before=FAIL),
         train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
         train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
@@ -88,6 +90,7 @@ def runs(tmp_path_factory) -> Path:
         ("crt-one", "crt-two-sharded"),
         ("one", "fewer"),
         ("one", "more"),
+        ("one", "again"),  # killed after the best checkpoint of step 4, it goes on from step 3
         ("one", "pieces"),
         ("crt-one", "crt-pieces"),
     ],
@@ -111,7 +114,7 @@ def test_one_process_reads_what_several_ranks_have_saved(runs):
 
 
 def test_no_kill_leaves_anything_half_written(runs):
-    for name in ("fewer", "more"):
+    for name in ("fewer", "more", "again"):
         assert not [path.name for path in (runs / name / "checkpoints").iterdir() if path.name.startswith(".")]
 
 

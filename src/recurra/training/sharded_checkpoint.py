@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from recurra.checks import sentence
 from recurra.files.archives import ArchiveError, load_archive, seal_archive
 from recurra.files.digests import file_sha256
-from recurra.files.writing import replacing, sync_folder
+from recurra.files.writing import discard, replacing, sync_folder
 from recurra.training.ranks import Ranks
 from recurra.training.strategy import local
 
@@ -76,6 +76,7 @@ class Writer:
         def name_it() -> None:
             if self._ranks.is_first:
                 _seal(temporary, plain)
+                discard(target)  # there if a killed process wrote it after the checkpoint that this run goes on from
                 temporary.rename(target)
                 sync_folder(target.parent)
                 done()
