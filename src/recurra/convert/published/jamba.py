@@ -8,6 +8,7 @@ import torch
 
 from recurra.checks import require, sentence
 from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.hybrid import hybrid_config
 from recurra.convert.published.mamba import MIXER
 from recurra.convert.published.rotary import qkv_rule
 from recurra.convert.published.rules import Rule
@@ -34,18 +35,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
     settings.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan")
     epsilon = settings.number("rms_norm_eps", _NORM_EPSILON)
     options = {_MAMBA: _mamba_options(settings, d_model, epsilon), _ATTENTION: _attention_options(settings)}
-    return LanguageModelConfig(
-        vocab_size=settings.size("vocab_size", 65536),
-        n_layer=n_layer,
-        d_model=d_model,
-        d_channel_mixing=settings.size("intermediate_size", 14336),
-        mixer=mixers,
-        mixer_options={name: options[name] for name in dict.fromkeys(mixers)},
-        feed_forward="swiglu",
-        norm="rms",
-        norm_epsilon=epsilon,
-        biases=False,
-        tie_embeddings=settings.flag("tie_word_embeddings", False),
+    return hybrid_config(
+        settings, mixers, options, d_model=d_model, norm_epsilon=epsilon, vocab_size=65536, d_channel_mixing=14336
     )
 
 

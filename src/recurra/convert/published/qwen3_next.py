@@ -8,6 +8,7 @@ from torch import Tensor
 from recurra.checks import require, sentence
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.fused import Fused
+from recurra.convert.published.hybrid import hybrid_config
 from recurra.convert.published.rotary import qkv_rule, reordered, turned_pairs
 from recurra.convert.published.rules import Rule, one_more, stacked
 from recurra.convert.published.settings import Settings
@@ -40,18 +41,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
     epsilon = settings.number("rms_norm_eps", 1e-6)
     options = {_LINEAR: _linear_options(settings, epsilon), _ATTENTION: _attention_options(settings, epsilon)}
     mixers = [_KINDS[kind] for kind in kinds]
-    return LanguageModelConfig(
-        vocab_size=settings.size("vocab_size", 151936),
-        n_layer=n_layer,
-        d_model=d_model,
-        d_channel_mixing=settings.size("intermediate_size", 5632),
-        mixer=mixers,
-        mixer_options={name: options[name] for name in dict.fromkeys(mixers)},
-        feed_forward="swiglu",
-        norm="rms",
-        norm_epsilon=epsilon,
-        biases=False,
-        tie_embeddings=settings.flag("tie_word_embeddings", False),
+    return hybrid_config(
+        settings, mixers, options, d_model=d_model, norm_epsilon=epsilon, vocab_size=151936, d_channel_mixing=5632
     )
 
 
