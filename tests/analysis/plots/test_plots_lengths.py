@@ -8,7 +8,7 @@ CURVES = {"gateloop": [(1024, 0.9), (256, 1.0), (2**20, 0.5)], "gru": [(256, 0.7
 
 
 def test_a_curve_for_each_model_in_the_order_of_lengths():
-    (axes,) = accuracy_over_length(CURVES, trained=256, chance=1 / 17).axes
+    (axes,) = accuracy_over_length(CURVES, trained=[256], chance=1 / 17).axes
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.lines}
     assert drawn["gateloop"] == [[256, 1.0], [1024, 0.9], [2**20, 0.5]]
     assert drawn["gru"] == [[256, 0.7], [1024, 0.2]]
@@ -17,8 +17,15 @@ def test_a_curve_for_each_model_in_the_order_of_lengths():
     assert [256, 256] in [list(line.get_xdata()) for line in axes.lines]
 
 
+def test_models_trained_on_several_lengths_have_a_line_for_each():
+    (axes,) = accuracy_over_length(CURVES, trained=[256, 512, 256]).axes
+    marked = [list(line.get_xdata()) for line in axes.lines if line.get_label() not in CURVES]
+    assert marked == [[256, 256], [512, 512]]
+    assert {" trained up to 256", " trained up to 512"} <= {text.get_text() for text in axes.texts}
+
+
 def test_axes_count_tokens_in_doublings_and_accuracy_from_0_to_1():
-    figure = accuracy_over_length(CURVES, trained=256)
+    figure = accuracy_over_length(CURVES, trained=[256])
     figure.canvas.draw()
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
@@ -36,7 +43,7 @@ def test_short_numbers():
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
 def test_it_can_be_saved(tmp_path):
-    figure = accuracy_over_length(CURVES, trained=256, chance=0.06)
+    figure = accuracy_over_length(CURVES, trained=[256], chance=0.06)
     assert save_png(figure, tmp_path, "accuracy-over-length").stat().st_size > 1000
 
 
@@ -52,4 +59,4 @@ def test_it_can_be_saved(tmp_path):
 )
 def test_bad_points_are_named(curves, message):
     with pytest.raises(ValueError, match=message):
-        accuracy_over_length(curves, trained=256)
+        accuracy_over_length(curves, trained=[256])

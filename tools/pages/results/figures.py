@@ -51,12 +51,15 @@ class RunFigures(Figures):
         chance = 1 / moduli.pop() if len(moduli) == 1 else None
         return self.show(accuracy_over_span(counted, smoothing=SMOOTHING, chance=chance), name, title)
 
-    def lengths(self, runs: Sequence[Summary], name: str, title: str) -> str:
-        """Draw accuracy over the length of test sequences, for runs on a generated task scored at several lengths."""
+    def lengths(self, runs: Sequence[Summary], name: str, title: str, *, chance: float | None = None) -> str:
+        """Draw accuracy over the length of test sequences, for runs on a generated task scored at several lengths.
+
+        chance: the accuracy of guesses, marked by a line.
+        """
         labels = short_names(runs)
         curves = {labels[run.name]: list(scores_by_length(run).items()) for run in runs}
-        trained = max(run.value("data.final_length") or run.value("data.max_length") for run in runs)
-        return self.show(accuracy_over_length(curves, trained=trained), name, title)
+        trained = [run.value("data.final_length") or run.value("data.max_length") for run in runs]
+        return self.show(accuracy_over_length(curves, trained=trained, chance=chance), name, title)
 
     def gates(self, run: Summary, name: str, title: str) -> str:
         """Draw the mean |a| of each layer over a test sequence, resets marked (the means of Figure 5 of GateLoop)."""

@@ -15,13 +15,13 @@ HEIGHT = 3.4
 
 @house_style()
 def accuracy_over_length(
-    curves: Mapping[str, Sequence[tuple[int, float]]], *, trained: int, chance: float | None = None
+    curves: Mapping[str, Sequence[tuple[int, float]]], *, trained: Sequence[int], chance: float | None = None
 ) -> Figure:
     """Draw accuracy over the length of test sequences, in doublings, with a curve for each model.
 
     Args:
         curves: (length in tokens, accuracy in [0, 1]) of each model, in any order, by its name.
-        trained: the longest sequences in training; marked by a line.
+        trained: the longest sequences in training, one length for all models or several; each is marked by a line.
         chance: the accuracy of guesses, marked by a line; None draws none.
 
     Raises:
@@ -45,8 +45,10 @@ def accuracy_over_length(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: short_number(round(length))))
     axes.set(xlabel="tokens in a test sequence", ylabel="test accuracy", ylim=(-0.03, 1.03))
-    axes.axvline(trained, color="0.6", linewidth=0.8, zorder=0)
-    axes.text(trained, 0.0, " trained up to here", fontsize=7, color="0.4", verticalalignment="bottom")
+    for length in sorted(set(trained)):
+        axes.axvline(length, color="0.6", linewidth=0.8, zorder=0)
+        text = " trained up to here" if len(set(trained)) == 1 else f" trained up to {length}"
+        axes.text(length, 0.0, text, fontsize=7, color="0.4", verticalalignment="bottom")
     if chance is not None:
         axes.axhline(chance, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
     axes.grid(axis="y")
