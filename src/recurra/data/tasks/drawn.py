@@ -13,21 +13,28 @@ Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
 """Called with the source of chance, the number of sequences and their length; returns tokens (B, L), and either targets
 (B, L), -1 where none is, or one target (B,) for the last token."""
 
+PACES = ("linear", "geometric")
+"""How the longest length may grow."""
+
 
 class Lengths(NamedTuple):
     """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`.
 
-    growth: the epochs in which it grows, at the same pace.
+    growth: the epochs in which it grows. pace: one of `PACES`, by the same number of tokens in every epoch or by the
+    same factor.
     """
 
     shortest: int
     longest: int
     final: int
     growth: int
+    pace: str = "linear"
 
     def range(self, place: float) -> tuple[int, int]:
         """Return the shortest and the longest length at a place in training, counted in epochs."""
         share = min(1.0, place / self.growth) if self.growth else 1.0
+        if self.pace == "geometric":  # the tolerance keeps a length that is reached exactly
+            return self.shortest, int(self.longest * (self.final / self.longest) ** share + 1e-9)
         return self.shortest, self.longest + int(share * (self.final - self.longest))
 
 

@@ -10,7 +10,7 @@ from recurra.checks import fields_of, require, require_choice, require_whole_num
 from recurra.data.batches import SPLITS, Split
 from recurra.data.order import require_rank
 from recurra.data.tasks.arithmetic import EQUALS, MODULUS, bracketed_arithmetic, modular_arithmetic, parity
-from recurra.data.tasks.drawn import Draw, DrawnSource, Lengths
+from recurra.data.tasks.drawn import PACES, Draw, DrawnSource, Lengths
 from recurra.data.tasks.group_words import GROUPS, group_words, multiplication_table
 from recurra.data.tasks.recall import associative_recall, induction
 
@@ -48,6 +48,9 @@ class TaskConfig(ABC):
     """Longest sequence once the curriculum has ended; null: data.max_length throughout."""
     growth_epochs: int = 0
     """Epochs in which the longest length grows from data.max_length to data.final_length, a little with every step."""
+    growth: str = "linear"
+    """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
+    goes to short sequences, which cost less and are learned first."""
     eval_min_length: int
     """Shortest sequence in evaluation."""
     eval_max_length: int
@@ -78,6 +81,7 @@ class TaskConfig(ABC):
         grows = self.final_length is not None
         expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
+        require_choice(PACES, **fields_of(self, "data", "growth"))
         one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
         expected = f"null, or data.eval_min_length = {self.eval_max_length}"
         require(one_length, "data.eval_piece", self.eval_piece, expected)
@@ -189,7 +193,7 @@ class TaskData:
         require_choice(SPLITS, split=split)
         config, training = self.config, split == "train"
         final = config.max_length if config.final_length is None else config.final_length
-        growing = Lengths(config.min_length, config.max_length, final, config.growth_epochs)
+        growing = Lengths(config.min_length, config.max_length, final, config.growth_epochs, config.growth)
         fixed = Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
         return DrawnSource(
             self._draw,
