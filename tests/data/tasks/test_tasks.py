@@ -195,6 +195,8 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
     assert Lengths(3, 40, 40, 0).range(5.0) == (3, 40)
     doubles = Lengths(3, 10, 160, 4, "geometric")
     assert [doubles.range(place)[1] for place in (0.0, 1.0, 2.0, 3.0, 4.0, 9.0)] == [10, 20, 40, 80, 160, 160]
+    waits = Lengths(3, 40, 160, 4, hold=2)
+    assert [waits.range(place)[1] for place in (0.0, 2.0, 3.0, 6.0, 9.0)] == [40, 40, 70, 160, 160]
     assert Lengths(3, 40, 40, 0, "geometric").range(5.0) == (3, 40)
     asked = []
 
@@ -222,6 +224,7 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
         (StateTrackingConfig, {"final_length": 39}, r"data\.final_length is 39; expected at least 40"),
         (StateTrackingConfig, {"final_length": 80}, r"data\.growth_epochs is 0; expected at least 1 with"),
         (StateTrackingConfig, {"growth_epochs": 2}, r"data\.growth_epochs is 2; expected 0 without"),
+        (StateTrackingConfig, {"hold_epochs": 2}, r"data\.hold_epochs is 2; expected 0 without data\.final_length"),
         (StateTrackingConfig, {"growth": "fast"}, r"data\.growth is 'fast'; expected one of linear, geometric"),
         (StateTrackingConfig, {"eval_max_length": 39}, r"data\.eval_max_length is 39; expected at least 40"),
         (

@@ -20,8 +20,8 @@ PACES = ("linear", "geometric")
 class Lengths(NamedTuple):
     """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`.
 
-    growth: the epochs in which it grows. pace: one of `PACES`, by the same number of tokens in every epoch or by the
-    same factor.
+    growth: the epochs in which it grows, after `hold` epochs in which it does not. pace: one of `PACES`, by the same
+    number of tokens in every epoch or by the same factor.
     """
 
     shortest: int
@@ -29,10 +29,11 @@ class Lengths(NamedTuple):
     final: int
     growth: int
     pace: str = "linear"
+    hold: int = 0
 
     def range(self, place: float) -> tuple[int, int]:
         """Return the shortest and the longest length at a place in training, counted in epochs."""
-        share = min(1.0, place / self.growth) if self.growth else 1.0
+        share = min(1.0, max(0.0, place - self.hold) / self.growth) if self.growth else 1.0
         if self.pace == "geometric":  # the tolerance keeps a length that is reached exactly
             return self.shortest, int(self.longest * (self.final / self.longest) ** share + 1e-9)
         return self.shortest, self.longest + int(share * (self.final - self.longest))

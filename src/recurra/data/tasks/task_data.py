@@ -48,6 +48,8 @@ class TaskConfig(ABC):
     """Longest sequence once the curriculum has ended; null: data.max_length throughout."""
     growth_epochs: int = 0
     """Epochs in which the longest length grows from data.max_length to data.final_length, a little with every step."""
+    hold_epochs: int = 0
+    """Epochs before the longest length begins to grow."""
     growth: str = "linear"
     """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
     goes to short sequences, which cost less and are learned first."""
@@ -73,7 +75,7 @@ class TaskConfig(ABC):
         require_whole_number(self.shortest, **fields_of(self, "data", "min_length", "eval_min_length"))
         sizes = ("steps_per_epoch", "eval_steps", "batch_size", "eval_batch_size")
         require_whole_number(1, **fields_of(self, "data", *sizes))
-        require_whole_number(0, **fields_of(self, "data", "growth_epochs", "seed"))
+        require_whole_number(0, **fields_of(self, "data", "growth_epochs", "hold_epochs", "seed"))
         require_whole_number(1, **fields_of(self, "data", "eval_piece"))
         require_whole_number(self.min_length, **fields_of(self, "data", "max_length"))
         require_whole_number(self.max_length, **fields_of(self, "data", "final_length"))
@@ -81,6 +83,7 @@ class TaskConfig(ABC):
         grows = self.final_length is not None
         expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
+        require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
         require_choice(PACES, **fields_of(self, "data", "growth"))
         one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
         expected = f"null, or data.eval_min_length = {self.eval_max_length}"
@@ -193,7 +196,8 @@ class TaskData:
         require_choice(SPLITS, split=split)
         config, training = self.config, split == "train"
         final = config.max_length if config.final_length is None else config.final_length
-        growing = Lengths(config.min_length, config.max_length, final, config.growth_epochs, config.growth)
+        pace, hold = config.growth, config.hold_epochs
+        growing = Lengths(config.min_length, config.max_length, final, config.growth_epochs, pace, hold)
         fixed = Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
         return DrawnSource(
             self._draw,
