@@ -195,6 +195,7 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
     assert Lengths(3, 40, 40, 0).range(5.0) == (3, 40)
     doubles = Lengths(3, 10, 160, 4, "geometric")
     assert [doubles.range(place)[1] for place in (0.0, 1.0, 2.0, 3.0, 4.0, 9.0)] == [10, 20, 40, 80, 160, 160]
+    assert Lengths(3, 10, 10_000, 3, "geometric").range(1.0) == (3, 100)  # 10 * 1000 ** (1 / 3) is a little less
     waits = Lengths(3, 40, 160, 4, hold=2)
     assert [waits.range(place)[1] for place in (0.0, 2.0, 3.0, 6.0, 9.0)] == [40, 40, 70, 160, 160]
     assert Lengths(3, 40, 40, 0, "geometric").range(5.0) == (3, 40)
