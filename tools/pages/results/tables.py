@@ -10,7 +10,7 @@ from recurra.training import RecipeFamily
 from recurra.training.experiment import flat
 from tools.pages.markdown import NOTHING, show, table
 
-TEST_LENGTH = "data.eval_max_length"
+TEST_LENGTHS = ("data.eval_min_length", "data.eval_max_length")
 IDENTITY = ("model.n_layer", "model.d_model")
 """What a run shares with its variant of a family, beside the keys in which the variants differ."""
 
@@ -147,13 +147,17 @@ def lengths_table(runs: Sequence[Summary]) -> str:
 def scores_by_length(run: Summary) -> dict[int, float]:
     """Return the test accuracies of a run on a generated task, by the length of the sequences, in order.
 
+    Scores over a range of lengths are left out.
+
     Raises:
         ValueError: it has none.
     """
-    found = {
-        scores["changes"].get(TEST_LENGTH, run.value(TEST_LENGTH)): scores["accuracy"] for scores in run.scores.values()
-    }
-    if not found or None in found:
+    found = {}
+    for scores in run.scores.values():
+        shortest, longest = (scores["changes"].get(key, run.value(key)) for key in TEST_LENGTHS)
+        if longest is not None and shortest == longest:
+            found[longest] = scores["accuracy"]
+    if not found:
         raise ValueError(sentence("run", f"{run.name}, without scores by length", "a scored run on a generated task"))
     return dict(sorted(found.items()))
 

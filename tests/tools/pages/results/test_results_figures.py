@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 from tests.summaries import COST, HORIZON, TEXT
 from tools.pages.results.figures import RunFigures, short_names
-from tools.pages.results.tables import TEST_LENGTH, lengths_table
+from tools.pages.results.tables import TEST_LENGTHS, lengths_table
 
 from tools.pages.results import figures
+
+EVALUATED = ("eval_min_length", "eval_max_length")
 
 
 @pytest.fixture
@@ -57,9 +59,12 @@ def test_spans_are_what_was_counted_and_chance_is_the_tasks(tmp_path, make_summa
 
 
 def task_run(make_summary, name, accuracies):
-    config = {**HORIZON, "experiment": "induction", "data": {"max_length": 256, "eval_max_length": 256}}
+    config = {**HORIZON, "experiment": "induction", "data": {"max_length": 256} | dict.fromkeys(EVALUATED, 256)}
     scores = {
-        f"eval-test-{length}": {"accuracy": accuracy, "changes": {} if length == 256 else {TEST_LENGTH: length}}
+        f"eval-test-{length}": {
+            "accuracy": accuracy,
+            "changes": {} if length == 256 else dict.fromkeys(TEST_LENGTHS, length),
+        }
         for length, accuracy in accuracies.items()
     }
     return make_summary(name, config, scores=scores)
@@ -70,6 +75,7 @@ def test_lengths_are_those_that_the_scores_were_measured_at(tmp_path, make_summa
         task_run(make_summary, "induction-gru", {1024: 0.5, 256: 1.0}),
         task_run(make_summary, "induction-lru", {256: 0.9}),
     ]
+    runs[1].scores["eval-test-range"] = {"accuracy": 0.7, "changes": {TEST_LENGTHS[0]: 40}}  # 40 to 256: no length
     assert RunFigures(tmp_path).lengths(runs, "x", "X") == "![X](figures/x.png)"
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in drawn["x"].axes[0].lines}
     assert lines["gru"] == [[256, 1.0], [1024, 0.5]]
