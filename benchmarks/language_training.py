@@ -5,16 +5,19 @@
 3 layers of 380 channels, feed-forward 900, 10,000 words, embedding and head tied, batches of 10 rows of 140 random
 tokens: the models of recipes/ptb/three-layers.yaml at segments of 70, and `LanguageModel` with every mixer. Each is
 built and trained in a process of its own, whose peak of memory is the model's, and takes its updates in turn with a
-Transformer in another, so that the machine's slow and fast minutes fall on both.
+Transformer in another, so that the machine's slow and fast minutes fall on both. With `--beside FOLDER`, a checkout of
+another commit (`git worktree add FOLDER COMMIT`), it takes them in turn with the same model of that commit instead.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,8 @@ from recurra.training import build_optimizer, load_recipe
 from recurra.training.allocator import keep_large_blocks
 from recurra.training.config import OptimizerConfig
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "ptb" / "three-layers.yaml"
+HERE = Path(__file__).parents[1]
+RECIPES = HERE / "recipes" / "ptb" / "three-layers.yaml"
 ROWS = ("transformer", "transformer-xl", "crt-gru", "crt-ncgru", "memory-only", "position-only")
 OPTIONS: dict[str, dict[str, Any]] = {
     "gateloop": {"n_heads": 380},
@@ -91,12 +95,15 @@ def train(name: str, precision: str) -> None:
 
 
 class Trainee:
-    """A model in a process of its own, which takes one update when it is told to."""
+    """A model in a process of its own, which takes one update when it is told to; `checkout`: whose code it runs."""
 
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace, checkout: Path = HERE) -> None:
         options = ["--threads", str(arguments.threads), "--precision", arguments.precision, "--model", name]
         command = [sys.executable, "-m", "benchmarks.language_training", *options]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        code = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout / "src"), str(checkout)])}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=checkout, env=code
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.orders, self.answers = self.process.stdin, self.process.stdout
@@ -116,15 +123,23 @@ class Trainee:
         return found
 
 
-def beside_the_transformer(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train a model and the Transformer in turn, so that slow and fast minutes of a machine fall on both."""
-    trainees = {"of_model": Trainee(name, arguments), "of_transformer": Trainee(ROWS[0], arguments)}
+def in_turn(trainees: Mapping[str, Trainee], updates: int) -> dict[str, Any]:
+    """Train two models in turn, so that slow and fast minutes of a machine fall on both.
+
+    Returns the seconds of each by its key, and what the first one's process says of its model.
+    """
     seconds: dict[str, list[float]] = {key: [] for key in trainees}
-    for _ in range(WARM_UP + arguments.updates):
+    for _ in range(WARM_UP + updates):
         for key, trainee in trainees.items():
             seconds[key].append(trainee.update())
-    found = {key: trainee.finish() for key, trainee in trainees.items()}["of_model"]
+    found, _ = (trainee.finish() for trainee in trainees.values())
     return {**found, **{key: times[WARM_UP:] for key, times in seconds.items()}}
+
+
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train a model in turn with the Transformer, or with itself of another commit."""
+    other = Trainee(name, arguments, arguments.beside.absolute()) if arguments.beside else Trainee(ROWS[0], arguments)
+    return in_turn({"of_model": Trainee(name, arguments), "of_other": other}, arguments.updates)
 
 
 def main() -> None:
@@ -134,6 +149,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=10, help="timed updates of each model (default: 10)")
     parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"], help="(default: 32-true)")
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="(default: all of them)")
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="a checkout whose models to compare with")
     parser.add_argument("--model", choices=names, help="one model, in this process: an update a line that comes")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -141,17 +157,17 @@ def main() -> None:
     if arguments.model:
         train(arguments.model, arguments.precision)
         return
-    results = {
-        name: beside_the_transformer(name, arguments) for name in track(arguments.only, "training", transient=True)
-    }
-    table = Table("model", "parameters", "tokens/s", "over the Transformer's", "peak memory, MB")
+    results = {name: measured(name, arguments) for name in track(arguments.only, "training", transient=True)}
+    over = f"over {arguments.beside.name}'s" if arguments.beside else "over the Transformer's"
+    table = Table("model", "parameters", "tokens/s", over, "peak memory, MB")
     for name, found in results.items():
         rate = BATCH * LENGTH / statistics.median(found["of_model"])
-        ratio = median_ratio(found["of_transformer"], found["of_model"])
+        ratio = median_ratio(found["of_other"], found["of_model"])
         peak = found["peak"] / 1e6
         table.add_row(name, f"{found['parameters'] / 1e6:.1f}M", f"{rate:,.0f}", f"{ratio:.2f}", f"{peak:,.0f}")
     Console(width=100).print(table)
-    kept = Path(f"runs/benchmarks-language-training-{arguments.precision}.json")
+    beside = f"-beside-{arguments.beside.name}" if arguments.beside else ""
+    kept = Path(f"runs/benchmarks-language-training-{arguments.precision}{beside}.json")
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(json.dumps({"cpu": cpu_name(), "torch": torch.__version__, "models": results}, indent=1))
     print(f"written: {kept}")
