@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from recurra.data import IGNORED_TARGET, Batch
 from recurra.evaluation import evaluate
-from recurra.training import CheckpointError, RunFolder, Trainer, TrainingDiverged, read_metrics
+from recurra.training import CheckpointError, RunFolder, Trainer, TrainingDiverged, build_optimizer, read_metrics
 from recurra.training.csv_log import COLUMNS
 
 MEASURED = [name for name in COLUMNS if name not in ("tokens_per_second", "seconds")]
@@ -337,6 +337,19 @@ def test_a_run_inside_its_warm_up_says_so(make_trainer):
     console = quiet()
     make_trainer(max_steps=3, schedule={"warmup_steps": 100}).fit(console)
     assert "all 3 steps of this run are in its warm-up" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_optimiser_is_built_for_the_precision_of_the_run(make_trainer, monkeypatch, precision):
+    asked = []
+
+    def build(model, config, **options):
+        asked.append(options)
+        return build_optimizer(model, config, **options)
+
+    monkeypatch.setattr("recurra.training.resumable.build_optimizer", build)
+    make_trainer(max_steps=1, precision=precision).fit(quiet())
+    assert asked == [{"precision": precision}]
 
 
 def test_bfloat16_keeps_weights_states_and_losses_in_float32(make_trainer):

@@ -72,6 +72,30 @@ def test_matrices_are_updated_as_by_torch(network, nesterov, monkeypatch):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon is of torch 2.9")
+def test_in_bfloat16_matrices_are_updated_as_by_torch(network):
+    theirs, before = copy.deepcopy(network), copy.deepcopy(network)
+    matrices = [p for p in theirs.parameters() if p.ndim == 2]
+    train(theirs, [torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0)], range(1))
+    train(network, [Muon(groups(network, lr=1.0, weight_decay=0.0), bfloat16=True)], range(1))
+    for mine, other, start in zip(network.parameters(), theirs.parameters(), before.parameters()):
+        if mine.ndim == 2:  # singular values of an update are near 1
+            torch.testing.assert_close(mine - start, other - start, rtol=0, atol=0.02)
+
+
+def test_bfloat16_is_that_of_the_run(network):
+    config = OptimizerConfig(algorithm="muon", matrix_learning_rate=1.0)
+    updates = {}
+    for precision in ("32-true", "bf16-mixed"):
+        model = copy.deepcopy(network)
+        train(model, [build_optimizer(model, config, precision=precision)], range(1))
+        updates[precision] = [p for p in model.parameters() if id(p) in matrix_ids(model)]
+    assert updates["32-true"]
+    for exact, rounded in zip(updates["32-true"], updates["bf16-mixed"]):
+        assert not torch.equal(exact, rounded)
+        torch.testing.assert_close(exact, rounded, rtol=0, atol=0.05)
+
+
 def test_a_loaded_state_continues_bit_for_bit(network):
     whole = copy.deepcopy(network)
     train(whole, [Muon(groups(whole, lr=0.02))], range(5))

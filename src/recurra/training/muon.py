@@ -37,6 +37,7 @@ class Muon(Optimizer):
         momentum: how much of the last update of a matrix enters the next one, in [0, 1).
         nesterov: look ahead along the momentum.
         betas, eps: of AdamW.
+        bfloat16: multiply in bfloat16 on a CPU too, as is done on a GPU.
 
     Raises:
         ValueError: a group with `orthogonal` set has a parameter that is not a real matrix.
@@ -52,8 +53,10 @@ class Muon(Optimizer):
         nesterov: bool = True,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
+        bfloat16: bool = False,
     ) -> None:
         groups = list(groups)
+        self._bfloat16 = bfloat16
         for parameter in (parameter for group in groups if group["orthogonal"] for parameter in group["params"]):
             if parameter.ndim != 2 or parameter.is_complex():
                 shape = f"{parameter.dtype} of shape {tuple(parameter.shape)}"
@@ -96,21 +99,24 @@ class Muon(Optimizer):
             alike[tuple(parameter.shape)].append((parameter, direction))
         for (rows, columns), members in alike.items():
             rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
-            updates = orthogonalise(torch.stack([direction for _, direction in members]))
+            updates = orthogonalise(torch.stack([direction for _, direction in members]), bfloat16=self._bfloat16)
             for (parameter, _), update in zip(members, updates):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
 
 
-def orthogonalise(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
+def orthogonalise(
+    matrices: Float[Tensor, "n rows columns"], *, bfloat16: bool = False
+) -> Float[Tensor, "n rows columns"]:
     """Bring every singular value near 1, and keep the singular vectors, by five steps of a Newton-Schulz iteration.
 
     In bfloat16 on a GPU, where that is quickest and enough, and in the matrices' own type on a CPU.
 
     Args:
         matrices: of full rank or not; a zero matrix stays zero.
+        bfloat16: in bfloat16 on a CPU too.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = matrices.bfloat16() if bfloat16 or matrices.is_cuda else matrices
     tall = matrices.size(1) > matrices.size(2)
     if tall:  # the smaller of both Gram matrices
         x = x.mT

@@ -20,10 +20,11 @@ from recurra.training.optimizer_registry import optimizer_factory
 ParameterGroup = dict[str, Any]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str = "32-true") -> Optimizer:
     """Build the optimiser of `config.algorithm` over `parameter_groups`.
 
-    AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU.
+    AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU. `precision` is
+    `training.precision`: with bf16-mixed, Muon's products are in bfloat16, like those of the model.
 
     Raises:
         ValueError: there is no such optimiser, or it has no such option.
@@ -31,6 +32,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     groups = parameter_groups(model, config)
     options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
     options.pop("matrix_learning_rate", None)  # the groups have it
+    if config.algorithm == "muon":
+        options["bfloat16"] = precision == "bf16-mixed"
     return optimizer_factory(config.algorithm, options)(groups, lr=config.learning_rate, **options)
 
 

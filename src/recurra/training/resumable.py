@@ -83,7 +83,8 @@ class ResumableRun:
             objective.compile()
         # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
         self.wrapped = self.fabric.strategy.setup_module(objective)
-        self.optimizer = self.fabric.setup_optimizers(build_optimizer(self.model, self.experiment.optimizer))
+        optimizer = build_optimizer(self.model, self.experiment.optimizer, precision=self.config.precision)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
         reseed(self.config, self.ranks.rank)
 
     @property
