@@ -208,7 +208,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
 
 @pytest.mark.parametrize(("monitor", "best"), [("loss", 2), ("accuracy", 3)])
 def test_the_best_checkpoint_is_chosen_by_the_score_that_is_monitored(make_trainer, monitor, best):
-    scores = iter([Scores(3.0, 0.1), Scores(1.0, 0.2), Scores(2.0, 0.3), Scores(1.0, 0.3)])
+    scores = iter([Scores(3.0, 0.1), Scores(1.0, 0.2), Scores(2.0, 0.3), Scores(1.0, 0.2)])
     trainer = make_trainer(max_steps=4, eval_every=1, monitor=monitor, scorer=lambda model, source: next(scores))
     trainer.fit(quiet())
     _, saved = trainer.checkpoints.load("best")
@@ -217,6 +217,15 @@ def test_the_best_checkpoint_is_chosen_by_the_score_that_is_monitored(make_train
     summary = json.loads(trainer.folder.summary.read_text())
     assert summary["validation"]["best"]["step"] == best
     assert summary["validation"]["last"]["step"] == 4
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("loss", 1), ("accuracy", 3)])
+def test_of_equal_accuracies_the_lower_loss_is_the_best(make_trainer, monitor, best):
+    scores = iter([Scores(1.0, 0.9), Scores(3.0, 1.0), Scores(1.5, 1.0), Scores(2.0, 1.0)])
+    trainer = make_trainer(max_steps=4, eval_every=1, monitor=monitor, scorer=lambda model, source: next(scores))
+    trainer.fit(quiet())
+    assert trainer.scores["best"]["step"] == best
+    assert trainer.checkpoints.load("best")[1]["position"]["step"] == best
 
 
 def test_the_best_score_is_remembered_over_a_resume(make_trainer):

@@ -215,7 +215,7 @@ class TrainingConfig:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints to keep, 2 or more in case one is damaged; the best one is always kept."""
     monitor: Literal["loss", "accuracy"] = "loss"
-    """The validation score that decides which checkpoint is the best one."""
+    """The validation score that decides which checkpoint is the best one; equal accuracies are ranked by loss."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV log."""
     logger: list[Literal["wandb", "mlflow"]] = field(default_factory=list)

@@ -267,10 +267,13 @@ class Trainer(ResumableRun):
         return record
 
     def _is_best(self, new: dict[str, int | float]) -> bool:
-        best, monitor = self.scores.get("best"), self.config.monitor
+        best = self.scores.get("best")
         if best is None:
             return True
-        return new["loss"] < best["loss"] if monitor == "loss" else new["accuracy"] > best["accuracy"]
+        if self.config.monitor == "loss":
+            return new["loss"] < best["loss"]
+        # A task that is solved has the same accuracy from then on, while its answers become surer.
+        return (new["accuracy"], -new["loss"]) > (best["accuracy"], -best["loss"])
 
     def _finite_snapshot(self) -> Payload:
         """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints.
