@@ -74,6 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
             *(x.data_ptr() for x in (dense, log_sums, scales, found)), rows, columns, jobs=rows, work=dense.numel()
         )
         # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.
-        at = targets.where(counts, 0)[:, None]
-        less = torch.expm1(dense.gather(1, at)[:, 0].float() - log_sums) * scales
-        return found.scatter_(1, at, less[:, None].to(found.dtype)), None
+        at = (torch.arange(rows), targets.where(counts, 0))
+        less = torch.expm1(dense[at].float() - log_sums) * scales
+        # scatter_ would copy all logits to float32 and back if they are bfloat16
+        return found.index_put_(at, less.to(found.dtype)), None
