@@ -1,6 +1,7 @@
 """Every recipe can be read and built, and those of published experiments say what the papers' tables say."""
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from recurra.data import BatchSource, Split
 from recurra.data.tasks import TaskConfig
 from recurra.models import TransformerXL
 from recurra.models.outline import outlined
+from recurra.runs.start import default_run_folder
 from recurra.training import (
     Experiment,
     MemoryHorizonExperiment,
@@ -119,6 +121,14 @@ def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_recipe_says_what_it_is(path):
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_runs_that_a_recipe_scores_are_those_that_it_trains(path):
+    header = path.read_text()
+    trained = {default_run_folder(str(FOLDER.parent / recipe)) for recipe in re.findall(r"recurra train (\S+)", header)}
+    scored = {Path(run) for run in re.findall(r"recurra eval (\S+)", header)}
+    assert scored <= trained
 
 
 # CRT paper: the rows of each table as (model, segment length), and how often the two names of a row stand in its words
