@@ -73,10 +73,7 @@ def evaluate(
             no logits.
     """
     require_positive(temperature=temperature)
-    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
-    if observe is not None and not by_logits:
-        came = f"{kind_of(observe)}, with a {type(model).__name__}"
-        raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
+    by_logits = _needs_logits(model, observe, temperature)
     device = next(model.parameters()).device
     # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
     summed = torch.zeros((), dtype=torch.float64, device=device)
@@ -171,6 +168,15 @@ def _outputs(model: nn.Module, source: BatchSource, *, logits: bool = True) -> I
         else:
             output, state = cast(Any, model).loss(inputs, targets, carried)
         yield batch, targets, output
+
+
+def _needs_logits(model: nn.Module, observe: Observer | None, temperature: float) -> bool:
+    """Whether the scores come from logits, and not from the losses that a model computes without them."""
+    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
+    if observe is not None and not by_logits:
+        came = f"{kind_of(observe)}, with a {type(model).__name__}"
+        raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
+    return by_logits
 
 
 @contextmanager
