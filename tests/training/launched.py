@@ -31,30 +31,40 @@ for job in json.loads(JOBS):
             os._exit(0)
         os.waitpid(child, 0)
         continue
+    nodes = job["nodes"]
+    meeting = ("localhost:0", {}) if nodes == 1 else ("meeting", {"store_type": "file"})
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=job["ranks"], rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        start_method="fork", run_id="test", monitor_interval=0.05, max_restarts=0,
+        min_nodes=nodes, max_nodes=nodes, nproc_per_node=job["ranks"] // nodes, rdzv_backend="c10d",
+        rdzv_endpoint=meeting[0], rdzv_configs=meeting[1], start_method="fork", run_id="test", monitor_interval=0.05,
+        max_restarts=0,
     )
+    other = os.fork() if nodes == 2 else None
     try:
         elastic_launch(config, rank)(job)
     except ChildFailedError as error:
         local, failure = error.get_first_failure()
         print("rank", local, "exit", failure.exitcode, failure.message, flush=True)
+    if other == 0:
+        sys.stdout.flush()
+        os._exit(0)
+    if other is not None:
+        os.waitpid(other, 0)
 """
 
 
 def launch(folder: Path, *jobs: dict[str, Any], timeout: float = 120) -> Ended:
     """Run `recurra WORDS` with so many ranks for each job, one after the other; 0 ranks are one process by itself.
 
-    A job is {"ranks": 4, "words": ["train", ...], "before": "code that each rank runs first"}.
+    A job is {"ranks": 4, "nodes": 1, "words": ["train", ...], "before": "code that each rank runs first"}. With two
+    nodes, two agents meet and share the ranks; both are on this machine.
     """
     source = PROGRAM.replace("JOBS", repr(json.dumps(jobs)))
     return Program(source, folder, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR").wait(timeout)
 
 
-def train(ranks: int, *words: object, before: str = "") -> dict[str, Any]:
+def train(ranks: int, *words: object, nodes: int = 1, before: str = "") -> dict[str, Any]:
     """A job that trains."""
-    return {"ranks": ranks, "words": ["train", *map(str, words)], "before": before}
+    return {"ranks": ranks, "nodes": nodes, "words": ["train", *map(str, words)], "before": before}
 
 
 def write_corpus(folder: Path) -> Path:

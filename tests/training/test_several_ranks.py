@@ -44,7 +44,7 @@ TextConfig.build = fail
 
 def generate(ranks: int, name: str, count: str) -> dict[str, Any]:
     words = ["generate", "one", "--prompt", "w1 w2", "--max-tokens", "12", "--seed", "7", "-n", count]
-    return {"ranks": ranks, "words": words, "before": INTO_FILES.format(name=name)}
+    return {"ranks": ranks, "nodes": 1, "words": words, "before": INTO_FILES.format(name=name)}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def runs(tmp_path_factory) -> Path:
         folder,
         train(0, gateloop, "--run", "one"),
         train(2, gateloop, "--run", "two"),
+        train(2, gateloop, "--run", "nodes", nodes=2),
         train(0, crt, "--run", "crt-one"),
         train(2, crt, "--run", "crt-two"),
         train(2, crt, "--run", "crt-two-sharded", *sharded),
@@ -86,6 +87,7 @@ def runs(tmp_path_factory) -> Path:
     ("one", "several"),
     [
         ("one", "two"),
+        ("one", "nodes"),
         ("crt-one", "crt-two"),
         ("crt-one", "crt-two-sharded"),
         ("one", "fewer"),
@@ -142,6 +144,6 @@ def test_a_damaged_folder_is_refused(runs):
 def test_one_rank_speaks_and_an_error_is_that_of_its_own_rank(runs):
     said = (runs / "said").read_text()
     assert said.count("run folder: two\n") == 1
-    assert said.count("step 9/9") == 8 + 2
+    assert said.count("step 9/9") == 9 + 2
     assert said.count("recurra train: the disk of rank 1 is red; expected a green one\n") == 1
     assert "rank 1 exit 2 {'message': 'ValueError: the disk of rank 1 is red" in said
