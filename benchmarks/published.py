@@ -7,7 +7,7 @@ Reading a prompt of 2,048 tokens, one token at a time after it, and the gradient
 float32 on 2 threads. Each pair takes turns; the ratio is transformers' time over ours, the median over the rounds.
 transformers runs what it runs on a CPU where no CUDA extension can be installed. Logits are compared first.
 
-Mamba's gradients are measured only if asked for (--only mamba --parts gradients): one call of transformers takes minutes.
+Mamba's gradients are measured only if asked for (--only mamba --parts gradients): transformers takes minutes a call.
 """
 
 import argparse
