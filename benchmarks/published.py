@@ -125,12 +125,15 @@ SLOW = {("mamba", "gradients")}
 """Left out unless asked for: transformers walks through time in Python."""
 
 
+def parts_of(name: str, asked: list[str] | None) -> list[str]:
+    return asked or [part for part in PARTS if (name, part) not in SLOW]
+
+
 def measure(names: list[str], asked: list[str] | None, rounds: int) -> Iterator[Row]:
     for name in names:
         peer, ours = pair(name)
         tokens = torch.randint(SHAPES[name][1]["vocab_size"], (1, PROMPT))
-        parts = asked or [part for part in PARTS if (name, part) not in SLOW]
-        for what, make in (PARTS[part] for part in parts):
+        for what, make in (PARTS[part] for part in parts_of(name, asked)):
             seconds = interleaved(make(peer, ours, tokens), rounds=rounds, warm_up=1)
             ratio = median_ratio(seconds["transformers"], seconds["recurra"])
             yield Row(name, f"{what}, transformers", seconds["transformers"], 1.0)
