@@ -22,6 +22,7 @@ def payload(**changes: Any) -> dict[str, Any]:
         },
         "state": [None, [torch.tensor([1, 2])], 3],
         "window": {"loss": 1.5, "n_targets": 3, "n_tokens": 4, "seconds": 0.25},
+        "levels": {"level": 2, "epoch": {"loss": 0.5, "n_targets": 2, "n_tokens": 0, "seconds": 0.0}},
         "scores": {"last": {"step": 7, "loss": 1.25, "accuracy": 0.5}},
         "resumed_at": [3],
         "random": random_state(),

@@ -209,6 +209,7 @@ def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, w
         ({"average": {"n_averaged": 2}}, r"average in .*a\.pt is a dict with n_averaged; expected a dict with weights"),
         ({"optimizer": {"state": {}}}, r"optimizer in .*a\.pt is a dict with state; expected a dict with state, param"),
         ({"optimizer": {"state": {}, "param_groups": [{"params": [0]}]}}, r"\[0\] of param_groups of optimizer in "),
+        ({"levels": {"level": 1}}, r"levels in .*a\.pt is a dict with level; expected a dict with epoch"),
         ({"window": {"loss": 1.0}}, r"window in .*a\.pt is a dict with loss; expected a dict with n_targets"),
         (
             {"scores": {"last": {"step": 7, "loss": float("nan")}}},
@@ -225,7 +226,7 @@ def test_a_payload_that_is_not_what_it_should_be_is_refused(tmp_path, change, me
         load_checkpoint(tmp_path / "a.pt")
 
 
-@pytest.mark.parametrize("section", [name for name in PAYLOAD if name != "resumed_at"])
+@pytest.mark.parametrize("section", [name for name in PAYLOAD if name not in ("levels", "resumed_at")])
 def test_a_missing_section_is_refused(tmp_path, section):
     save_checkpoint(tmp_path / "a.pt", {name: value for name, value in PAYLOAD.items() if name != section})
     with pytest.raises(CheckpointError, match=rf"a\.pt is without {section}; expected a checkpoint with"):

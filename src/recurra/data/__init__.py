@@ -1,6 +1,15 @@
 """Data sets as numbered batches: the Memory Horizon task, text corpora and videos."""
 
-from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, BatchSource, DataSet, Split, TokenDataSet
+from recurra.data.batches import (
+    IGNORED_TARGET,
+    SPLITS,
+    Batch,
+    BatchSource,
+    DataSet,
+    LevelledSource,
+    Split,
+    TokenDataSet,
+)
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.memory_horizon import memory_horizon_targets, memory_spans
@@ -16,6 +25,7 @@ __all__ = [
     "BatchSource",
     "BytePairEncoding",
     "DataSet",
+    "LevelledSource",
     "MemoryHorizon",
     "MemoryHorizonConfig",
     "MotionsConfig",

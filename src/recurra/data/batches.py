@@ -62,6 +62,21 @@ class BatchSource(Protocol):
 
 
 @runtime_checkable
+class LevelledSource(BatchSource, Protocol):
+    """Training batches in levels, of which the next one begins once this one is learned."""
+
+    n_levels: int
+    """Levels above the first one, which is 0."""
+    level_loss: float
+    """The mean training loss of an epoch, in nats per target, below which a level is learned."""
+
+    def at_level(self, level: int) -> BatchSource:
+        """Return the batches of a level, as many in an epoch as at every other. Raises ValueError outside
+        0..n_levels."""
+        ...
+
+
+@runtime_checkable
 class DataSet(Protocol):
     """Up to three splits, and the number of values that a target may take."""
 

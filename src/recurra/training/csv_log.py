@@ -26,15 +26,16 @@ COLUMNS = (
     "frames",
     "frames_per_second",
     "seconds",
+    "level",
 )
 """Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
-evaluation. An empty cell was not measured."""
+evaluation. The level is that of data that wait until one is learned. An empty cell was not measured."""
 
 CHECK = "check"
 """The last column of the file: the CRC-32 of the check in the line above, a comma and the other cells. So a line that
 is changed, lost, repeated or moved shows, and a file that ends early is what a killed process leaves."""
 
-_WHOLE = ("step", "tokens", "frames")
+_WHOLE = ("step", "tokens", "frames", "level")
 _MOST_BYTES = 2**30
 _MEND = "remove the file, and a resumed run logs from its checkpoint on"
 

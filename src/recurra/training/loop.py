@@ -184,15 +184,23 @@ class Trainer(ResumableRun):
         for batch, n_targets in zip(batches, counts):
             loss, objective = self._loss(batch, n_targets)
             self.sums.add(loss, n_targets, batch.n_steps)
+            self.levels.add(loss, n_targets)
             self.fabric.backward(objective * weight)
         norm = self._clip_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         at.step += 1
         self.average.update(at.step)
-        at.epoch, at.batch = (at.epoch, last) if last < len(self.source) else (at.epoch + 1, 0)
         at.tokens += int(n_steps)
+        at.batch = last
+        if last == len(self.source):
+            self._end_epoch()
         return norm
+
+    def _end_epoch(self) -> None:
+        self.position.epoch, self.position.batch = self.position.epoch + 1, 0
+        self.levels.end_epoch(self.ranks)
+        self.source = self.levels.source
 
     def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
         """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
@@ -247,6 +255,7 @@ class Trainer(ResumableRun):
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             f"{self.experiment.unit}_per_second": self.sums.n_tokens / self.sums.seconds,
             "gradient_norm": float(gradient_norm),
+            **self.levels.record,
         }
         self.sums = RunningSums(self.fabric.device)
         return record

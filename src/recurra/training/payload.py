@@ -147,6 +147,7 @@ _random = _record(
     torch=_tensor,
     cuda=_list(_tensor),
 )
+_sums = _record(loss=_any_number, n_targets=_count, n_tokens=_count, seconds=_number)
 
 _SECTIONS: dict[str, Check] = {
     "format": _string,
@@ -158,11 +159,12 @@ _SECTIONS: dict[str, Check] = {
     "average": _or_none(_record(weights=_weights, n_averaged=_count)),
     "optimizer": _or_none(_optimizer),
     "state": _plain,
-    "window": _or_none(_record(loss=_any_number, n_targets=_count, n_tokens=_count, seconds=_number)),
+    "window": _or_none(_sums),
+    "levels": _record(level=_count, epoch=_sums),
     "scores": _record(("last", "best"), last=_score, best=_score),
     "resumed_at": _list(_count),
     "random": _or_none(_one_or_list(_random)),
     "converted_from": _string,
 }
-_OPTIONAL = frozenset({"resumed_at", "converted_from"})
-"""Checkpoints before `resumed_at` lack it; `recurra convert` alone writes `converted_from`."""
+_OPTIONAL = frozenset({"levels", "resumed_at", "converted_from"})
+"""Checkpoints before `resumed_at` and `levels` lack them; `recurra convert` alone writes `converted_from`."""

@@ -146,6 +146,8 @@ def describe(record: Mapping[str, Any], total_steps: int) -> str:
     parts = [f"epoch {record['epoch']}  step {record['step']}/{total_steps}"]
     if "train_loss" in record:
         parts += [f"loss {record['train_loss']:.4f}", *_speeds(record)]
+    if "level" in record:
+        parts.append(f"level {record['level']}")
     for name, form in (("valid_loss", "validation: loss {:.4f}"), ("valid_accuracy", "accuracy {:.4f}")):
         if name in record:
             parts.append(form.format(record[name]))

@@ -12,6 +12,7 @@ from recurra.saved_state import state_to_plain
 from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights
 from recurra.training.experiment import Experiment, require_resumable, to_plain
+from recurra.training.levels import Levels
 from recurra.training.losses import Objective
 from recurra.training.metrics import RunningSums
 from recurra.training.optimizer import build_optimizer
@@ -57,7 +58,8 @@ class ResumableRun:
         self.pieces = self.ranks.pieces
         with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
             self.data = data = open_data(experiment, self.ranks)
-        self.source, self.validation = data.source("train"), data.source("valid")
+        self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
+        self.source = self.levels.source
         self.model = experiment.build_model(data)
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
             came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
@@ -141,6 +143,7 @@ class ResumableRun:
             "optimizer": self.optimizer.state_dict(),
             "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
             "window": self.sums.state_dict(self.ranks),
+            "levels": self.levels.state_dict(self.ranks),
             "scores": self.scores,
             "resumed_at": list(self.resumed_at),
             "random": self.ranks.gather(random_state()) if several else random_state(),
@@ -173,6 +176,9 @@ class ResumableRun:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
+        if "levels" in saved:  # older checkpoints have none
+            self.levels.load_state_dict(saved["levels"], self.ranks)
+            self.source = self.levels.source
         self.scores = saved["scores"]
         # Older checkpoints lack this key. A finished run has nothing to resume.
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]

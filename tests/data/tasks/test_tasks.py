@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data import IGNORED_TARGET, BatchSource, TokenDataSet
+from recurra.data import IGNORED_TARGET, BatchSource, LevelledSource, TokenDataSet
 from recurra.data.tasks import STATE_TRACKING, InductionConfig, RecallConfig, StateTrackingConfig
 from recurra.data.tasks.arithmetic import CLOSE, EQUALS, OPEN, bracketed_arithmetic, modular_arithmetic, parity
 from recurra.data.tasks.drawn import DrawnSource, Lengths
@@ -216,9 +216,45 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
     assert longest == [6, 8, 9, 9] or longest == [7, 9, 9, 9]
 
 
+def test_levels_are_the_steps_of_a_growth_that_waits():
+    grows = {"max_length": 5, "final_length": 80, "growth_epochs": 4, "growth": "geometric", "steps_per_epoch": 100}
+    source = StateTrackingConfig(**grows, growth_loss=0.25).build().source("train")
+    assert isinstance(source, LevelledSource)
+    assert (source.n_levels, source.level_loss) == (4, 0.25)
+    for level, longest in enumerate([5, 10, 20, 40, 80]):
+        here = source.at_level(level)
+        lengths = [here.batch(epoch, step).inputs.shape[1] for epoch in (0, 7) for step in range(100)]
+        assert min(lengths) == 3
+        assert 0.8 * longest <= max(lengths) <= longest
+        assert torch.equal(here.batch(7, 3).inputs, source.at_level(level).batch(7, 3).inputs)
+    assert torch.equal(source.batch(7, 3).inputs, source.at_level(0).batch(7, 3).inputs)
+    for level in (-1, 5):
+        with pytest.raises(ValueError, match=f"^level is {level}; expected 0 to 4"):
+            source.at_level(level)
+    whole, parts = source.at_level(3), []
+    for rank in range(2):
+        shared = StateTrackingConfig(**grows, growth_loss=0.25).build(rank=rank, world_size=2).source("train")
+        parts.append(shared.at_level(3).batch(1, 2).inputs)
+    assert torch.equal(torch.cat(parts), whole.batch(1, 2).inputs)
+    for split in ("valid", "test"):
+        assert not isinstance(StateTrackingConfig(**grows, growth_loss=0.25).build().source(split), LevelledSource)
+    assert not isinstance(StateTrackingConfig(**grows).build().source("train"), LevelledSource)
+
+
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
+        (StateTrackingConfig, {"growth_loss": 0.1}, r"data\.growth_loss is 0\.1; expected null without"),
+        (
+            StateTrackingConfig,
+            {"growth_loss": 0.0, "final_length": 80, "growth_epochs": 2},
+            r"data\.growth_loss is 0\.0; expected a positive number",
+        ),
+        (
+            StateTrackingConfig,
+            {"growth_loss": 0.1, "final_length": 80, "growth_epochs": 2, "hold_epochs": 1},
+            r"data\.hold_epochs is 1; expected 0 with data\.growth_loss",
+        ),
         (StateTrackingConfig, {"task": "sorting"}, r"data\.task is 'sorting'; expected one of parity"),
         (StateTrackingConfig, {"min_length": 1}, r"data\.min_length is 1; expected at least 2"),
         (StateTrackingConfig, {"max_length": 2}, r"data\.max_length is 2; expected at least 3"),

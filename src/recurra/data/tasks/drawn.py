@@ -1,11 +1,13 @@
 """Batches that are drawn when they are read: no two steps of a run see the same sequences."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from copy import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, SPLITS, Batch, Split
 from recurra.data.order import TASKS, random_generator, require_step
 
@@ -96,3 +98,27 @@ class DrawnSource:
             np.copyto(targets, drawn, where=drawn >= 0)
         mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
         return tokens[mine], targets[mine]
+
+
+class LevelledDrawnSource(DrawnSource):
+    """Drawn batches whose longest length grows from level to level, and not with the epochs.
+
+    draw, lengths, options: of `DrawnSource`; the epochs in which `lengths` would grow are the levels. level_loss: the
+    mean training loss of an epoch, in nats per target, below which a level is learned.
+    """
+
+    def __init__(self, draw: Draw, lengths: Lengths, *, level_loss: float, **options: Any) -> None:
+        super().__init__(draw, lengths, **options)
+        self.n_levels, self.level_loss, self._growing = lengths.growth, level_loss, lengths
+        self._lengths = self._at(0)
+
+    def at_level(self, level: int) -> "LevelledDrawnSource":
+        """Return the batches of a level. Raises ValueError outside 0..n_levels."""
+        require(0 <= level <= self.n_levels, "level", level, f"0 to {self.n_levels}")
+        source = copy(self)
+        source._lengths = self._at(level)
+        return source
+
+    def _at(self, level: int) -> Lengths:
+        shortest, longest = self._growing.range(float(level))
+        return Lengths(shortest, longest, longest, 0)

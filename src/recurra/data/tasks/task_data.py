@@ -1,7 +1,7 @@
 """The tasks as data sets: state tracking, associative recall and induction heads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -10,7 +10,7 @@ from recurra.checks import fields_of, require, require_choice, require_whole_num
 from recurra.data.batches import SPLITS, Split
 from recurra.data.order import require_rank
 from recurra.data.tasks.arithmetic import EQUALS, MODULUS, bracketed_arithmetic, modular_arithmetic, parity
-from recurra.data.tasks.drawn import PACES, Draw, DrawnSource, Lengths
+from recurra.data.tasks.drawn import PACES, Draw, DrawnSource, Lengths, LevelledDrawnSource
 from recurra.data.tasks.group_words import GROUPS, group_words, multiplication_table
 from recurra.data.tasks.recall import associative_recall, induction
 
@@ -53,6 +53,9 @@ class TaskConfig(ABC):
     growth: str = "linear"
     """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
     goes to short sequences, which cost less and are learned first."""
+    growth_loss: float | None = None
+    """Let the longest length take the next of its data.growth_epochs steps only after an epoch whose mean training
+    loss, in nats per target, is below this; null: one step in each epoch, whatever has been learned."""
     eval_min_length: int
     """Shortest sequence in evaluation."""
     eval_max_length: int
@@ -85,9 +88,17 @@ class TaskConfig(ABC):
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
         require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
         require_choice(PACES, **fields_of(self, "data", "growth"))
+        self._require_growth_loss(grows)
         one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
         expected = f"null, or data.eval_min_length = {self.eval_max_length}"
         require(one_length, "data.eval_piece", self.eval_piece, expected)
+
+    def _require_growth_loss(self, grows: bool) -> None:
+        if (loss := self.growth_loss) is None:
+            return
+        require(loss > 0, "data.growth_loss", loss, "a positive number or null")
+        require(grows, "data.growth_loss", loss, "null without data.final_length")
+        require(not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 with data.growth_loss")
 
     @abstractmethod
     def make_task(self) -> Task:
@@ -199,7 +210,10 @@ class TaskData:
         pace, hold = config.growth, config.hold_epochs
         growing = Lengths(config.min_length, config.max_length, final, config.growth_epochs, pace, hold)
         fixed = Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
-        return DrawnSource(
+        kind: Callable[..., DrawnSource] = DrawnSource
+        if training and config.growth_loss is not None:
+            kind = partial(LevelledDrawnSource, level_loss=config.growth_loss)
+        return kind(
             self._draw,
             growing if training else fixed,
             split=split,
