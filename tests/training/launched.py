@@ -22,7 +22,10 @@ def rank(job):
     if status:
         sys.exit(status)
 
-for job in json.loads(JOBS):
+jobs = json.loads(JOBS)
+if jobs[0]["ranks"] == 0:  # what it imports and compiles once, every rank after it would do again
+    rank({**jobs[0], "words": [*jobs[0]["words"], "--run", "first"]})
+for job in jobs:
     if job["ranks"] == 0:
         child = os.fork()
         if child == 0:
@@ -54,6 +57,9 @@ for job in json.loads(JOBS):
 
 def launch(folder: Path, *jobs: dict[str, Any], timeout: float = 120) -> Ended:
     """Run `recurra WORDS` with so many ranks for each job, one after the other; 0 ranks are one process by itself.
+
+    A first job with 0 ranks, a training, is run once more, before the others and in the process that they are forked
+    from.
 
     A job is {"ranks": 4, "nodes": 1, "words": ["train", ...], "before": "code that each rank runs first"}. With two
     nodes, two agents meet and share the ranks; both are on this machine.
