@@ -40,6 +40,7 @@ from recurra.decoding.tiles import (
     other_tiles,
     tiles_of,
 )
+from recurra.kernels.apart import Apart, call
 from recurra.kernels.launch import Kernel, compile_function, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, multiply_add, prefetch, store, total, zeros
 
@@ -286,8 +287,7 @@ def _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end):  
 # --- all ---
 
 
-@compile_function
-def multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+def _multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """Fill the share of one of `jobs` jobs in y (vectors, n_out); `room` has `room_size` bytes for every job."""
     unit = 1 if kind == _IS_FLOAT32 else PANEL
     units = (n_out + unit - 1) // unit
@@ -302,15 +302,19 @@ def multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_
         _int8(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
     else:
         _int4(w, scale, bias, x, y, vectors, n_in, n_out, first, last, sums, end)
+    return 0
+
+
+multiply_share = Apart(_multiply_share)
 
 
 @cache
 def matvec_kernel() -> Kernel:
-    """Return the kernel for weights of every kind in `KINDS`."""
+    """Return the kernel for weights of every kind in `KINDS`; `share` is the address of `multiply_share`."""
 
-    def multiply(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, jobs):  # type: ignore[no-untyped-def]
+    def multiply(share, kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, jobs):  # type: ignore[no-untyped-def]
         """Fill y (vectors, n_out) from w and x (vectors, n_in), addresses."""
         for job in prange(jobs):
-            multiply_share(kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs)
+            call(share, (kind, w, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
 
     return Kernel(multiply)

@@ -76,7 +76,7 @@ def decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> T
 
 
 def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    from recurra.decoding.matvec_kernels import matvec_kernel, room_bytes
+    from recurra.decoding.matvec_kernels import matvec_kernel, multiply_share, room_bytes
 
     kind, n_in, n_out = _check(x, weight, scale, bias)
     x = x.contiguous()
@@ -88,7 +88,7 @@ def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> 
     room = torch.zeros(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(
-            *(kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
+            *(multiply_share.address, kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
             *(x.data_ptr() + 4 * first * n_in, y.data_ptr() + 4 * first * n_out, min(_TOGETHER, vectors - first)),
             *(n_in, n_out, room.data_ptr(), room_size, jobs),
             jobs=jobs,

@@ -26,8 +26,8 @@ from recurra.decoding.instructions import (
     C,
     D,
 )
-from recurra.decoding.matvec_kernels import multiply_share
 from recurra.decoding.vector_math import apply, gather, number, quotient, root, scatter, set_word, word
+from recurra.kernels.apart import Apart, call
 from recurra.kernels.launch import Kernel, compile_function, compile_inline
 from recurra.kernels.vector import WIDTH, Lanes, load, spread, store, total, zeros
 
@@ -51,14 +51,13 @@ def _take(address, stride):  # type: ignore[no-untyped-def]
     return gather(address, stride, _FLOATS)
 
 
-@compile_function
-def _linear(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+@compile_inline
+def _linear(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in a matrix's rows."""
-    multiply_share(
-        *(word(row, KIND), _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)),
-        *(_place(row, bases, A), _place(row, bases, OUT), word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)),
-        *(room, room_size, job, jobs),
-    )
+    weight, scale, bias = _place(row, bases, B), _place(row, bases, C), _place(row, bases, D)
+    x, y = _place(row, bases, A), _place(row, bases, OUT)
+    vectors, n_in, n_out = word(row, SIZES), word(row, SIZES + 1), word(row, SIZES + 2)
+    call(share, (word(row, KIND), weight, scale, bias, x, y, vectors, n_in, n_out, room, room_size, job, jobs))
 
 
 @compile_inline
@@ -171,27 +170,31 @@ def _work_of(row):  # type: ignore[no-untyped-def]
     return 5 * numbers if word(row, OPCODE) == MAP and word(row, KIND) > _LIGHT else numbers
 
 
-@compile_function
-def _run(row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
+def _run_share(share, row, bases, room, room_size, job, jobs):  # type: ignore[no-untyped-def]
     """The share of one job in an instruction, if not in a LOOK_UP."""
     opcode = word(row, OPCODE)
     if opcode == LINEAR:
-        _linear(row, bases, room, room_size, job, jobs)
+        _linear(share, row, bases, room, room_size, job, jobs)
     elif opcode == MAP:
         _map(row, bases, job, jobs)
     else:
         _normalise(row, bases, job, jobs)
+    return 0
+
+
+run_share = Apart(_run_share)
 
 
 @cache
 def step_kernel() -> Kernel:
-    """Give the kernel of (table, instructions, bases, missing, room, room_size, jobs), addresses and counts.
+    """Give the kernel of (run, share, table, instructions, bases, missing, room, room_size, jobs).
 
-    `jobs` is the number of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes
-    1 if a run ends at a row that does not exist.
+    All are addresses and counts. `run` and `share` are those of `run_share` and `multiply_share`. `jobs` is the number
+    of parts that a matrix is divided into; each has `room_size` bytes in `room`. `missing` becomes 1 if a run ends at a
+    row that does not exist.
     """
 
-    def run_step(table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
+    def run_step(run, share, table, instructions, bases, missing, room, room_size, jobs):  # type: ignore[no-untyped-def]
         for at in range(instructions):
             row = table + 8 * WORDS * at
             if word(row, OPCODE) == LOOK_UP:
@@ -199,9 +202,9 @@ def step_kernel() -> Kernel:
                     set_word(missing, 1)
                     return
             elif jobs == 1 or _work_of(row) < SPLIT_FROM:
-                _run(row, bases, room, room_size, 0, 1)
+                call(run, (share, row, bases, room, room_size, 0, 1))
             else:
                 for job in prange(jobs):
-                    _run(row, bases, room, room_size, job, jobs)
+                    call(run, (share, row, bases, room, room_size, job, jobs))
 
     return Kernel(run_step)

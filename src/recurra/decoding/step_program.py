@@ -21,10 +21,11 @@ class StepProgram:
     """
 
     def __init__(self, step: LoweredStep) -> None:
-        from recurra.decoding.matvec_kernels import room_bytes  # Numba takes a while to load
-        from recurra.decoding.step_kernel import step_kernel
+        from recurra.decoding.matvec_kernels import multiply_share, room_bytes  # Numba is slow to load
+        from recurra.decoding.step_kernel import run_share, step_kernel
 
         self._kernel, self._lock = step_kernel(), threading.Lock()
+        self._calls = run_share.address, multiply_share.address
         moving = [tensor.untyped_storage().data_ptr() for tensor in (*step.inputs, *step.outputs)]
         numbers = {storage: number for number, storage in enumerate(moving, 1)}
         rows = [instruction.row(numbers) for instruction in step.instructions]
@@ -65,7 +66,7 @@ class StepProgram:
             addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
             room = self._room.data_ptr(), self._room_size
             missing = addresses[2] + 8 * (len(self._bases) - 1)
-            self._kernel(*addresses, missing, *room, jobs, jobs=jobs, work=self._work)
+            self._kernel(*self._calls, *addresses, missing, *room, jobs, jobs=jobs, work=self._work)
             return None if self._bases[-1] else outputs
         finally:
             self._lock.release()
