@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -48,6 +49,8 @@ def _places(call: Call) -> dict[int, int]:
 
 
 def _argument(number: int, call: Call, places: dict[int, int]) -> str:
+    if number in call.functions:
+        return f"ptrtoint (ptr @apart_{number} to i64)"
     for region in call.regions:
         if region.address <= number <= region.address + len(region.before):
             offset = places[region.address] + number - region.address
@@ -55,25 +58,45 @@ def _argument(number: int, call: Call, places: dict[int, int]) -> str:
     return str(number)
 
 
+def _parsed(code: str, wrapper: Callable[[str, list[str]], str], what: str) -> llvm.ModuleRef:
+    """A function of Numba's with another one, which calls it; written from its name and the types of its arguments."""
+    match = re.search(_DEFINITION, code, re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"{what} has no function that is understood")
+    code = re.sub(r"^target (triple|datalayout).*$", "", code, flags=re.MULTILINE)
+    code = re.sub(r'"target-(cpu|features)"="[^"]*"', "", code)
+    kinds = [part.split()[0] for part in match[2].split(",") if part.strip()]
+    module = llvm.parse_assembly(code + wrapper(match[1], kinds))
+    module.triple = "aarch64-unknown-linux-gnu"
+    return module
+
+
 def _module(call: Call, places: dict[int, int]) -> llvm.ModuleRef:
     """The kernel and a function that calls it with the recorded arguments."""
-    match = re.search(
-        r"^define [^@]*i32 @(\"?[^(]*_ZN7recurra[^(]*)\(ptr[^,]*,\s*ptr[^,]*,?([^)]*)\)", call.code, re.MULTILINE
-    )
-    if match is None:
-        raise RuntimeError(f"{call.kernel} has no function that is understood")
-    name, parameters = match[1], [part.split()[0] for part in match[2].split(",") if part.strip()]
-    if len(parameters) != len(call.arguments):
-        raise RuntimeError(f"{call.kernel} takes {len(parameters)} numbers; {len(call.arguments)} were recorded")
-    arguments = [f"{kind} {_argument(number, call, places)}" for kind, number in zip(parameters, call.arguments)]
-    code = re.sub(r"^target (triple|datalayout).*$", "", call.code, flags=re.MULTILINE)
-    code = re.sub(r'"target-(cpu|features)"="[^"]*"', "", code)
-    code += (
-        "\n@arena = external global i8\ndefine void @replay() {\n  %none = alloca ptr\n  %error = alloca ptr\n"
-        f"  %code = call i32 @{name}(ptr %none, ptr %error, {', '.join(arguments)})\n  ret void\n}}\n"
-    )
-    module = llvm.parse_assembly(code)
-    module.triple = "aarch64-unknown-linux-gnu"
+
+    def replay(name: str, kinds: list[str]) -> str:
+        if len(kinds) != len(call.arguments):
+            raise RuntimeError(f"{call.kernel} takes {len(kinds)} numbers; {len(call.arguments)} were recorded")
+        arguments = [f"{kind} {_argument(number, call, places)}" for kind, number in zip(kinds, call.arguments)]
+        declared = [f"declare i64 @apart_{number}(...)\n" for number in call.functions]
+        return (
+            f"\n@arena = external global i8\n{''.join(declared)}"
+            "define void @replay() {\n  %none = alloca ptr\n  %error = alloca ptr\n"
+            f"  %code = call i32 @{name}(ptr %none, ptr %error, {', '.join(arguments)})\n  ret void\n}}\n"
+        )
+
+    module = _parsed(call.code, replay, call.kernel)
+    for address, code in call.functions.items():
+
+        def apart(name: str, kinds: list[str], address: int = address) -> str:
+            taken = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(kinds))
+            return (
+                f"\ndefine i64 @apart_{address}({taken}) {{\n  %result = alloca i64\n  %error = alloca ptr\n"
+                f"  %code = call i32 @{name}(ptr %result, ptr %error, {taken})\n"
+                "  %value = load i64, ptr %result\n  ret i64 %value\n}\n"
+            )
+
+        module.link_in(_parsed(code, apart, f"a function that {call.kernel} calls"))
     for function in module.functions:
         if not function.is_declaration and function.name != "replay":
             function.linkage = "internal"

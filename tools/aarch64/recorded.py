@@ -11,6 +11,7 @@ import numba
 import torch
 from torch import Tensor
 
+from recurra.kernels.apart import Apart
 from recurra.kernels.launch import Kernel
 
 _LEAST_ADDRESS = 1 << 32  # sizes and strides are smaller
@@ -28,12 +29,13 @@ class Region:
 
 @dataclass
 class Call:
-    """One call of a kernel: its LLVM code, the function's name in it, and flat arguments."""
+    """One call of a kernel: its LLVM code, flat arguments, and the code of functions whose addresses are among them."""
 
     kernel: str
     code: str
     arguments: list[int]
     regions: list[Region]
+    functions: dict[int, str]
 
 
 def _flat(arguments: Iterable[Any]) -> Iterator[int]:
@@ -62,6 +64,13 @@ def _regions(addresses: list[int]) -> list[Region]:
     return list(found.values())
 
 
+def _functions(numbers: list[int]) -> dict[int, str]:
+    """The code of the functions whose addresses are among these numbers."""
+    aparts: list[Any] = [thing for thing in gc.get_objects() if type(thing) is Apart]
+    known = {apart.address: apart for apart in aparts if "address" in vars(apart)}
+    return {number: known[number]._compiled.inspect_llvm(known[number]._types) for number in numbers if number in known}
+
+
 @contextmanager
 def record(calls: list[Call]) -> Iterator[None]:
     """Add to `calls` what kernels are called with; they run on this machine meanwhile."""
@@ -69,14 +78,15 @@ def record(calls: list[Call]) -> Iterator[None]:
 
     def call(self: Kernel, *arguments: Any, jobs: int, work: int) -> None:
         flat = list(_flat(arguments))
-        regions = _regions([number for number in flat if number >= _LEAST_ADDRESS])
+        functions = _functions(flat)
+        regions = _regions([number for number in flat if number >= _LEAST_ADDRESS and number not in functions])
         serial: Any = self._serial
         serial(*arguments)
         for region in regions:
             region.after = _bytes_at(region.address, len(region.before))
         types = tuple(numba.typeof(argument) for argument in arguments)
         name = f"{self._serial.__module__.removeprefix('recurra.')}: {serial.py_func.__name__}"
-        calls.append(Call(name, serial.inspect_llvm(types), flat, regions))
+        calls.append(Call(name, serial.inspect_llvm(types), flat, regions, functions))
 
     Kernel.__call__ = call  # type: ignore[method-assign]
     try:
