@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.evaluation.accuracy import accuracy_by_span, scaled_accuracy
+from recurra.data import IGNORED_TARGET, Batch
+from recurra.evaluation.accuracy import AroundResets, accuracy_by_span, scaled_accuracy
 
 
 def test_counts_and_accuracies_by_hand():
@@ -100,3 +101,22 @@ def test_bad_input_is_named(correct, spans, edges, error, words):
 )
 def test_scaled_accuracy_is_0_at_chance(accuracy, n_classes, scaled):
     assert scaled_accuracy(accuracy, n_classes) == pytest.approx(scaled, abs=1e-12)
+
+
+def test_positions_before_the_first_reset_and_from_it_on_are_counted_apart():
+    around = AroundResets(reset_token=5)
+    inputs = torch.tensor([[1, 2, 5, 3, 5], [5, 1, 1, 1, 1], [1, 2, 3, 4, 0]])
+    targets = torch.tensor([[7, 7, 7, 7, 7], [7, 7, 7, 7, IGNORED_TARGET], [7, IGNORED_TARGET, 7, 7, 7]])
+    predictions = torch.tensor([[7, 0, 7, 7, 0], [0, 7, 0, 0, IGNORED_TARGET], [7, IGNORED_TARGET, 7, 0, 7]])
+    around(Batch(inputs, targets, continues=False), predictions)
+    assert around.scores == {"accuracy_before_resets": 4 / 6, "accuracy_after_resets": 3 / 7}
+    around(Batch(inputs[:1], targets[:1], continues=False), targets[:1])
+    assert around.scores == {"accuracy_before_resets": 6 / 8, "accuracy_after_resets": 6 / 10}
+
+
+def test_a_part_without_positions_has_no_score():
+    around = AroundResets(reset_token=5)
+    assert around.scores == {}
+    tokens = torch.tensor([[1, 2]])
+    around(Batch(tokens, tokens, continues=False), tokens)
+    assert around.scores == {"accuracy_before_resets": 1.0}

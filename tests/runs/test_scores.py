@@ -25,9 +25,12 @@ def test_a_text_run_is_scored_with_its_lengths(there):
 
 def test_a_memory_horizon_run_is_scored_by_span_as_well(there):
     run = open_run("runs/horizon")
-    assert "segment_length" not in score_run(run)
+    scores = score_run(run)
+    assert "segment_length" not in scores
     overall, spans = score_by_span(run)
-    assert overall.accuracy == pytest.approx(score_run(run)["accuracy"])
+    assert overall.accuracy == pytest.approx(scores["accuracy"])
+    parts = sorted(scores[f"accuracy_{when}_resets"] for when in ("before", "after"))
+    assert parts[0] <= scores["accuracy"] <= parts[1]
     assert int(spans.n_correct.sum()) / int(spans.counts.sum()) == pytest.approx(overall.accuracy)
     with pytest.raises(ValueError, match="runs/text, a run of text; expected one on Memory Horizon"):
         score_by_span(open_run("runs/text"))

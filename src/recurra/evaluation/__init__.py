@@ -1,6 +1,6 @@
 """Evaluation: losses, perplexity, and accuracy overall, by memory span and by class."""
 
-from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span, scaled_accuracy
+from recurra.evaluation.accuracy import AroundResets, SpanAccuracy, accuracy_by_span, scaled_accuracy
 from recurra.evaluation.classification import (
     ClassScores,
     VideoProbabilities,
@@ -12,6 +12,7 @@ from recurra.evaluation.perplexity import bits_per_token, perplexity
 from recurra.evaluation.video_stream import SegmentPrediction, classify_stream
 
 __all__ = [
+    "AroundResets",
     "ClassScores",
     "EvaluationResult",
     "SegmentPrediction",

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from recurra.checks import kind_of, require, sentence
+from recurra.data import IGNORED_TARGET, Batch
 
 
 class SpanAccuracy(NamedTuple):
@@ -82,6 +83,35 @@ def accuracy_by_span(
         n_correct=torch.bincount(bins[correct.reshape(-1)], minlength=n_bins).cpu(),
         counts=torch.bincount(bins, minlength=n_bins).cpu(),
     )
+
+
+class AroundResets:
+    """Counts correct predictions before the first reset of each sequence, and from it on (GateLoop, section 5.1).
+
+    Until then, a model only has to remember. What a model scores below that afterwards, it fails to forget. Called with
+    each batch and its predictions, as `evaluate` calls its observer.
+
+    reset_token: the token that resets.
+    """
+
+    def __init__(self, reset_token: int) -> None:
+        self._reset_token = reset_token
+        self._n_correct, self._counts = [0, 0], [0, 0]  # before, after
+
+    def __call__(self, batch: Batch, predictions: Int[Tensor, "B L"]) -> None:
+        """Count a batch of whole sequences."""
+        after = (batch.inputs == self._reset_token).cumsum(1) > 0
+        counted = batch.targets != IGNORED_TARGET
+        for part, chosen in enumerate((counted & ~after, counted & after)):
+            self._n_correct[part] += int((predictions == batch.targets)[chosen].sum())
+            self._counts[part] += int(chosen.sum())
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The shares of correct predictions, of those parts that have any positions."""
+        names = ("accuracy_before_resets", "accuracy_after_resets")
+        parts = zip(names, self._n_correct, self._counts)
+        return {name: n_correct / count for name, n_correct, count in parts if count}
 
 
 def _check(correct: Tensor, spans: Tensor) -> None:

@@ -8,6 +8,7 @@ from recurra.data import MemoryHorizon, Split, memory_spans
 from recurra.data.tasks import TaskData
 from recurra.data.video import VideoData
 from recurra.evaluation import (
+    AroundResets,
     EvaluationResult,
     SpanAccuracy,
     best_temperature,
@@ -46,7 +47,10 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
         measured = _video_scores(run, data, split)
     else:
         divisor = 1.0 if temperature is None else temperature
-        measured = evaluate(model, data.source(split), temperature=divisor)._asdict()
+        around = AroundResets(data.reset_token) if isinstance(data, MemoryHorizon) else None
+        measured = evaluate(model, data.source(split), temperature=divisor, observe=around)._asdict()
+        if around is not None:
+            measured |= around.scores
         if isinstance(data, TaskData) and measured["accuracy"] is not None:
             measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], data.output_size)
     return {
