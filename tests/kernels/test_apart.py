@@ -1,14 +1,16 @@
 """Functions that kernels call by their address."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from numba import prange
 from numba.core.errors import TypingError
 
 from recurra.kernels.apart import Apart, call
-from recurra.kernels.launch import Kernel, compile_function
+from recurra.kernels.launch import compile_function
 from recurra.kernels.vector import Lanes, load, store
 
+ROOT = Path(__file__).resolve().parents[2]
 ONE = Lanes("float64", 1)
 
 
@@ -22,18 +24,31 @@ def _add(x, y, first, last):
 add = Apart(_add)
 
 
+SHARES = """
+import numpy as np
+from numba import prange
+from recurra.kernels.apart import call
+from recurra.kernels.launch import Kernel
+from tests.kernels.test_apart import add
+
 def add_shares(address, x, y, n, jobs):
     for job in prange(jobs):
         call(address, (x, y, n * job // jobs, n * (job + 1) // jobs))
 
-
-@pytest.mark.parametrize("jobs", [1, 3, 8])
-def test_kernels_call_it_with_and_without_threads(jobs):
-    kernel, x = Kernel(add_shares), np.arange(100.0)
-    for form in (kernel._serial, kernel._parallel):
+kernel, x = Kernel(add_shares), np.arange(100.0)
+for form in (kernel._serial, kernel._parallel):
+    for jobs in (1, 3, 8):
         y = np.ones(100)
         form(add.address, x.ctypes.data, y.ctypes.data, 100, jobs)
         np.testing.assert_array_equal(y, x + 1)
+print("added")
+"""
+
+
+def test_kernels_call_it_with_and_without_threads(run_python):
+    """In a process of its own: threads of a kernel stay, and a fork after them would not live long."""
+    path = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    assert run_python(path + SHARES, OMP_NUM_THREADS="2").split() == ["added"]
 
 
 def test_what_it_returns_comes_back():
