@@ -91,7 +91,7 @@ peers: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e ".[dev]"  # Python compiles what it imports
 	touch $@
 
 clean:
