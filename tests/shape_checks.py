@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +46,6 @@ _CHECKED = [
 MOST_CALLS = 8
 """How many calls of a function are looked at in one test. A stream of a thousand steps has a thousand calls of one
 kind."""
-MOST_KINDS = 40
-"""How many kinds of calls of a function are checked; of a method, for each class whose objects have it. One more check
-takes as long as a small layer."""
 _PLAIN = (bool, int, float, str, type(None))
 
 _test = 0
@@ -69,8 +65,7 @@ def install() -> None:
 
 
 def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechecker: Callable) -> Any:
-    """Decorate as jaxtyping does, but check each kind of call once: up to `MOST_KINDS`, among the first `MOST_CALLS` of
-    every test."""
+    """Decorate as jaxtyping does, but check each kind of call once, among the first `MOST_CALLS` of every test."""
     if function is None:
         return functools.partial(kinds_of_calls_checked, jaxtyped, typechecker=typechecker)
     if function.__module__.endswith("_kernels"):  # Numba compiles what is in there
@@ -78,7 +73,7 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
     if not inspect.isfunction(function):
         return jaxtyped(function, typechecker=typechecker)
     checked, test, calls = None, 0, 0
-    passed_by_class: dict[type, set[tuple]] = defaultdict(set)
+    passed: set[tuple] = set()
 
     @functools.wraps(function)
     def first_of_a_kind(*arguments: Any, **options: Any) -> Any:
@@ -86,8 +81,7 @@ def kinds_of_calls_checked(jaxtyped: Callable, function: Any = None, *, typechec
         if test != _test:
             test, calls = _test, 0
         calls += 1
-        passed = passed_by_class[type(arguments[0]) if arguments else type(None)]
-        if calls > MOST_CALLS or len(passed) >= MOST_KINDS:
+        if calls > MOST_CALLS:
             return function(*arguments, **options)
         kind = (*map(_kind, arguments), *map(_kind, options.items()))
         if kind in passed:
