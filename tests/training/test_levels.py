@@ -39,8 +39,8 @@ class Counting:
 def levels_after(losses: list[float], level_loss: float) -> list[int]:
     levels = Levels(Counting(level_loss), "cpu")
     for loss in losses:
-        for share in (0.5, 1.5):  # the mean over the epoch counts, by targets
-            levels.add(torch.tensor(loss * share * 10), 10)
+        for share, n_targets in ((0.1, 10), (1.3, 30)):  # the mean over the epoch counts, by targets
+            levels.add(torch.tensor(loss * share * n_targets), n_targets)
         levels.end_epoch(Ranks())
     return [levels.source.level, levels.record["level"]]
 
@@ -53,6 +53,25 @@ def test_a_level_ends_with_an_epoch_below_its_loss():
     assert levels_after([0.9, 0.2], 0.5) == [1, 1]  # the mean of both would be above
     assert levels_after([0.1] * 9, 0.5) == [N_LEVELS, N_LEVELS]
     assert levels_after([float("nan")], 0.5) == [0, 0]
+
+
+class OneOfTwo(Ranks):
+    """A rank beside another one, whose ten targets have a loss of 0.8."""
+
+    @property
+    def several(self) -> bool:
+        return True
+
+    def total(self, loss: float, n_targets: int, n_tokens: int) -> list[float]:
+        return [loss + 8.0, n_targets + 10, n_tokens]
+
+
+def test_the_mean_is_over_all_ranks():
+    for loss, level in ((0.1, 1), (0.3, 0)):
+        levels = Levels(Counting(0.5), "cpu")
+        levels.add(torch.tensor(10 * loss), 10)
+        levels.end_epoch(OneOfTwo())
+        assert levels.source.level == level
 
 
 def test_half_an_epoch_is_saved():

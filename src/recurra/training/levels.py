@@ -19,14 +19,16 @@ class Levels:
     """
 
     def __init__(self, source: BatchSource, device: torch.device | str) -> None:
-        self._source, self._levelled = source, source if isinstance(source, LevelledSource) else None
-        self._sums = RunningSums(device)
-        self._level = 0
-
-    @property
-    def source(self) -> BatchSource:
+        self.source = source
         """The batches of the present level."""
-        return self._source if self._levelled is None else self._levelled.at_level(self._level)
+        self._levelled = source if isinstance(source, LevelledSource) else None
+        self._sums = RunningSums(device)
+        self._enter(0)
+
+    def _enter(self, level: int) -> None:
+        self._level = level
+        if self._levelled is not None:
+            self.source = self._levelled.at_level(level)
 
     @property
     def record(self) -> dict[str, int]:
@@ -44,7 +46,7 @@ class Levels:
             return
         self._sums.add_up(ranks)
         learned = self._sums.mean_loss() < self._levelled.level_loss
-        self._level = min(self._level + learned, self._levelled.n_levels)
+        self._enter(min(self._level + learned, self._levelled.n_levels))
         self._sums = RunningSums(self._sums.loss.device)
 
     def state_dict(self, ranks: Ranks) -> dict[str, Any]:
@@ -53,5 +55,5 @@ class Levels:
 
     def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks) -> None:
         """Continue from the numbers of `state_dict`."""
-        self._level = saved["level"]
+        self._enter(saved["level"])
         self._sums.load_state_dict(saved["epoch"], ranks)

@@ -194,13 +194,9 @@ class Trainer(ResumableRun):
         at.tokens += int(n_steps)
         at.batch = last
         if last == len(self.source):
-            self._end_epoch()
+            at.epoch, at.batch = at.epoch + 1, 0
+            self.levels.end_epoch(self.ranks)
         return norm
-
-    def _end_epoch(self) -> None:
-        self.position.epoch, self.position.batch = self.position.epoch + 1, 0
-        self.levels.end_epoch(self.ranks)
-        self.source = self.levels.source
 
     def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
         """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from recurra.checks import sentence
-from recurra.data import DataSet
+from recurra.data import BatchSource, DataSet
 from recurra.saved_state import state_to_plain
 from recurra.training.averaging import WeightAverage
 from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights
@@ -59,7 +59,6 @@ class ResumableRun:
         with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
             self.data = data = open_data(experiment, self.ranks)
         self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
-        self.source = self.levels.source
         self.model = experiment.build_model(data)
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
             came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
@@ -107,6 +106,11 @@ class ResumableRun:
         self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
         asynchronous = self.config.asynchronous_saving
         return RankCheckpoints(path, keep=keep, ranks=self.ranks, asynchronous=asynchronous)
+
+    @property
+    def source(self) -> BatchSource:
+        """The training batches."""
+        return self.levels.source
 
     def begin(self) -> str:
         """Load the initial weights of the experiment if the run is at its start. `fit` calls this if nobody has.
@@ -178,7 +182,6 @@ class ResumableRun:
         self.sums.load_state_dict(saved["window"], self.ranks)
         if "levels" in saved:  # older checkpoints have none
             self.levels.load_state_dict(saved["levels"], self.ranks)
-            self.source = self.levels.source
         self.scores = saved["scores"]
         # Older checkpoints lack this key. A finished run has nothing to resume.
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
