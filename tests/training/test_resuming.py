@@ -13,7 +13,7 @@ from recurra.training.checkpoint import save_checkpoint
 
 @pytest.fixture
 def interrupted(make_trainer) -> Trainer:
-    trainer = make_trainer(epochs=1, averaging={"start_step": 2})
+    trainer = make_trainer(max_steps=5, averaging={"start_step": 2})
     trainer.fit(Console(file=io.StringIO()))
     return trainer
 

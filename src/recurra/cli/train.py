@@ -86,7 +86,12 @@ def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
 
 def _result(trainer: Trainer) -> str:
     """Report a finished run, and name the next command."""
-    best = trainer.scores["best"]
+    best = trainer.scores.get("best")
+    if best is None:  # resumed with an end that it had reached
+        return (
+            f"finished at step {trainer.position.step}, without a validation; score its last checkpoint with:\n"
+            f"  recurra eval {trainer.folder.path} --checkpoint last"
+        )
     accuracy = f", accuracy {best['accuracy']:.4f}" if "accuracy" in best else ""
     return (
         f"finished at step {trainer.position.step}; best validation at step {best['step']}: loss {best['loss']:.4f}"

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     targets: (B, L) int64; `IGNORED_TARGET` at positions that do not count. For video: (B, S), for the S segments of a
         clip.
     continues: True if sequence b continues sequence b of the previous batch, so that the state is carried over; False
-        if every sequence starts a stream (state None).
+        if every sequence starts a stream (state None), as in the first batch of an epoch.
     poses: of the persons in clips, for models that learn from them; None without.
     cu_seqlens: the borders of documents that are packed end to end, inputs then (1, T); None for sequences of one
         length.

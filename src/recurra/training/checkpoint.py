@@ -189,7 +189,7 @@ class CheckpointFolder:
         """
         target = self._file(step)
         self._write(target, payload)
-        self._drop_old()
+        self._drop_old(target)
         return target
 
     def poll(self) -> None:
@@ -198,9 +198,11 @@ class CheckpointFolder:
     def finish(self) -> None:
         """Wait until all that was saved is written. Raises OSError as `save` does."""
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, new: Path) -> None:
+        """Delete the oldest checkpoints of steps but the new one, which is old where a run goes back."""
         for old in self.steps()[: -self.keep]:
-            discard(old)
+            if old != new:
+                discard(old)
 
     def save_best(self, payload: Payload) -> None:
         """Write the best checkpoint over the previous best one. Raises OSError as `save` does."""

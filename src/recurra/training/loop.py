@@ -109,8 +109,11 @@ class Trainer(ResumableRun):
         try:
             with StopSignal() as stop:
                 self._loop(stop, logs, progress)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):  # of a full disk: the first error is the one to report
+                if isinstance(error, TrainingDiverged):  # on all ranks together
+                    self.checkpoints.finish()
+            with suppress(OSError):
                 _close(open_files)
             raise
         _close(open_files)
@@ -194,12 +197,15 @@ class Trainer(ResumableRun):
         at.tokens += int(n_steps)
         at.batch = last
         if last == len(self.source):
-            at.epoch, at.batch = at.epoch + 1, 0
+            at.epoch, at.batch, self.state = at.epoch + 1, 0, None
             self.levels.end_epoch(self.ranks)
         return norm
 
     def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
-        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut."""
+        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut.
+
+        The state is that of the streams which the next batch may continue: none after packed sequences or an epoch.
+        """
         inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
         extra = {} if poses is None else {"poses": poses}
         if batch.cu_seqlens is not None:
@@ -207,7 +213,10 @@ class Trainer(ResumableRun):
         carried = self.state if self.config.carry_state and batch.continues else None
         with self.fabric.autocast(), over(self.pieces):
             loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
-        self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
+        if batch.cu_seqlens is not None:
+            self.state = None  # one for each packed sequence, all of which have ended
+        else:
+            self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
         return loss, objective
 
     def _clip_gradients(self) -> Tensor:

@@ -35,6 +35,7 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
         # cuBLAS reads this when it starts; without it, deterministic mode raises an error on a GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.allow_tf32 = False  # it is True by default, and float32 is to mean float32
     seed_everything(config.seed, verbose=False)
     accelerator = _accelerator(config.accelerator)
     if n_launched() > 1:

@@ -35,7 +35,7 @@ class RankCheckpoints(CheckpointFolder):
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, or begin to; then delete those that are too old to keep."""
         target = self._file(step)
-        self._writer.write(target, with_stamp(payload), self._drop_old)
+        self._writer.write(target, with_stamp(payload), lambda: self._drop_old(target))
         return target
 
     def save_best(self, payload: Payload) -> None:

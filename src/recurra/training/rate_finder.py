@@ -7,11 +7,12 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
+from recurra.checks import require, require_at_least
 from recurra.training.loop import Trainer
 
 
 class RateTest(NamedTuple):
-    """The factors on the recipe's learning rates that were tried, and the smoothed loss after each."""
+    """The factors on the recipe's learning rates that were tried, and the smoothed loss before the update of each."""
 
     factors: list[float]
     losses: list[float]
@@ -20,7 +21,7 @@ class RateTest(NamedTuple):
     def steepest(self) -> float:
         """The factor at which the loss fell fastest."""
         falls = [after - before for before, after in pairwise(self.losses)]
-        return self.factors[1 + falls.index(min(falls))] if falls else self.factors[0]
+        return self.factors[falls.index(min(falls))] if falls else self.factors[0]
 
 
 def find_rate(trainer: Trainer, *, lowest: float = 1e-3, highest: float = 100.0, n_steps: int = 100) -> RateTest:
@@ -31,8 +32,12 @@ def find_rate(trainer: Trainer, *, lowest: float = 1e-3, highest: float = 100.0,
     Args:
         trainer: a fresh one.
         lowest, highest: factors on the recipe's rates, above 0.
-        n_steps: updates.
+        n_steps: updates, at least 1.
+
+    Raises:
+        ValueError: there are no steps, or the first loss is not finite.
     """
+    require_at_least(1, n_steps=n_steps)
     growth = (highest / lowest) ** (1 / max(1, n_steps - 1))
     factors: list[float] = []
     losses: list[float] = []
@@ -46,4 +51,5 @@ def find_rate(trainer: Trainer, *, lowest: float = 1e-3, highest: float = 100.0,
             break
         factors.append(factor)
         losses.append(smoothed)
+    require(bool(losses), "the loss before the first update", loss, "a finite number")
     return RateTest(factors, losses)

@@ -154,8 +154,11 @@ class ResumableRun:
         }
 
     def resume(self, which: str) -> None:
-        """Go back to a checkpoint: "last", "previous", "best" or a path. With "last", a run without checkpoints starts
-        from the beginning. The run is then locked for other processes until `fit` ends.
+        """Go back to a checkpoint: "last", "previous", "best" or a path; then lock the run until `fit` ends.
+
+        With "last", a run without checkpoints of steps goes on from the best one, and without that starts from the
+        beginning. What another checkpoint than one of a step is resumed from becomes the last one, before those of
+        later steps are deleted: the run can stop at any time.
 
         As many ranks as there are continue what as many as there were have saved: weights, optimiser and carried states
         are shared out anew. Random numbers are those of the ranks that there were.
@@ -166,7 +169,9 @@ class ResumableRun:
             BlockingIOError: another process trains the run.
         """
         if which == "last" and not self.checkpoints.steps():
-            return  # `fit` calls `begin`
+            if not self.checkpoints.best.exists():
+                return  # `fit` calls `begin`
+            which = "best"
         target = self._layout.target if self.ranks.several else None
         path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
         require_resumable(saved["config"], self.experiment)
@@ -187,8 +192,11 @@ class ResumableRun:
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
         if self.ranks.is_first:
             self.folder.lock()
-        self.checkpoints.drop_after(self.position.step)
         self._resume_random(saved["random"])
+        if path not in self.checkpoints.steps():
+            self.checkpoints.save(self.position.step, self.snapshot())
+            self.checkpoints.finish()
+        self.checkpoints.drop_after(self.position.step)
 
     @property
     def _loaded_to(self) -> Any:

@@ -1,0 +1,124 @@
+"""Going back to the best checkpoint, and what a run leaves that has none of steps, no scores or a loss that blew up."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from recurra.cli.train import _result
+from recurra.evaluation import EvaluationResult
+from recurra.files.writing import discard
+from recurra.runs.score_files import staleness
+from recurra.training import TrainingDiverged, load_checkpoint
+from recurra.training.rate_finder import RateTest, find_rate
+
+
+def quiet():
+    return Console(file=io.StringIO())
+
+
+def scorer(*losses):
+    """An evaluation that gives these losses, one after the other."""
+    left = iter(losses)
+    return lambda model, source: EvaluationResult(next(left), 1.0, 1.0, 0.5, 10, 1.0, 10.0)
+
+
+@pytest.fixture
+def settings():
+    return {"eval_every": 1, "save_every": 2, "keep_checkpoints": 2}
+
+
+@pytest.fixture
+def ended(make_trainer, settings):
+    """Six updates, the third of which was the best; checkpoints of the fourth and the sixth are kept."""
+    trainer = make_trainer(max_steps=6, scorer=scorer(3.0, 2.0, 1.0, 2.0, 3.0, 4.0), **settings)
+    trainer.fit(quiet())
+    return trainer
+
+
+def test_a_run_that_went_back_to_its_best_can_be_killed_at_once(ended, make_trainer, settings):
+    back = make_trainer(max_steps=8, **settings)
+    back.resume("best")
+    assert back.position.step == 3
+    back.folder.unlock()  # as the end of its process does
+    again = make_trainer(max_steps=8, **settings)
+    again.resume("last")
+    assert again.position.step == 3
+    assert [path.stem for path in again.checkpoints.steps()] == ["step-0000000003"]
+    best = load_checkpoint(ended.checkpoints.best)["model"]
+    assert all(torch.equal(tensor, best[key]) for key, tensor in again.model.state_dict().items())
+
+
+def test_nothing_is_deleted_before_the_way_back_is_saved(ended, make_trainer, settings, monkeypatch):
+    before = ended.checkpoints.steps()
+    back = make_trainer(max_steps=8, **settings)
+    monkeypatch.setattr(back.checkpoints, "_write", lambda target, payload: 1 / 0)  # a full disk
+    with pytest.raises(ZeroDivisionError):
+        back.resume("best")
+    assert ended.checkpoints.steps() == before
+
+
+def test_a_checkpoint_of_a_step_is_not_written_twice(ended, make_trainer, settings, monkeypatch):
+    back = make_trainer(max_steps=8, **settings)
+    monkeypatch.setattr(back.checkpoints, "save", lambda *given: 1 / 0)
+    back.resume("previous")
+    assert back.position.step == 4
+
+
+def test_a_run_killed_between_its_first_evaluation_and_its_first_checkpoint(ended, make_trainer, settings):
+    for path in ended.checkpoints.steps():
+        discard(path)
+    again = make_trainer(max_steps=8, **settings)
+    again.resume("last")
+    assert again.position.step == 3
+
+
+def test_no_state_goes_from_one_epoch_to_the_next(make_trainer):
+    trainer = make_trainer(epochs=2, max_steps=9, save_every=1, keep_checkpoints=9)
+    trainer.fit(quiet())
+    states = [load_checkpoint(path)["state"] for path in trainer.checkpoints.steps()]
+    assert [state is None for state in states] == [step == 8 for step in range(1, 10)]
+
+
+def test_a_run_without_a_validation_says_how_to_score_it(make_trainer):
+    trainer = make_trainer(max_steps=4)
+    assert _result(trainer) == (
+        "finished at step 0, without a validation; score its last checkpoint with:\n"
+        f"  recurra eval {trainer.folder.path} --checkpoint last"
+    )
+
+
+def test_a_run_that_diverges_waits_for_the_checkpoint_that_is_being_written(make_trainer, monkeypatch):
+    trainer, waited = make_trainer(max_steps=4, scorer=scorer(1.0, float("nan")), eval_every=1), []
+    monkeypatch.setattr(trainer.checkpoints, "finish", lambda: waited.append(trainer.position.step))
+    with pytest.raises(TrainingDiverged):
+        trainer.fit(quiet())
+    assert waited == [2]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "step", "said"),
+    [
+        ("best", 3, ""),
+        ("best", 2, "scored at step 2; its best checkpoint is now of step 3"),
+        ("last", 6, ""),
+        ("last", 4, "scored at step 4; its last checkpoint is now of step 6"),
+        ("other.pt", 1, ""),
+    ],
+)
+def test_scores_from_before_the_run_went_on_are_told(ended, checkpoint, step, said):
+    assert staleness(ended.folder, {"checkpoint": checkpoint, "step": step}) == said
+
+
+def test_the_steepest_fall_belongs_to_the_update_before_it():
+    assert RateTest([1.0, 2.0, 3.0], [5.0, 4.0, 1.0]).steepest == 2.0
+
+
+def test_a_rate_test_needs_steps_and_a_loss(make_trainer, monkeypatch):
+    with pytest.raises(ValueError, match=r"^n_steps is 0; expected at least 1"):
+        find_rate(make_trainer("none"), n_steps=0)
+    trainer = make_trainer("infinite")
+    monkeypatch.setattr(trainer, "update_at", lambda factor: float("inf"))
+    with pytest.raises(ValueError, match=r"the loss before the first update is inf; expected a finite number"):
+        find_rate(trainer)
