@@ -97,6 +97,37 @@ def test_a_changed_corpus_is_prepared_again(corpus, tmp_path):
     assert shards.encoder.decode(shards.tokens("valid")[:]) == "w1 w2 w3\n"
 
 
+@pytest.mark.parametrize("vocabulary", ["words", "bpe"])
+def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_path, vocabulary):
+    def prepared(size):
+        return prepare(Preparation("folder", str(corpus), tmp_path / "out", vocabulary=vocabulary, vocab_size=size))
+
+    size = {"words": 9, "bpe": 300}[vocabulary]
+    index = prepared(size)
+    assert prepared(size) == index
+    for other in (size - 1, size + 1):
+        with pytest.raises(ValueError, match=rf"^--vocab-size is {other}; expected that of .* of the {size} asked for"):
+            prepared(other)
+
+
+def test_another_tokenizer_than_the_one_there_is_refused(corpus, tmp_path):
+    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    prepare(Preparation("folder", str(corpus), tmp_path / "few", vocab_size=9))
+    own = tmp_path / "out" / "tokenizer.json"
+    prepare(Preparation("folder", str(corpus), tmp_path / "out", tokenizer=own))
+    other = tmp_path / "few" / "tokenizer.json"
+    with pytest.raises(ValueError, match=r"^--tokenizer is .*, another vocabulary; expected that in "):
+        prepare(Preparation("folder", str(corpus), tmp_path / "out", tokenizer=other))
+
+
+def test_documents_are_lines_that_end_in_a_line_feed(corpus, tmp_path):
+    """Form feeds and other characters at which str.splitlines would cut are text."""
+    (corpus / "train.txt").write_bytes("w1 \x0c w2\u2028w3 \x85 w4\nw5\r\n".encode())
+    prepare(Preparation("folder", str(corpus), tmp_path / "out", vocabulary="bytes"))
+    tokens = ShardCorpus(tmp_path / "out").tokens("train")
+    assert len(tokens.document_starts(0, len(tokens))) == 2
+
+
 def test_damage_is_found(corpus, tmp_path):
     prepare(Preparation("folder", str(corpus), tmp_path / "out"))
     file = tmp_path / "out" / "train-00001.npy"

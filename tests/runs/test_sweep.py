@@ -66,6 +66,33 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path
     assert len(started) == 1
 
 
+def test_a_longer_sweep_trains_its_runs_on(recipe, tmp_path):
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "optimizer.learning_rate=0.001"]
+    words += ["--training.log_every", "1"]
+    assert main(words) == 0
+    assert main([*words, "--training.max_steps", "3"]) == 0
+    rows = read_metrics(tmp_path / "out" / "learning_rate=0.001" / "metrics.csv")
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "more", "key"),
+    [
+        ("training.seed=0,1", ["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate"),
+        ("data.seed=0,1", [], "training.seed"),
+    ],
+    ids=["another setting", "another key of the same name"],
+)
+def test_runs_of_other_settings_are_not_taken_for_those_of_a_sweep(recipe, tmp_path, capsys, tried, more, key):
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "out")]
+    assert main([*words, "--try", "training.seed=1"]) == 0
+    assert main([*words, "--try", tried.replace("0,", ""), *more]) == 2
+    said = capsys.readouterr().err
+    assert "seed=1: the experiment is not that of the checkpoint in " in said
+    assert key in said
+    assert "or choose another folder with --out" in said
+
+
 def test_optuna_chooses_and_continues(recipe, tmp_path):
     pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
     out = tmp_path / "out"

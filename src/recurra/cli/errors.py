@@ -51,7 +51,7 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        return f"{error.name} is missing: pip install recurra[{extra}]", FAILED
+        return f"{error.name} is missing: pip install 'recurra[{extra}]'", FAILED
     asked_for = _ALLOCATION.search(str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
         how_much = f"{asked_for[1]} were asked for at once" if asked_for else "a request for more was refused"

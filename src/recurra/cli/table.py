@@ -9,7 +9,7 @@ from rich.table import Table
 from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
 from recurra.runs.departures import departures
-from recurra.runs.score_files import find_scores, score_file
+from recurra.runs.score_files import find_scores, score_file, staleness
 from recurra.runs.start import default_run_folder
 from recurra.training import RecipeError, RecipeFamily, RunFolder, read_family
 
@@ -59,8 +59,8 @@ def run(words: Sequence[str]) -> int:
             continue
         recipe = f"{family.path}#{name}"
         folder = RunFolder(default_run_folder(recipe))
-        measured = _measured(folder, SCORES[key])
-        unlike = [] if measured is None else departures(folder, recipe)
+        measured, notes = _measured(folder, SCORES[key])
+        unlike = [] if measured is None else [*departures(folder, recipe), *notes]
         cells = ["" if cell is None else f"{cell:.1f}" for cell in (published.get(key), measured)]
         table.add_row(name, ", ".join(map(str, tables)), *cells, "\n".join(unlike))
     if not table.row_count:
@@ -78,8 +78,11 @@ def _score_of(family: RecipeFamily) -> str:
     return next((key for key in SCORES if key in reported), MONITORED if monitored else "test_perplexity")
 
 
-def _measured(folder: RunFolder, score: Score) -> float | None:
-    """Read what `recurra eval` wrote into a run's folder; None if it wrote nothing."""
+def _measured(folder: RunFolder, score: Score) -> tuple[float | None, list[str]]:
+    """Read what `recurra eval` wrote into a run's folder, and what to know of it; None if it wrote nothing."""
     if not score_file(folder, "test", {}).is_file():
-        return None
-    return score.factor * float(find_scores(folder, "test", {}, score.measured)[score.measured])
+        return None, []
+    found = find_scores(folder, "test", {}, score.measured)
+    which = found.get("checkpoint", "best")
+    notes = [] if which == "best" else [f"checkpoint: {which}"]
+    return score.factor * float(found[score.measured]), [*notes, *filter(None, [staleness(folder, found)])]

@@ -66,7 +66,7 @@ class BytePairEncoding:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
-        tokenizer.train_from_iterator(chain.from_iterable(map(_lines, blocks)), trainer)
+        tokenizer.train_from_iterator(chain.from_iterable(map(split_lines, blocks)), trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -103,7 +103,7 @@ class BytePairEncoding:
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        encodings = self._tokenizer.encode_batch(_lines(text), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch(split_lines(text), add_special_tokens=False)
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
@@ -117,7 +117,7 @@ class BytePairEncoding:
         return self._tokenizer.decode(numbers, skip_special_tokens=False)
 
 
-def _lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Split a text into lines with their line feeds (str.splitlines would also cut at other characters)."""
     lines = [line + "\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]

@@ -11,7 +11,7 @@ from recurra.data.corpus import TextEncoder
 from recurra.data.mixture import MixtureSource
 from recurra.data.packed_batches import PackedSource
 from recurra.data.prepare import Preparation, prepare
-from recurra.data.shards import ShardCorpus
+from recurra.data.shards import TOKENIZER, ShardCorpus
 
 if TYPE_CHECKING:
     from recurra.data.text import TextConfig
@@ -72,12 +72,23 @@ def mixture_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_s
     )
 
 
+def has_prepared(config: "TextConfig", vocabulary: TextEncoder) -> bool:
+    """Say whether the cache has the shards of parquet, jsonl, mds or hf, with this vocabulary."""
+    tokenizer = shards_folder(config) / TOKENIZER
+    return tokenizer.is_file() and config.load_tokenizer(tokenizer).fingerprint == vocabulary.fingerprint
+
+
+def shards_folder(config: "TextConfig") -> Path:
+    """Name the folder of the cache into which a corpus is prepared."""
+    words = (config.source, config.path, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
+    key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
+    return (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
+
+
 def _prepared(config: "TextConfig") -> Path:
     assert config.source != "folder"
     assert config.source != "shards"
-    words = (config.source, config.path, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
-    key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
-    folder = (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
+    folder = shards_folder(config)
     prepare(
         Preparation(
             source=config.source,

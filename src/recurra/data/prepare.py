@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from recurra.checks import require, require_choice, require_whole_number
+from recurra.checks import require, require_choice, require_whole_number, sentence
 from recurra.data.batches import SPLITS
-from recurra.data.bpe import BytePairEncoding
+from recurra.data.bpe import BytePairEncoding, split_lines
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
 from recurra.data.documents import Source, Unit, find_units
@@ -136,12 +136,14 @@ def _processes(workers: int) -> Iterator[Any]:
 
 
 def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
-    """Load the tokenizer that is there, or make it."""
+    """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
     own = what.out / TOKENIZER
     if what.tokenizer is not None and not own.exists():
         ENCODERS[what.vocabulary].load(what.tokenizer).save(own)
     if own.exists():
-        return ENCODERS[what.vocabulary].load(own)
+        found = ENCODERS[what.vocabulary].load(own)
+        _require_as_asked(what, own, found)
+        return found
     training = [unit for unit in units if unit.split == "train"] or units
     encoder: Vocabulary | BytePairEncoding | ByteEncoder
     if what.vocabulary == "bytes":
@@ -156,10 +158,26 @@ def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[
         with item_progress("Counting words", len(training)) as advance:
             files = pool.imap(_count_words, [(what.out, unit) for unit in training])
             encoder = _most_frequent(_counted(files, advance), what.vocab_size)
+    if what.vocab_size is not None:
+        write_stamped(what.out / _ASKED, {"vocab_size": what.vocab_size})
     encoder.save(own)
     for counts in what.out.glob(f"{_COUNTS}*.json"):
         counts.unlink()
     return encoder
+
+
+def _require_as_asked(what: Preparation, own: Path, found: TextEncoder) -> None:
+    """Refuse a tokenizer of another size, or another one than `what` names."""
+    mend = "choose another folder with --out"
+    if what.tokenizer is not None:
+        if ENCODERS[what.vocabulary].load(what.tokenizer).fingerprint != found.fingerprint:
+            raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", mend))
+        return
+    asked = what.out / _ASKED  # folders that are older have none
+    size = read_stamped(asked)["vocab_size"] if asked.is_file() else None
+    if what.vocab_size is not None and (len(found) > what.vocab_size or size not in (None, what.vocab_size)):
+        expected = f"that of {own}, {len(found):,}" + (f" of the {size:,} asked for" if size is not None else "")
+        raise ValueError(sentence("--vocab-size", f"{what.vocab_size:,}", expected, mend))
 
 
 def _first(unit: Unit, n_characters: int) -> Iterator[str]:
@@ -191,6 +209,8 @@ def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -
 
 
 _COUNTS = "counts-"
+_ASKED = "vocabulary.json"
+"""The file with the size that a vocabulary was made for; it can have fewer words."""
 _MOST_COUNTS = 2**30
 
 
@@ -255,7 +275,7 @@ def _lines(encoder: TextEncoder, block: str) -> tuple[np.ndarray, np.ndarray]:
         tokens = encoder.encode(block)
         ends = np.flatnonzero(tokens == encoder.eos) + 1
         return tokens, np.concatenate([_ALONE, ends[:-1]])
-    lines = [encoder.encode(line) for line in block.splitlines(keepends=True)]
+    lines = [encoder.encode(line) for line in split_lines(block)]
     return np.concatenate(lines), np.cumsum([0, *map(len, lines[:-1])])
 
 

@@ -1,7 +1,7 @@
 """Language models for other runtimes: torch.export programs here, ONNX files in `recurra.export.onnx_file`.
 
 The latter, and `recurra.export.onnx_model`, which runs such files, need the extra `export`:
-`pip install recurra[export]`.
+`pip install "recurra[export]"`.
 """
 
 from recurra.export.exportable import require_exportable

@@ -1,7 +1,7 @@
 """A language model's step for ExecuTorch, PyTorch's runtime for small devices.
 
 At one step a recurrence is a product and a sum, so that the file needs ExecuTorch's portable operators alone. Needs the
-package: `pip install recurra[executorch]`.
+package: `pip install "recurra[executorch]"`.
 """
 
 import math

@@ -8,7 +8,7 @@
 No code comes from the folder, so that `trust_remote_code` is not needed: the import above is all. A program that does
 not import this, such as a command line tool, runs with the models registered as
 `python -m recurra.huggingface MODULE ...`.
-Needs the extra `hf`: `pip install recurra[hf]`.
+Needs the extra `hf`: `pip install "recurra[hf]"`.
 """
 
 import recurra.huggingface.requirement  # noqa: F401 - before what imports transformers

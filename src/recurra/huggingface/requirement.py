@@ -5,5 +5,5 @@ from importlib.util import find_spec
 from recurra.checks import sentence
 
 if find_spec("transformers") is None:
-    _MESSAGE = sentence("transformers", "not installed", "for recurra.huggingface", "pip install recurra[hf]")
+    _MESSAGE = sentence("transformers", "not installed", "for recurra.huggingface", "pip install 'recurra[hf]'")
     raise ImportError(_MESSAGE, name="transformers")

@@ -11,7 +11,7 @@ from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.models import DataSizes, VideoSizes
 from recurra.models.outline import outlined
 from recurra.runs.run import open_run
-from recurra.runs.score_files import find_scores
+from recurra.runs.score_files import AGAIN, find_scores, staleness
 from recurra.training import Experiment, load_recipe
 
 
@@ -77,7 +77,10 @@ def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
     if not Path(word).is_dir():
         raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
     run = open_run(word, overrides=overrides)
-    return float(find_scores(run.folder, "test", run.changes, "perplexity")["perplexity"])
+    scores = find_scores(run.folder, "test", run.changes, "perplexity")
+    if came := staleness(run.folder, scores):
+        raise ValueError(sentence("scores", came, "those of the run as it is now", AGAIN))
+    return float(scores["perplexity"])
 
 
 def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:

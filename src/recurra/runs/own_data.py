@@ -5,6 +5,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.data import DataSet, TextConfig
+from recurra.data.large_text import has_prepared
 from recurra.data.video import VideoData
 from recurra.files.reading import read_text
 from recurra.training import Experiment, RunFolder
@@ -26,6 +27,8 @@ def own_data(experiment: Experiment, folder: RunFolder, ranks: Ranks | None = No
     config, ranks = experiment.data, ranks or Ranks()
     if isinstance(config, TextConfig) and folder.tokenizer.exists():
         _require_own_vocabulary(config, folder.tokenizer)
+        if _is_prepared(config, folder.tokenizer):
+            return config.build(rank=ranks.data_rank, world_size=ranks.data_count)
         return replace(config, tokenizer=str(folder.tokenizer), bpe_vocab_size=None).build(
             rank=ranks.data_rank, world_size=ranks.data_count
         )
@@ -46,6 +49,13 @@ def read_classes(folder: RunFolder) -> tuple[str, ...]:
     if len(set(names)) < len(names) or not all(name.isprintable() and name.strip() for name in names) or not names:
         raise ValueError(sentence(str(folder.classes), "damaged", "the distinct names of the classes, one per line"))
     return names
+
+
+def _is_prepared(config: TextConfig, own: Path) -> bool:
+    """Say whether the cache has the shards that the run began with; by its own vocabulary they would be made again."""
+    if config.source in ("folder", "shards") or (config.tokenizer and not Path(config.tokenizer).is_file()):
+        return False
+    return has_prepared(config, config.load_tokenizer(own))
 
 
 def _require_own_vocabulary(config: TextConfig, own: Path) -> None:

@@ -55,6 +55,18 @@ def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
     return path
 
 
+def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
+    """Say of which step scores are, if the run has gone on since; empty if they are of the checkpoint as it is now."""
+    if not folder.summary.is_file():
+        return ""
+    summary = folder.read_summary()
+    best = summary["validation"].get("best", {}).get("step")
+    now = {"best": best, "last": summary["steps"]}.get(scores.get("checkpoint", ""))
+    if now is None or now == scores.get("step"):
+        return ""
+    return f"scored at step {scores['step']}; its {scores['checkpoint']} checkpoint is now of step {now}"
+
+
 def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Read the scores of a split, measured with `changes`, that have values for `keys`.
 

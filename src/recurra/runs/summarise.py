@@ -47,7 +47,7 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
         command=training_command(run.name, run.experiment, recipes),
         config=without_outer_places(to_plain(run.experiment)),
         parameters=parameters,
-        finished=reached["step"] >= total_steps,
+        finished=reached["step"] >= total_steps or _ended_early(run.folder),
         steps=reached["step"],
         total_steps=total_steps,
         epochs=reached["step"] / steps_per_epoch,
@@ -99,8 +99,13 @@ def _hardware(folder: RunFolder) -> dict[str, Any] | None:
     return found
 
 
+def _ended_early(folder: RunFolder) -> bool:
+    """Whether the trainer called the run finished, as it does when `training.patience` ends it."""
+    return folder.summary.is_file() and bool(folder.read_summary()["finished"])
+
+
 def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
-    """The last evaluation and the best one: of equal ones the first, as in the trainer."""
+    """The last evaluation and the best one, chosen as in the trainer: of equal accuracies the surest."""
     scores = []
     for row in rows:
         if row["valid_loss"]:
@@ -109,7 +114,7 @@ def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> di
     if not scores:
         return {}
     by_accuracy = experiment.training.monitor == "accuracy"
-    best = max(scores, key=lambda score: score["accuracy"] if by_accuracy else -score["loss"])
+    best = max(scores, key=lambda score: (score["accuracy"] if by_accuracy else 0.0, -score["loss"]))
     return {"best": best, "last": scores[-1]}
 
 

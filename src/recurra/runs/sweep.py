@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from recurra.checks import require, sentence
 from recurra.runs.start import resume_run, start_run
-from recurra.training import CheckpointFolder, RunFolder, Trainer
+from recurra.training import CheckpointFolder, Experiment, RunFolder, Trainer, load_recipe
+from recurra.training.experiment import require_resumable, to_plain
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Seq
     """Train a recipe with some values, or continue or read the run that has them.
 
     A run that diverges is a result, not an error.
+
+    Raises:
+        ValueError: the folder of these values has a run of other settings.
     """
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
     folder = RunFolder(out / (name or "recipe"))
@@ -85,10 +89,22 @@ def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Seq
 
 def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
     if folder.config.exists() and CheckpointFolder(folder.checkpoints).steps():
-        return resume_run(folder.path)
+        _require_same(folder, load_recipe(recipe, words))
+        return resume_run(folder.path, overrides=words)
     if folder.config.exists():  # ended before its first checkpoint
         folder.config.unlink()
     return start_run(recipe, folder.path, words)
+
+
+def _require_same(folder: RunFolder, asked: Experiment) -> None:
+    """Refuse to take a run of other settings for one of this sweep: folders are named by what a sweep varies."""
+    own = load_recipe(folder.config)
+    if asked.training.precision == "auto":
+        asked = replace(asked, training=replace(asked.training, precision=own.training.precision))
+    try:
+        require_resumable(to_plain(own), asked)
+    except ValueError as error:
+        raise ValueError(f"{folder.path}: {error}; or choose another folder with --out") from error
 
 
 def search(

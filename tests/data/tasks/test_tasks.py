@@ -193,6 +193,7 @@ def test_the_curriculum_grows_with_every_step_to_its_end():
         (3, 160),
     ]
     assert Lengths(3, 40, 40, 0).range(5.0) == (3, 40)
+    assert Lengths(3, 60, 160, 100).range(29.0) == (3, 89)  # 0.29 * 100 is a little less than 29
     doubles = Lengths(3, 10, 160, 4, "geometric")
     assert [doubles.range(place)[1] for place in (0.0, 1.0, 2.0, 3.0, 4.0, 9.0)] == [10, 20, 40, 80, 160, 160]
     assert Lengths(3, 10, 10_000, 3, "geometric").range(1.0) == (3, 100)  # 10 * 1000 ** (1 / 3) is a little less

@@ -36,9 +36,11 @@ class Lengths(NamedTuple):
     def range(self, place: float) -> tuple[int, int]:
         """Return the shortest and the longest length at a place in training, counted in epochs."""
         share = min(1.0, max(0.0, place - self.hold) / self.growth) if self.growth else 1.0
-        if self.pace == "geometric":  # the tolerance keeps a length that is reached exactly
-            return self.shortest, int(self.longest * (self.final / self.longest) ** share + 1e-9)
-        return self.shortest, self.longest + int(share * (self.final - self.longest))
+        if self.pace == "geometric":
+            longest = self.longest * (self.final / self.longest) ** share
+        else:
+            longest = self.longest + share * (self.final - self.longest)
+        return self.shortest, int(longest + 1e-9)  # the tolerance keeps a length that is reached exactly
 
 
 class DrawnSource:

@@ -18,7 +18,7 @@ def require_av() -> ModuleType:
     try:
         return importlib.import_module("av")
     except ImportError as error:
-        message = sentence("PyAV", "not installed", "for video files", "pip install recurra[video]")
+        message = sentence("PyAV", "not installed", "for video files", "pip install 'recurra[video]'")
         raise ImportError(message, name="av") from error
 
 
