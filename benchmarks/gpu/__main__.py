@@ -89,7 +89,9 @@ def kept_if_right(calls: dict[str, Call], few: list[Tensor], steps: Call, tolera
 
 
 def rows(what: str, calls: Calls, n_bytes: dict[str, int], bench: Bench) -> Iterator[CardRow]:
-    """Time calls beside a copy of as many bytes as the first of them moves."""
+    """Time calls beside a copy of as many bytes as the first of them moves; nothing if no call was right."""
+    if not calls:
+        return
     first = next(iter(calls))
     seconds = timed({COPY: copy_of(n_bytes[first], bench.device), **calls}, bench.rounds, bench.device)
     for name, times in seconds.items():

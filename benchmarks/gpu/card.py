@@ -42,6 +42,7 @@ def place(dry: bool) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SystemExit(NO_DEVICE)
+    torch.backends.cudnn.allow_tf32 = False  # as in a training run
     return torch.device("cuda")
 
 

@@ -155,7 +155,8 @@ def test_no_stage_stops_those_after_it(tmp_path, words):
     summary = [line.split() for line in ended.stdout.splitlines()[-len(STAGES) :]]
     assert {words[0]: words[-1] for words in summary} == dict.fromkeys(STAGES, "0") | {"golden": "124", "speed": "3"}
     called = calls.read_text()
-    tests = "pytest -p no:randomly --collect-only" if words else "pytest -p no:randomly -vv -n 2 -k card"
+    how = "--collect-only -q" if words else "-vv -n 3 --dist loadfile"
+    tests = f"pytest -p no:randomly {how} tests/scan/interpreted_triton.py"
     modules = (" ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu", "gpu.tuning", "gpu.steps"))
     wanted = [tests, *modules, "recurra train recipes/memory-horizon/data-controlled-muon.yaml"]
     places = [called.find(word) for word in wanted]

@@ -91,14 +91,19 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 @pytest.fixture(autouse=True)
 def _short_chunks(request, monkeypatch):
-    """Blocks of 4 steps, which a card cannot multiply, two to a chunk; on a card, chunks keep their size."""
-    if INTERPRETED:
-        block = default_tiles("chunk", False).block if "own_blocks" in request.fixturenames else 4
+    """Blocks of 4 steps, two to a chunk; on a card, which cannot multiply so few, blocks of 16, each a chunk."""
+    if "own_blocks" not in request.fixturenames:
+        block, span = (4, 8) if INTERPRETED else (16, 16)
+    elif INTERPRETED:
+        block = default_tiles("chunk", False).block
+        span = 2 * block
+    else:
+        return
 
-        def short(number, is_complex, device):
-            return replace(default_tiles("chunk", is_complex), block=block, span=2 * block)
+    def short(number, is_complex, device):
+        return replace(default_tiles("chunk", is_complex), block=block, span=span)
 
-        monkeypatch.setattr(triton_chunk, "chunk_tiles", short)
+    monkeypatch.setattr(triton_chunk, "chunk_tiles", short)
 
 
 @pytest.fixture

@@ -53,6 +53,15 @@ def test_what_is_long_or_needs_no_gradient_takes_the_fast_kernel(fast_kernel, mo
     assert fast_kernel == [{"dropout_p": 0.0, "is_causal": True}] * 2
 
 
+@pytest.mark.parametrize("mask", [None, (4, 5), (1, 3, 4, 5), (7, 3, 4, 5)])
+def test_many_sequences_are_read_in_pieces(monkeypatch, mask):
+    inputs = [torch.randn(7, 3, n, 6, dtype=torch.double) for n in (4, 5, 5)]
+    options = {} if mask is None else {"attn_mask": torch.randn(mask, dtype=torch.double)}
+    expected = dot_product_attention(*inputs, **options)
+    monkeypatch.setattr(module, "_MOST_ROWS", 3)
+    assert (dot_product_attention(*inputs, **options) - expected).abs().max() < 1e-14
+
+
 def test_dropped_weights_count_nowhere():
     inputs = draw(5, 5)
     assert differentiate(inputs, dropout_p=1.0)[0].abs().max() == 0

@@ -64,13 +64,13 @@ class Layout(NamedTuple):
     def options(self, tiled: str) -> dict[str, int | bool | str]:
         """Return a kernel's constants. Its tiles are columns ("v") or rows ("qk") of the state, and whole in the other.
 
-        float32 is multiplied as three products of TF32, which have float32's error. For float16 and bfloat16 one is
-        enough, because TF32 has at least as many digits.
+        float32 and float16 are multiplied as three products of TF32, which have float32's error: a single one cuts off
+        digits, where float16's own rounding is no larger. For bfloat16 one is enough.
         """
         blocks = {"qk": _padded(self.d_qk), "v": _padded(self.d_v)}
         blocks[tiled] = self._tile(tiled)
         warps = self.work.warps if tiled == "v" else self.work.key_warps
-        precision = {torch.float32: "tf32x3", torch.float64: "ieee"}.get(self.number, "tf32")
+        precision = {torch.bfloat16: "tf32", torch.float64: "ieee"}.get(self.number, "tf32x3")
         return {
             "SPAN": self.span, "T": self.work.block, "DK": blocks["qk"], "DV": blocks["v"], "SCALAR": self.is_scalar,
             "C": self.is_complex, "X": self.has_complex_inputs, "PRECISION": precision, "num_warps": warps,

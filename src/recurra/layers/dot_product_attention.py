@@ -9,6 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recurra.kernels.operators import transforms_are_active
 
+_MOST_ROWS = 65_535
+"""The most sequences in a call: some of torch's kernels on a GPU number them in a dimension that has no more."""
 _SHORT = 1024
 """The most keys for which the scores of all queries are formed: more would take too much memory."""
 
@@ -18,10 +20,23 @@ def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor, **optio
 
     Under torch.func and forward derivatives it computes in plain operators: torch's fast kernels have no rules there.
     """
+    if queries.shape[0] > _MOST_ROWS:
+        return _by_rows(queries, keys, values, options)
     if not transforms_are_active():
         return functional.scaled_dot_product_attention(queries, keys, values, **options)
     with sdpa_kernel(SDPBackend.MATH):
         return functional.scaled_dot_product_attention(queries, keys, values, **options)
+
+
+def _by_rows(queries: Tensor, keys: Tensor, values: Tensor, options: dict[str, Any]) -> Tensor:
+    """Compute as many sequences at once as a call may have."""
+    mask, found = options.get("attn_mask"), []
+    for start in range(0, queries.shape[0], _MOST_ROWS):
+        rows = slice(start, start + _MOST_ROWS)
+        if mask is not None and mask.ndim == queries.ndim and mask.shape[0] > 1:
+            options = {**options, "attn_mask": mask[rows]}
+        found.append(dot_product_attention(queries[rows], keys[rows], values[rows], **options))
+    return torch.cat(found)
 
 
 def causal_attention(

@@ -73,6 +73,8 @@ class GRU(Mixer):
                 y, last = gru_after_reference(projected, h, HiddenWeights(*self._of_state()))
                 return y.to(x.dtype), GRUState(at_least_float32(last))
             weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-            # with biases, one layer, no dropout, one direction, batch first
-            y, last = torch.gru(x.to(h.dtype), h.unsqueeze(0), weights, True, 1, 0.0, self.training, False, True)
+            # With biases, one layer, no dropout, as in training (cuDNN gives no gradients otherwise), one direction,
+            # batch first. cuDNN takes no state with gaps.
+            first = h.unsqueeze(0).contiguous()
+            y, last = torch.gru(x.to(h.dtype), first, weights, True, 1, 0.0, True, False, True)
         return y.to(x.dtype), GRUState(at_least_float32(last.squeeze(0)))

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.layers.attention_window import AttentionWindow, head_size
-from recurra.layers.dot_product_attention import dot_product_attention
+from recurra.layers.dot_product_attention import causal_attention
 from recurra.mixers.base import Carried, Mixer, Steps
 
 
@@ -71,7 +71,7 @@ class SegmentAttention(Mixer):
         queries = self._heads(self.queries(x))
         visible = ~self.window.masked(x.shape[1], keys.shape[2], x.device)
         dropout = self.dropout if self.training else 0.0
-        y = dot_product_attention(queries, keys, values, attn_mask=visible, dropout_p=dropout)
+        y = causal_attention(queries, keys, values, visible=visible, dropout_p=dropout)
         kept = keys_values.to(state.segment.dtype)
         if keys.shape[2] == self.window.segment_length:
             kept = kept.new_zeros((len(x), 0, kept.shape[2]))
