@@ -47,6 +47,9 @@ CASES = {
     "heads, output gate, tied": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"n_heads": 3, "d_v": 9, "output_gate": True}, tie_embeddings=True
     ),
+    "real gates, one channel a head": LanguageModelConfig(
+        **SIZES, n_layer=1, mixer="hgrn2", mixer_options={"n_heads": 6}
+    ),
     "fixed": LanguageModelConfig(
         **SIZES, n_layer=1, mixer_options={"transition": "fixed", "magnitude_activation": "stable_exponential"}
     ),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 Loop = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
@@ -66,3 +67,9 @@ def _has_gradient(part: Tensor) -> bool:
 
 def _types(state: Sequence[Tensor]) -> set[torch.dtype]:
     return {part.dtype for part in tensors(state)}
+
+
+def first_mixer(name: str, d_model: int, **options: Any) -> nn.Module:
+    """A layer as a language model starts it, which draws all projections anew."""
+    config = LanguageModelConfig(7, None, 1, d_model, 0, mixer=name, mixer_options=options)
+    return LanguageModel(config).blocks[0].mixer  # type: ignore[return-value]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
 from recurra.mixers import Mamba, MambaState
@@ -103,8 +103,9 @@ def test_it_is_transformers_layer(monkeypatch):
     torch.testing.assert_close(layer(x)[0], other(x), rtol=1e-10, atol=1e-12)
 
 
-def test_it_starts_as_published():
-    layer = Mamba(40, d_state=3)
+@pytest.mark.parametrize("in_a_model", [False, True])
+def test_it_starts_as_published(in_a_model):
+    layer = first_mixer("mamba", 40, d_state=3) if in_a_model else Mamba(40, d_state=3)
     assert layer.step_projection.weight.shape == (80, 3)  # d_model / 16, rounded up
     assert layer.step_projection.weight.abs().max().item() == pytest.approx(3**-0.5, rel=0.05)
     torch.testing.assert_close(layer.log_decay.exp(), torch.tensor([1.0, 2.0, 3.0]).expand(80, 3))

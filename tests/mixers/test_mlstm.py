@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
+from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
 from recurra.mixers import MLSTM, MLSTMState
@@ -132,8 +132,9 @@ def test_it_is_transformers_layer_in_chunks_steps_and_on():
     torch.testing.assert_close(layer(x[:, :1], state)[0], expected, rtol=0, atol=1e-5)
 
 
-def test_it_starts_as_published():
-    layer = MLSTM(64)
+@pytest.mark.parametrize("in_a_model", [False, True])
+def test_it_starts_as_published(in_a_model):
+    layer = first_mixer("mlstm", 64) if in_a_model else MLSTM(64)
     assert layer.initial_state(1).h.shape == (1, 8, 4, 9)
     assert layer.gates.weight.eq(0).all()
     assert layer.gates.bias[:8].eq(-10).all()

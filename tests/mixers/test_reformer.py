@@ -90,13 +90,14 @@ def test_in_one_bucket_it_is_the_published_layer_whose_chunks_hide_nothing():
         torch.testing.assert_close(layer(x)[0], published(x).hidden_states, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_alone_in_its_buckets_sees_itself_and_others_do_not():
-    layer = Reformer(2, n_heads=1, window=4, n_buckets=2, n_rounds=1).double()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_step_alone_in_its_buckets_sees_itself_and_others_do_not(dtype):
+    layer = Reformer(2, n_heads=1, window=4, n_buckets=2, n_rounds=1).to(dtype)
     with torch.no_grad():
         for projection in (layer.queries, layer.values, layer.output_projection):
             projection.weight.copy_(torch.eye(2))
         layer.rotations.copy_(torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))  # the sign of the first channel
-        x = torch.tensor([[[1.0, 5.0], [-1.0, 7.0], [2.0, 3.0], [-3.0, 1.0]]]).double()
+        x = torch.tensor([[[1.0, 5.0], [-1.0, 7.0], [2.0, 3.0], [-3.0, 1.0]]]).to(dtype)
         torch.testing.assert_close(layer(x)[0], x[:, [0, 1, 0, 1]])
 
 

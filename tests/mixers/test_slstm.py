@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mixers.stepwise import require_float32_states, require_same
+from tests.mixers.stepwise import first_mixer, require_float32_states, require_same
 
 from recurra.mixers import SLSTM, SLSTMState
 
@@ -103,8 +103,9 @@ def test_the_recurrence_stays_within_heads_and_sees_the_hidden_state():
     assert torch.equal(first[3:], other[3:])
 
 
-def test_forget_gates_start_open():
-    layer = SLSTM(8, n_heads=2)
+@pytest.mark.parametrize("in_a_model", [False, True])
+def test_forget_gates_start_open(in_a_model):
+    layer = first_mixer("slstm", 8, n_heads=2) if in_a_model else SLSTM(8, n_heads=2)
     torch.testing.assert_close(layer.input_weights.bias[16:24], torch.linspace(3, 6, 4).repeat(2))
     assert layer.input_weights.bias[:16].abs().max() < 1
     assert layer.recurrent_weights.abs().max() <= 0.5

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from recurra.models import (
+    BlockRecurrentTransformer,
+    BlockRecurrentTransformerConfig,
     DataSizes,
     LanguageModel,
     LanguageModelConfig,
@@ -71,6 +73,18 @@ def test_the_bytes_are_those_of_the_model(kind, n_layer, monkeypatch):
     expected = n_bytes(make(chosen))
     with pytest.raises(ValueError, match=re.escape(f"one of {expected:,} bytes of weights")):
         room.make_within_memory(make, chosen)
+
+
+def test_many_layers_of_which_one_is_named(monkeypatch):
+    """A Block-Recurrent Transformer has one layer unlike the others, which a shorter one would not have."""
+    monkeypatch.setattr(room, "_SMALL", 0)
+    sizes = {"n_layer": 26, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "segment_length": 4}
+    chosen = BlockRecurrentTransformerConfig(vocab_size=10, **sizes)
+    assert chosen.recurrent_layer > 2
+    made = room.make_within_memory(BlockRecurrentTransformer, chosen)
+    monkeypatch.setattr(room, "memory_bytes", lambda: 1)
+    with pytest.raises(ValueError, match=re.escape(f"one of {n_bytes(made):,} bytes of weights")):
+        room.make_within_memory(BlockRecurrentTransformer, chosen)
 
 
 def test_a_name_for_each_of_many_layers(monkeypatch):

@@ -25,12 +25,15 @@ def _gate_loop_fused(
     k: Tensor,
     v: Tensor,
     a_re: Tensor,
-    a_im: Tensor,
+    a_im: Tensor | None,
     x0_re: Tensor,
-    x0_im: Tensor,
+    x0_im: Tensor | None,
     keep_states: bool,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if a_im is None or x0_im is None:
+        re = a_re * x0_re.unsqueeze(1) + k * v
+        return q * re, re, re.new_empty(0)
     re, im = x0_re.unsqueeze(1), x0_im.unsqueeze(1)
     re, im = a_re * re - a_im * im + k * v, a_re * im + a_im * re
     return q * re, re, im

@@ -80,6 +80,20 @@ def fused(
 
 
 @script(_domain, default_opset=op)
+def fused_real(q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, x0: FLOAT) -> tuple[FLOAT, FLOAT]:
+    """The same for real gates."""
+
+    @graph()
+    def step(before, a_t, kv_t):  # type: ignore[no-untyped-def]
+        now = op.Add(op.Mul(a_t, before), kv_t)
+        return now, op.Identity(now)
+
+    last, h = op.Scan(x0, a, op.Mul(k, v), body=step, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
+    one = op.Constant(value_ints=[1])
+    return op.Mul(q, h), op.Unsqueeze(last, one)
+
+
+@script(_domain, default_opset=op)
 def running_maximum(x: FLOAT) -> FLOAT:
     """The largest number so far along axis 1."""
 
@@ -111,12 +125,15 @@ def _gate_loop_fused(
     k: FLOAT,
     v: FLOAT,
     a_re: FLOAT,
-    a_im: FLOAT,
+    a_im: FLOAT | None,
     x0_re: FLOAT,
-    x0_im: FLOAT,
+    x0_im: FLOAT | None,
     keep_states: bool,
     backend: str = "auto",
 ) -> tuple[FLOAT, FLOAT, FLOAT]:
+    if a_im is None or x0_im is None:
+        y, last = fused_real(q, k, v, a_re, x0_re)
+        return y, last, last  # the third stands for the imaginary part, which nothing reads
     return fused(q, k, v, a_re, a_im, x0_re, x0_im)
 
 

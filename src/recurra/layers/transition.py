@@ -103,7 +103,7 @@ class Transition(nn.Module, ABC):
         self.n_channels, self.magnitude, self.phase, self.ring = n_channels, magnitude, phase, ring
 
     @torch.no_grad()
-    def place_on_ring(self) -> None:
+    def draw_start(self) -> None:
         """Move the transitions onto the ring, if there is one. Call this again after re-initialising the weights."""
         if self.ring is not None:
             magnitudes, phases = self.ring.draw(self.n_channels)
@@ -126,7 +126,7 @@ class DataTransition(Transition):
     ) -> None:
         super().__init__(n_channels, magnitude, phase, ring)
         self.projection = nn.Linear(d_model, 2 * n_channels)
-        self.place_on_ring()
+        self.draw_start()
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.projection.weight.mul_(input_share)
@@ -149,7 +149,7 @@ class FixedTransition(Transition):
         super().__init__(n_channels, magnitude, phase, ring)
         self.gamma = nn.Parameter(torch.randn(n_channels))
         self.theta = nn.Parameter(torch.randn(n_channels))
-        self.place_on_ring()
+        self.draw_start()
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.gamma.copy_(gamma)

@@ -95,11 +95,16 @@ class Mamba(Mixer):
             _norm_of_selection(size, selection_norm, selection_scales) for size in (rank, d_state, d_state)
         )
         self.step_projection = nn.Linear(rank, d_inner, bias=False)  # W_2
-        nn.init.uniform_(self.step_projection.weight, -(rank**-0.5), rank**-0.5)
         self.step_bias = nn.Parameter(inverse_softplus_of_steps(d_inner, min_step, max_step))
         self.log_decay = nn.Parameter(torch.log(torch.arange(1.0, d_state + 1)).repeat(d_inner, 1))
         self.skip = nn.Parameter(torch.ones(d_inner))
         self.output_projection = nn.Linear(d_inner, d_model, bias=False)
+        self.draw_start()
+
+    def draw_start(self) -> None:
+        """Draw W_2 as published. Call this again after re-initialising the weights."""
+        bound = self.dt_rank**-0.5
+        nn.init.uniform_(self.step_projection.weight, -bound, bound)
 
     def transition_parameters(self) -> set[nn.Parameter]:
         """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""

@@ -70,11 +70,15 @@ class MLSTM(Mixer):
         self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
         self.qkvo = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.gates = nn.Linear(d_model, 2 * n_heads)  # input gates, forget gates
-        nn.init.zeros_(self.gates.weight)
-        with torch.no_grad():
-            self.gates.bias.copy_(torch.cat([torch.full((n_heads,), -10.0), torch.linspace(3.0, 6.0, n_heads)]))
         self.norm_weight = nn.Parameter(torch.ones(d_v))
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
+        self.draw_start()
+
+    @torch.no_grad()
+    def draw_start(self) -> None:
+        """Start the gates as published. Call this again after re-initialising the weights."""
+        nn.init.zeros_(self.gates.weight)
+        self.gates.bias.copy_(torch.cat([torch.full((self.n_heads,), -10.0), torch.linspace(3.0, 6.0, self.n_heads)]))
 
     def mix(
         self, x: Float[Tensor, "B L d_model"], state: MLSTMState, mask: Bool[Tensor, "B L"] | None

@@ -14,7 +14,7 @@ from recurra.layers.sliding_window import after, most_kept, still_seen, windows
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
 
-_SELF = -1e5  # what a step's score with itself loses, as in the published code
+_SELF = -1e5  # what a step's score with itself loses, as in the published code; half the smallest number in float16
 
 
 class ReformerState(NamedTuple):
@@ -97,10 +97,10 @@ class Reformer(Mixer):
         n_queries, n_keys, dtype = x.shape[1], known.queries.shape[1], projected[0].dtype
         keys = functional.normalize(known.queries, dim=-1)
         queries, keys, values = (part.to(dtype).transpose(1, 2) for part in (queries, keys, known.values))
-        outputs = []
+        outputs, loss = [], max(_SELF, torch.finfo(dtype).min / 2)
         for start, stop, first, last in windows(n_queries, n_keys, self.window):
             here, seen = known.buckets[:, n_keys - n_queries + start : last], known.buckets[:, first:last]
-            bias = torch.where(self._meet(here, seen), 0.0, -torch.inf) + _SELF * _same(here.shape[1], seen)
+            bias = torch.where(self._meet(here, seen), 0.0, -torch.inf) + loss * _same(here.shape[1], seen)
             outputs.append(
                 dot_product_attention(
                     queries[:, :, start:stop],

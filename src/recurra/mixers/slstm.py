@@ -65,8 +65,13 @@ class SLSTM(Mixer):
         bound = d_head**-0.5
         self.recurrent_weights = nn.Parameter(torch.empty(n_heads, d_head, 4 * d_head).uniform_(-bound, bound))
         self.norm_weight = nn.Parameter(torch.ones(d_model))
-        with torch.no_grad():
-            self.input_weights.bias.view(4, n_heads, d_head)[2] = torch.linspace(3.0, 6.0, d_head)
+        self.draw_start()
+
+    @torch.no_grad()
+    def draw_start(self) -> None:
+        """Open the forget gates, as published. Call this again after re-initialising the weights."""
+        forget = self.input_weights.bias.view(4, self.n_heads, -1)[2]
+        forget.copy_(torch.linspace(3.0, 6.0, forget.shape[1]))
 
     def why_not_exportable(self) -> str:
         """It unrolls."""

@@ -207,5 +207,5 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-    elif (place := getattr(module, "place_on_ring", None)) is not None:
-        place()  # a transition, whose projection was drawn before it
+    elif (draw := getattr(module, "draw_start", None)) is not None:
+        draw()  # a transition or a mixer with a start of its own, whose projections were drawn before it

@@ -85,12 +85,22 @@ def _n_bytes(make: Callable[[Any], nn.Module], config: Any, n_layer: int) -> int
     Of many layers only one and two are outlined: layers are much alike, and there may be any number of them.
     """
     try:
-        if n_layer > _FEW and not isinstance(getattr(config, "mixer", None), list):  # a list has a name for each layer
-            one, two = (_bytes_of_outline(make, replace(config, n_layer=n)) for n in (1, 2))
+        if n_layer > _FEW and (few := _with_few_layers(config)):
+            one, two = (_bytes_of_outline(make, shorter) for shorter in few)
             return one + (n_layer - 1) * (two - one)
         return _bytes_of_outline(make, config)
     except RuntimeError:  # of PyTorch, for sizes beyond 64 bits
         return None
+
+
+def _with_few_layers(config: Any) -> list[Any]:
+    """The configuration with one and with two layers; empty where its layers differ: they have to be outlined all."""
+    if isinstance(getattr(config, "mixer", None), list):  # a list has a name for each layer
+        return []
+    try:
+        return [replace(config, n_layer=n) for n in (1, 2)]
+    except ValueError:  # of an option that names a layer
+        return []
 
 
 def _bytes_of_outline(make: Callable[[Any], nn.Module], config: Any) -> int:

@@ -114,7 +114,11 @@ def _falcon_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _is_falcon(config: LanguageModelConfig) -> bool:
-    return not config.d_channel_mixing and config.mixer_options.get("selection_norm") is not None
+    options = config.mixer_options
+    is_falcon = not config.d_channel_mixing and options.get("selection_norm") is not None
+    if is_falcon and options.get("selection_scales", False):
+        raise ValueError(sentence("selection_scales of mamba", "True", "False, as of a FalconMambaForCausalLM"))
+    return is_falcon
 
 
 def _is_mamba(config: LanguageModelConfig) -> bool:

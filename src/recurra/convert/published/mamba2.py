@@ -30,7 +30,7 @@ def _config(settings: Settings) -> LanguageModelConfig:
     require(n_heads * d_head == expand * d_model, "num_heads * head_dim", n_heads * d_head, wanted)
     # transformers writes infinity as an object, since JSON has none; others write it as Infinity
     settings.only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-    settings.only("norm_before_gate", False)
+    settings.ignore("norm_before_gate")  # true in published files; transformers' class always gates first
     settings.only("rms_norm", True)
     settings.only("layer_norm_epsilon", 1e-5)
     settings.ignore("chunk_size", "time_step_rank", "intermediate_size")

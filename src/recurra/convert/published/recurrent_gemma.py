@@ -20,12 +20,14 @@ _RECURRENT = {
 }
 _FEED_FORWARD = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _ROTATED_SHARE = 0.5
+_CLASS = "RecurrentGemmaForCausalLM"
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
     d_model, n_layer = settings.size("hidden_size", 2560), settings.size("num_hidden_layers", 26)
     n_heads = settings.size("num_attention_heads", 10)
-    kinds = settings.take("block_types", ["recurrent", "recurrent", "attention"])
+    own = settings.take("_block_types")  # its name in the published files
+    kinds = settings.take("block_types", own or ["recurrent", "recurrent", "attention"])
     require(bool(kinds) and set(kinds) <= _KINDS.keys(), "block_types", kinds, f"a list of {', '.join(_KINDS)}")
     hidden = settings.size("intermediate_size", 3 * 2560)
     width = settings.take("lru_width")
@@ -36,6 +38,7 @@ def _config(settings: Settings) -> LanguageModelConfig:
     require(theta == 10000.0, "rope_theta", theta, "10000.0, as rotary-attention has it")
     settings.only("hidden_activation", "gelu_pytorch_tanh")
     settings.only("attention_bias", False)
+    settings.only("embeddings_scale_by_sqrt_dim", True)
     settings.only("head_dim", d_model // n_heads)
     settings.only("rope_scaling", None)
     settings.ignore("w_init_variance_scale", "final_w_init_variance_scale", "layer_types", "layers_block_type")
@@ -92,7 +95,8 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
 
 
 def _recurrent(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
-    own, theirs, n_heads = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block", options["n_heads"]
+    own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block"
+    n_heads = _recurrent_heads(d_model, options)
     rules = [Rule(rf"{own}\.{name}\.(\w+)", (rf"{theirs}.{other}.\1",)) for name, other in _RECURRENT.items()]
     rules.append(Rule(rf"{own}\.decay", (f"{theirs}.rg_lru.recurrent_param",)))
     for name, other in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
@@ -104,11 +108,12 @@ def _recurrent(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
 
 def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
     own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block"
-    d_head = d_model // options["n_heads"]
-    order = turned_pairs(d_head, int(d_head * options["rotated_share"]))
+    n_heads, n_kv_heads = _attention_heads(options)
+    d_head = d_model // n_heads
+    order = turned_pairs(d_head, int(d_head * options.get("rotated_share", 1.0)))
     names = [f"{theirs}.{name}_proj.weight" for name in "qkv"]
     return [
-        qkv_rule(rf"{own}\.qkv\.weight", names, options["n_heads"], options["n_kv_heads"], order),
+        qkv_rule(rf"{own}\.qkv\.weight", names, n_heads, n_kv_heads, order),
         Rule(rf"{own}\.output_projection\.(\w+)", (rf"{theirs}.o_proj.\1",)),
     ]
 
@@ -116,24 +121,27 @@ def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     names = {name: kind for kind, name in _KINDS.items()}
     options = dict(config.mixers)
-    recurrent, attention = options["rg-lru"], options.get("rotary-attention", {})
-    n_heads = recurrent.get("n_heads") or max(1, config.d_model // 256)
+    recurrent, attention = options["rg-lru"], options.get("rotary-attention")
+    n_heads = _recurrent_heads(config.d_model, recurrent)
+    if attention is None:
+        attention = {"n_heads": n_heads, "rotated_share": _ROTATED_SHARE, "window": 2048, "output_bias": True}
+    _require_published(config, attention, n_heads)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.n_layer,
         "intermediate_size": 2 * config.d_channel_mixing,
         "num_attention_heads": n_heads,
-        "num_key_value_heads": attention.get("n_kv_heads", n_heads),
+        "num_key_value_heads": _attention_heads(attention)[1],
         "block_types": [names.get(name, name) for name, _ in config.mixers],
         "lru_width": recurrent.get("lru_width") or config.d_model,
         "conv1d_width": recurrent.get("d_conv", 4),
-        "attention_window_size": attention.get("window") or 2048,
+        "attention_window_size": attention.get("window", 128),
         "attention_dropout": attention.get("dropout", 0.0),
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10000.0,
-            "partial_rotary_factor": attention.get("rotated_share", _ROTATED_SHARE),
+            "partial_rotary_factor": attention.get("rotated_share", 1.0),
         },
         "rms_norm_eps": config.norm_epsilon,
         "logits_soft_cap": config.logit_cap or 0.0,
@@ -141,6 +149,27 @@ def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-register_architecture(
-    Architecture("recurrent_gemma", "RecurrentGemmaForCausalLM", "rg-lru", _config, _rules, _settings)
-)
+def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
+    """Heads of rg-lru, by its own default."""
+    return options.get("n_heads") or max(1, (options.get("lru_width") or d_model) // 256)
+
+
+def _attention_heads(options: dict[str, Any]) -> tuple[int, int]:
+    """Heads of the queries and of the keys and values, by the defaults of rotary-attention."""
+    n_heads = options.get("n_heads", 4)
+    return n_heads, options.get("n_kv_heads") or n_heads
+
+
+def _require_published(config: LanguageModelConfig, attention: dict[str, Any], n_heads: int) -> None:
+    """Refuse options that transformers' class does not have."""
+    d_head = config.d_model // n_heads
+    wanted = {"n_heads": n_heads, "rotation_base": 10000.0, "output_bias": True, "d_head": d_head}
+    came = {"n_heads": 4, "rotation_base": 10000.0, "output_bias": False, **attention}
+    came["d_head"] = attention.get("d_head") or d_head
+    for name, value in wanted.items():
+        require(came[name] == value, f"{name} of rotary-attention", came[name], f"{value}, as of a {_CLASS}")
+    window = attention.get("window", 128)
+    require(window is not None, "window of rotary-attention", window, f"a number of steps, as of a {_CLASS}")
+
+
+register_architecture(Architecture("recurrent_gemma", _CLASS, "rg-lru", _config, _rules, _settings))

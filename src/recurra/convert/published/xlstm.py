@@ -3,17 +3,23 @@
 import math
 from typing import Any
 
+from recurra.checks import require
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.rules import Rule, stacked
 from recurra.convert.published.settings import Settings
 from recurra.models import LanguageModelConfig
 
 _HOW_IT_RUNS = (
+    "add_forward_backend_padding",
     "autocast_kernel_dtype",
     "chunk_size",
     "chunkwise_kernel",
+    "force_bos_token_insert",
+    "head_dim",
+    "igate_bias_init_range",
     "inference_state_dtype",
     "max_inference_chunksize",
+    "mlstm_round_up_to_multiple_of",
     "mode",
     "norm_reduction_force_float32",
     "return_last_states",
@@ -23,17 +29,22 @@ _HOW_IT_RUNS = (
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    d_model, n_layer = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32)
+    width, depth = settings.take("embedding_dim"), settings.take("num_blocks")  # their names in the published file
+    d_model, n_layer = settings.size("hidden_size", width or 4096), settings.size("num_hidden_layers", depth or 32)
+    require(width in (None, d_model), "embedding_dim", width, f"that of hidden_size, {d_model}")
+    require(depth in (None, n_layer), "num_blocks", depth, f"that of num_hidden_layers, {n_layer}")
     multiple = settings.size("ffn_round_up_to_multiple_of", 64)
     hidden = d_model * settings.number("ffn_proj_factor", 2.667)
-    settings.only("embedding_dim", d_model)
-    settings.only("num_blocks", n_layer)
     settings.only("use_bias", False)
     settings.only("add_out_norm", True)
     settings.only("norm_eps", 1e-6)
     settings.only("eps", 1e-6)
     settings.only("gate_soft_cap", 15.0)
     settings.only("weight_mode", "single")
+    settings.only("add_post_blocks_norm", True)
+    for absent in ("add_embedding_dropout", "add_post_norm", "add_qk_norm"):
+        settings.only(absent, False)
+    settings.only("cell_norm_eps", 1e-6)
     settings.ignore(*_HOW_IT_RUNS)
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 50304),
