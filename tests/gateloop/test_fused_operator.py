@@ -5,7 +5,7 @@ import torch
 from torch.func import grad, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from recurra import gate_loop
+from recurra import create_mixer, gate_loop
 from recurra.gateloop import Planes, gate_loop_real_part
 from recurra.gateloop.fused import fused, fused_reference
 
@@ -86,6 +86,17 @@ def test_transforms_are_right():
         torch.testing.assert_close(
             transform(function("fused")), transform(function("recurrent")), rtol=1e-10, atol=1e-10
         )
+
+
+@pytest.mark.parametrize("name", ["gateloop", "hgrn2", "mamba"])
+def test_a_batch_of_gradients(name):
+    options = {"hgrn2": {"n_heads": 8}}.get(name, {})  # one channel a head, and real gates
+    layer, x = create_mixer(name, 8, **options), torch.randn(1, 5, 8, requires_grad=True)
+    y, _ = layer(x)
+    backward = lambda gradient: torch.autograd.grad(y, x, gradient, retain_graph=True)[0]  # noqa: E731
+    several = torch.randn(3, *y.shape)
+    expected = torch.stack([backward(gradient) for gradient in several])
+    torch.testing.assert_close(vmap(backward)(several), expected, rtol=1e-4, atol=1e-5)
 
 
 def differentiate(function, inputs):

@@ -80,3 +80,5 @@ def test_the_mode_is_chosen_for_all_sequences():
     expected, h = gate_loop(q[:, 5:], k[:, 5:], v[:, 5:], a[:, 5:])
     torch.testing.assert_close(y[:, 5:], expected)
     torch.testing.assert_close(last[1:], h)
+    y, last = gate_loop(q[:, 5:], k[:, 5:], v[:, 5:], a[:, 5:], cu_seqlens=torch.tensor([0, 1]), backend="numba")
+    torch.testing.assert_close((y, last), (expected, h))

@@ -53,7 +53,7 @@ def test_garbage_without_end_is_passed_on_and_not_kept():
     given_out = "".join(pieces.add(first) for _ in range(1000))
     assert set(given_out) == {"\ufffd"}
     assert len(given_out) >= 990
-    assert len(pieces._window) <= 16
+    assert len(pieces._window) <= 50
 
 
 def test_words_have_a_blank_between_and_none_around_line_feeds(words):
@@ -124,3 +124,14 @@ def test_what_cannot_be_a_stop_is_not_held_back():
 def test_an_empty_stop_is_refused():
     with pytest.raises(ValueError, match=r"stop is .*; expected texts of at least one letter"):
         StopText(["end", ""])
+
+
+@pytest.mark.parametrize("text", ["日本", "\n日", "\n🙂é", "日本語のテキスト" * 9, "a\n日a本" * 20])
+def test_runs_of_bytes_come_back_letter_by_letter(text):
+    """A decoder that falls back to bytes reads a run of them as undecided while its last letter is not complete."""
+    vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256, "a": 257}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    pieces = pieces_of(BytePairEncoding(tokenizer), tokenizer.encode(text).ids)
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece and len(piece) <= 1 for piece in pieces)

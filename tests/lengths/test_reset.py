@@ -143,6 +143,17 @@ def test_nan_does_not_pass_a_reset():
     torch.testing.assert_close(states.select(last, slice(2)), states.select(expected_last, slice(2)))
 
 
+def test_a_reset_at_every_first_step_keeps_the_type_under_autocast():
+    mixer, x = recurra.create_mixer("gateloop", 8), torch.randn(2, 6, 8)
+    first = torch.zeros(2, 6, dtype=torch.bool)
+    first[:, 0] = True
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = mixer(x, reset=first)
+        expected, _ = mixer(x)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected)
+
+
 def test_losses_of_rows_that_start_anew():
     model = LanguageModel(LanguageModelConfig(9, None, 2, 8, 8)).double()
     tokens, targets = torch.randint(9, (2, 3, 6))

@@ -63,6 +63,12 @@ def test_transition_parameters_are_those_of_the_transition():
     assert layer.transition_parameters() == {layer.transition.projection.weight, layer.transition.projection.bias}
 
 
+def test_stable_exponential_has_a_gradient_of_0_where_it_is_0():
+    alpha = torch.tensor([90.0, 1e30, float("inf")], requires_grad=True)
+    stable_exponential(alpha).sum().backward()
+    assert alpha.grad.eq(0).all()
+
+
 def test_stable_exponential_is_lrus():
     alpha = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
     expected = [0.9514319929004534, 0.36787944117144233, 0.0006179789893310935]  # exp(-exp(alpha)), computed apart

@@ -39,6 +39,14 @@ def test_completions_with_n_and_seed_are_the_streams_of_these_seeds(api, models)
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 36)
 
 
+def test_more_texts_than_streams_are_refused(serving):
+    client = serving(max_streams=2).client()
+    body = {"prompt": "a", "max_tokens": 2}
+    assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+    refused = client.post("/v1/completions", json=body | {"n": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
 def test_a_stream_gives_the_same_text(api, models):
     options = {"include_usage": True}
     chunks = list(

@@ -88,6 +88,16 @@ def test_keys_come_from_a_file_and_the_environment(run, tmp_path, monkeypatch):
     assert made.sessions_file == run / "sessions.sqlite"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("\n \n", "which has no key"), ("abcdefgh0123 a-server\n", "with a line that has blanks inside")],
+)
+def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path, content, said):
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ValueError, match=rf"^--api-key-file is .*, {said}; expected"):
+        settings(parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys")]))
+
+
 def test_the_line_on_the_terminal(models):
     service = Service(models, ServeSettings(), threads=1)
     service.engine.counters.written = 500

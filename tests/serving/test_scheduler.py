@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recurra.serving.place import Place
 from recurra.serving.scheduler import LONGEST_PIECE, SHORTEST_PIECE, Pace, QueueFull, Scheduler
-from recurra.serving.turns import Turn
+from recurra.serving.turns import MOST_MARKS, Turn
 
 MODEL, OTHER = object(), object()
 
@@ -44,6 +44,31 @@ def test_a_full_queue_refuses():
     scheduler.add(turn(0))
     with pytest.raises(QueueFull, match="2 requests that wait"):
         scheduler.add(turn(0))
+
+
+def test_small_turns_behind_a_large_one_that_waits_are_refused_too():
+    """Its places are spoken for: otherwise any number would wait behind it."""
+    scheduler = Scheduler(4, 1)
+    scheduler.add(turn(0, n_rows=3))
+    list(scheduler.admit())
+    scheduler.add(turn(0, n_rows=3))
+    with pytest.raises(QueueFull, match="1 requests that wait"):
+        scheduler.add(turn(0))
+
+
+def test_a_turn_keeps_a_bounded_number_of_marks():
+    one, places = turn(0), [Place(None, (), n) for n in range(1000)]
+    one.mark_every = 16
+    for place in places:
+        if place.n_tokens % one.mark_every == 0:
+            one.mark(place)
+        assert len(one.marks) < MOST_MARKS
+    one.mark_every = 1
+    for place in places:
+        one.mark(place)
+        assert len(one.marks) < MOST_MARKS
+    assert one.marks[-1] is places[-1]
+    assert one.mark_every > 16
 
 
 def test_prompts_are_read_in_turns():

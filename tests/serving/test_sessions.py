@@ -154,6 +154,46 @@ def test_more_sessions_than_memory_holds(serving, models):
     assert running.service.sessions.n_resident == 3
 
 
+def test_a_session_on_disk_is_found_while_all_in_memory_are_busy(serving):
+    client = serving(max_resident_sessions=1).client()
+    for name in ("b", "a"):
+        opened(client, name=name)
+    with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000}) as long:
+        lines = long.iter_lines()
+        next(lines)
+        assert client.get("/v1/sessions/b").status_code == 200
+        assert write(client, "b", 3)
+
+
+def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, models):
+    kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
+    with Running(_service(models, **kept)) as first:
+        client = first.client()
+        opened(client, name="mine")
+        for _ in range(4):
+            write(client, "mine", 20, text="abcdefghijklmnopqrst")
+        told = client.get("/v1/sessions/mine/transcript").json()
+    again = serving(**kept).client().get("/v1/sessions/mine/transcript").json()
+    assert again["position"] == told["position"] == 160
+    n = len(again["tokens"])
+    assert n == 160 - again["first"] >= 20
+    assert again["tokens"] == told["tokens"][-n:]
+
+
+def test_a_session_has_a_bounded_number_of_copies(serving):
+    client = serving(max_labels=2).client()
+    opened(client, name="a")
+    answers = [client.post("/v1/sessions/a/save", json={"label": label}) for label in ("one", "two", "three", "one")]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    assert answers[2].json()["error"]["code"] == "too_many_labels"
+    assert "save over one of one, two" in answers[2].json()["error"]["message"]
+
+
+def test_a_text_of_any_length_is_read_as_it_is(client, models):
+    name = opened(client)
+    assert client.post(f"/v1/sessions/{name}/feed", json={"text": "ab" * 1500}).json()["position"] == 3000
+
+
 def test_a_session_has_one_turn_at_a_time(serving):
     client = serving().client()
     opened(client, name="a")

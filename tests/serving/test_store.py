@@ -30,6 +30,9 @@ def do(kept: SessionStore, action):
 
 def test_what_is_written_is_read_by_another_process_s_database(kept, tmp_path):
     do(kept, store.write(record("a"), piece(0, 5)))
+    with pytest.raises(BlockingIOError, match=r"sessions file is .*, which another server has open; expected"):
+        SessionStore(tmp_path / "deep" / "sessions.sqlite")
+    kept.close()
     other = SessionStore(tmp_path / "deep" / "sessions.sqlite")
     assert do(other, store.read("me", "a")) == (record("a"), [piece(0, 5)])
     assert do(other, store.read("me", "b")) is None

@@ -64,3 +64,10 @@ def test_a_cut_before_what_is_kept_leaves_nothing_and_the_stream_goes_on_there()
     assert (first > 3, len(made), made.first) == (True, 3, 3)
     made.append(7, None, READ)
     assert made.tokens(3, 4) == [7]
+
+
+def test_pieces_before_a_gap_are_dropped():
+    whole = of(range(30))
+    made = Transcript.from_pieces([whole.copy(10).piece(0), whole.copy(20).piece(15), whole.piece(20)], 100)
+    assert (made.first, len(made)) == (15, 30)
+    assert made.tokens(15, 30) == list(range(15, 30))

@@ -47,11 +47,11 @@ def _by_time(x: Float[Tensor, "B L n"]) -> Float[Tensor, "L B n"]:
 
 
 def _make(length: int, h: Tensor, *sizes: int) -> list[Tensor]:
-    return [torch.empty(length, h.shape[0], size, dtype=torch.float32) for size in sizes]
+    return [h.new_empty(length, h.shape[0], size, dtype=torch.float32) for size in sizes]
 
 
 def _start(length: int, h: Float[Tensor, "B H"]) -> Float[Tensor, "all_steps B H"]:
-    states = torch.empty(length + 1, *h.shape, dtype=torch.float32)
+    states = h.new_empty(length + 1, *h.shape, dtype=torch.float32)
     states[0] = h
     return states
 
@@ -84,7 +84,8 @@ def forward_after(
     (batch, length, _), size = projected.shape, h.shape[1]
     inputs, panels = _by_time(projected), in_panels(weight.t())
     ru, c = _make(length, h, 2 * size, size)
-    hidden = bias.detach().float().expand(length, batch, -1).contiguous()
+    # a copy in any case: the kernel writes into it, and one step of one sequence needs none to be contiguous
+    hidden = bias.detach().float().expand(length, batch, -1).clone(memory_format=torch.contiguous_format)
     steps, (sizes, work) = Steps(ru, c, hidden, _start(length, h)), _sizes(length, batch, size)
     reset_after().forward(*addresses(inputs, panels, *steps), *sizes, **work)
     return steps
@@ -96,8 +97,9 @@ def _gradients_in(steps: Steps, d_y: Tensor | None, d_last: Tensor | None) -> tu
     like = (torch.float32, torch.device("cpu"))
     require_layout("steps.ru", steps.ru, (length, batch, 2 * size), *like)
     require_layout("steps.states", steps.states, (length + 1, batch, size), *like)
-    d_h = torch.zeros(batch, size) if d_last is None else d_last.float().clone(memory_format=torch.contiguous_format)
-    d_y = torch.zeros(length, batch, size) if d_y is None else _by_time(d_y)
+    first = steps.states[0]
+    d_h = torch.zeros_like(first) if d_last is None else d_last.float().clone(memory_format=torch.contiguous_format)
+    d_y = first.new_zeros(length, batch, size) if d_y is None else _by_time(d_y)
     require_layout("d_y", d_y, (length, batch, size), *like)
     require_layout("d_last", d_h, (batch, size), *like)
     return d_y, d_h

@@ -110,8 +110,9 @@ class _SLSTMSequence(torch.autograd.Function):
         starts[2].masked_fill_(starts[1] == 0, _NEVER)
         panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
         slstm_kernels().forward(*addresses(gates, panels, *states), *sizes, **work)
-        y = states[3, :, 1:].permute(2, 1, 0, 3).contiguous()  # the caller may change it
-        last = [part[:, -1].transpose(0, 1).contiguous() for part in states]
+        # Copies, which contiguous() does not make of one head: the caller may change y, and keeps the last state alone.
+        y = states[3, :, 1:].permute(2, 1, 0, 3).clone(memory_format=torch.contiguous_format)
+        last = [part[:, -1].transpose(0, 1).clone(memory_format=torch.contiguous_format) for part in states]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(last[2])
         ctx.save_for_backward(projected, weights, *state, gates, states)

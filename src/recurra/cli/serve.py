@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.decoding import NUMBERS
 
@@ -72,7 +73,7 @@ def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:
-        keys += arguments.api_key_file.read_text(encoding="utf-8").split()
+        keys += _keys_of(arguments.api_key_file)
     return ServeSettings(
         host=arguments.host,
         port=arguments.port,
@@ -82,3 +83,14 @@ def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
         max_queue=arguments.max_queue,
         max_tokens=arguments.max_tokens,
     )
+
+
+def _keys_of(path: Path) -> list[str]:
+    """Read the keys of a file, one from each line. Raises ValueError if there is none, or a line has blanks inside."""
+    keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not keys:
+        raise ValueError(sentence("--api-key-file", f"{path}, which has no key", "a file with an API key on each line"))
+    if any(len(key.split()) > 1 for key in keys):
+        came = f"{path}, with a line that has blanks inside"
+        raise ValueError(sentence("--api-key-file", came, "an API key on each line, and nothing beside it"))
+    return keys

@@ -299,8 +299,8 @@ def _layer_norm(
     small: float,
 ) -> None:
     width = torch.Size(shape).numel()
-    weight = memory.constant(torch.ones(width)) if weight is None else weight
-    bias = memory.constant(torch.zeros(width)) if bias is None else bias
+    weight = memory.constant(torch.ones(width, dtype=torch.float32)) if weight is None else weight
+    bias = memory.constant(torch.zeros(width, dtype=torch.float32)) if bias is None else bias
     memory.normalise(outs[0], x, width, weight, bias, small)
 
 
@@ -323,7 +323,7 @@ def _linear(
 def _matrix_product(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
     if y.dim() == 2 and memory.is_constant(y) and not y.is_complex():
         weight = y.t() if y.t().is_contiguous() else memory.constant(y.t().contiguous())
-        scale, bias = memory.constant(torch.ones(len(weight))), memory.constant(torch.zeros(len(weight)))
+        scale, bias = (memory.constant(fill(len(weight), dtype=torch.float32)) for fill in (torch.ones, torch.zeros))
         memory.linear(out, x, weight, scale, bias)
         return
     if out.is_complex():

@@ -80,12 +80,12 @@ def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> 
 
     kind, n_in, n_out = _check(x, weight, scale, bias)
     x = x.contiguous()
-    y = torch.empty((*x.shape[:-1], n_out))
+    y = x.new_empty((*x.shape[:-1], n_out))
     if y.numel() == 0:
         return y
     vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
     room_size = room_bytes(min(vectors, _TOGETHER), n_in)
-    room = torch.zeros(jobs * room_size // 4)
+    room = x.new_zeros(jobs * room_size // 4)
     for first in range(0, vectors, _TOGETHER):
         matvec_kernel()(
             *(multiply_share.address, kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),

@@ -39,7 +39,7 @@ class StepProgram:
         self._work = max((n_in * n_out for _, n_in, n_out in sizes), default=0)
         most, widest = (max((size[at] for size in sizes), default=1) for at in (0, 1))
         self._room_size = room_bytes(most, widest)
-        self._room = torch.zeros(0)
+        self._room = torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
         """Compute the outputs, which are new tensors.
@@ -57,12 +57,12 @@ class StepProgram:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            outputs = [torch.empty_strided(*like[:2], dtype=like[2]) for like in self._likes]
+            outputs = [torch.empty_strided(*like[:2], dtype=like[2], device="cpu") for like in self._likes]
             self._bases[1:-1] = [*places, *(tensor.data_ptr() for tensor in outputs)]
             self._bases[-1] = 0
             jobs = 1 if is_forked_child() else torch.get_num_threads()
             if len(self._room) < jobs * self._room_size // 4:
-                self._room = torch.zeros(jobs * self._room_size // 4)
+                self._room = self._room.new_zeros(jobs * self._room_size // 4)
             addresses = self._table.ctypes.data, len(self._table), self._bases.ctypes.data
             room = self._room.data_ptr(), self._room_size
             missing = addresses[2] + 8 * (len(self._bases) - 1)

@@ -63,7 +63,7 @@ def _around_scan(scan: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, a
     drive = k.to(a.re.dtype) * v.to(a.re.dtype)
     if a.im is None or state.im is None:
         h = scan(a.re, drive, state.re)
-        return FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1], None))
+        return FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1].clone(), None))
     a_complex = torch.complex(a.re, a.im)
     h = scan(a_complex, drive.to(a_complex.dtype), torch.complex(state.re, state.im))
     return FusedResult((q * h.real).to(q.dtype), Planes(h.real, h.imag), Planes(h.real[:, -1], h.imag[:, -1]))
@@ -301,7 +301,8 @@ class _Fused(torch.autograd.Function):
         is_complex = inputs[4] is not None
         if not is_complex:
             dh_im = dlast_im = None
-        if torch.is_grad_enabled():
+        # gradients that will be differentiated again, or a batch of them
+        if torch.is_grad_enabled() or transforms_are_active():
             gradients = (dy, dh_re, dh_im, dlast_re, dlast_im)
             return *differentiable_gradients(_reference_outputs, inputs, gradients), None, None
         gradients = torch.ops.recurra.gate_loop_fused_backward(

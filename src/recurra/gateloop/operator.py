@@ -131,11 +131,13 @@ def _packed(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Pad the sequences into batches; after the end of each, a = 1 and k = 0 keep its state as it is."""
-    packed, mode = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state, backend)
+    packed, chosen = PackedSequences(cu_seqlens, q), choose_mode(mode, q, k, v, a, state, backend)
+    if mode == "auto" and chosen == "recurrent":  # a mode of plain torch, which the caller has not asked for
+        backend = "auto"
     inputs = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
     outputs, states = [], []
     for *batch, h0 in zip(*inputs, packed.states(state)):
-        y, last = gate_loop(*batch, state=h0, mode=mode, backend=backend)
+        y, last = gate_loop(*batch, state=h0, mode=chosen, backend=backend)
         outputs.append(y)
         states.append(last)
     return packed.packed(outputs), packed.in_order(states)

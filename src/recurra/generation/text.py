@@ -30,19 +30,27 @@ class TextPieces:
         """Give the text that the next token settles; often "" inside a letter of several bytes."""
         settled = _settled(self._text()) if self._given is None else self._given
         self._window.append(token)
-        self._given = _settled(self._text())
-        piece = self._given[len(settled) :]
-        # The window may start inside a letter. That does no harm: a letter's own bytes show where it begins, so the end
-        # of the window reads the same.
-        if len(self._window) > _LONGEST_WINDOW:
-            del self._window[:-_SHORTEST]
-            self._given = None
-        return piece
+        text = self._text()
+        now, is_long = _settled(text), len(self._window) > 2 * _LONGEST_WINDOW
+        # Tokenizers with a token for each byte decode a run of these as a whole: text that was given reads as undecided
+        # again until the letter at its end is complete.
+        if not now.startswith(settled) and not is_long:
+            self._given = settled
+            return ""
+        self._given = now
+        if is_long or (len(self._window) > _LONGEST_WINDOW and now == text):
+            self._window, self._given = self._tail(text), None
+        return now[len(settled) :]
 
     def flush(self) -> str:
         """Give what is still held back at the end: a letter that was never completed, as U+FFFD."""
         text = self._text()
-        return text[len(_settled(text)) :]
+        return text[len(_settled(text) if self._given is None else self._given) :]
+
+    def _tail(self, text: str) -> list[int]:
+        """The last tokens of the window, from the beginning of a letter on where there is one."""
+        tails = (self._window[-n:] for n in range(_SHORTEST, _SHORTEST + _LONGEST + 1))
+        return next((tail for tail in tails if text.endswith(self._tokenizer.decode(tail))), self._window[-_SHORTEST:])
 
     def _text(self) -> str:
         return self._tokenizer.decode(self._window)

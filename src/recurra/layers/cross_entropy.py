@@ -48,7 +48,7 @@ class _CrossEntropy(torch.autograd.Function):
         from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
 
         dense, (rows, columns) = logits.detach().contiguous(), logits.shape
-        largest, sums = torch.empty(rows), torch.empty(rows)
+        largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
         cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
             dense.data_ptr(), largest.data_ptr(), sums.data_ptr(), rows, columns, jobs=rows, work=dense.numel()
         )

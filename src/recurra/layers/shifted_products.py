@@ -72,7 +72,7 @@ class _ShiftedProducts(torch.autograd.Function):
         ctx.save_for_backward(x, state, weight, bias)
         inputs, before, rows = with_neighbouring_channels(x.detach()), state.detach().contiguous(), weight.contiguous()
         added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
-        y, (sizes, work) = torch.empty(x.shape), _sizes(x, weight)
+        y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
         addresses = (t.data_ptr() for t in (before, rows, added, y))
         shifted_products_kernels().forward(describe(inputs), *addresses, *sizes, **work)
         return y
@@ -88,8 +88,8 @@ class _ShiftedProducts(torch.autograd.Function):
 
         inputs, before, rows = with_neighbouring_channels(x), state.contiguous(), weight.contiguous()
         given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
-        d_x, d_state = torch.empty(x.shape), torch.empty(state.shape)
-        sums = torch.zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
+        d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
+        sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
         addresses = (t.data_ptr() for t in (before, rows, given, d_x, d_state, sums))
         shifted_products_kernels().backward(describe(inputs), *addresses, *sizes, **work)
         found = sums.sum(0)

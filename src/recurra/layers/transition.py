@@ -15,9 +15,13 @@ from recurra.layers.precision import at_least_float32
 Activation = Callable[[Tensor], Tensor]
 
 
+_LARGEST = 80.0
+"""Beyond it exp(alpha) may be infinite, and its gradient times that of a magnitude of 0 not a number."""
+
+
 def stable_exponential(alpha: Tensor) -> Tensor:
     """LRU's magnitude exp(-exp(alpha)), in (0, 1) and biased towards 1 (GateLoop section 2.2 and Figure 4)."""
-    return torch.exp(-torch.exp(alpha))
+    return torch.exp(-torch.exp(alpha.clamp(max=_LARGEST)))
 
 
 def identity(theta: Tensor) -> Tensor:

@@ -98,6 +98,7 @@ def run_resets(
     places = new.nonzero()[:, 0].to(x.device)
     borders = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     y_new, last_new = run(x.flatten(0, 1).index_select(0, places)[None], None, cu_seqlens=borders)
+    y = y.to(y_new.dtype)  # which no steps at all need not have under autocast
     padding = y.new_zeros(len(x), x.shape[1] - longest, *y.shape[2:])
     y = torch.cat([y, padding], 1).flatten(0, 1).index_copy(0, places, y_new[0])
     return y.unflatten(0, x.shape[:2]), _after(last, last_new, n_new)

@@ -82,7 +82,7 @@ class LRU(Mixer):
     def eigenvalues(self) -> Complex[Tensor, " N"]:
         """a = exp(-exp(nu) + i exp(theta)) (GateLoop section 2.2): |a| < 1, whatever training does to nu."""
         nu, theta = at_least_float32(self.nu), at_least_float32(self.theta)
-        return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
+        return torch.exp(torch.complex(-torch.exp(nu.clamp(max=80.0)), torch.exp(theta)))  # beyond: infinity times 0
 
     def mix(
         self, x: Float[Tensor, "B L d_model"], state: LRUState, mask: Bool[Tensor, "B L"] | None

@@ -81,7 +81,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(x, step, a, b, c, h0)
     n_modes = a.shape[1]
-    y, last, kept = torch.empty(x.shape), torch.empty(h0.shape).copy_(h0), torch.empty(_kept_shape(x, n_modes, keep))
+    # not torch.empty, whose type and device a caller may have changed for all of torch
+    y, last, kept = x.new_empty(x.shape), x.new_empty(h0.shape).copy_(h0), x.new_empty(_kept_shape(x, n_modes, keep))
     if 0 in (x.numel(), n_modes):
         return y.zero_(), last, kept
     from recurra.selectivescan.numba_kernels import selective_kernels
@@ -103,16 +104,16 @@ def _backward(
     require_layout("dlast", dlast, h0.shape, x.dtype, x.device)
     require_layout("kept", kept, _kept_shape(x, n_modes, True), x.dtype, x.device)
     if 0 in (x.numel(), n_modes):
-        return [*(torch.zeros(tensor.shape) for tensor in (x, step, a, b, c)), dlast.clone()]
+        return [*(x.new_zeros(tensor.shape) for tensor in (x, step, a, b, c)), dlast.clone()]
     from recurra.selectivescan.numba_kernels import TILE, selective_kernels
 
     sizes, scratch, work = _work(x, n_modes)
     inputs = [tensor.resolve_neg().contiguous() for tensor in (dy, x, step, a.t(), b, c, kept)]
     dh0, dx, dstep, da = (
         dlast.clone(memory_format=torch.contiguous_format),
-        *map(torch.empty, (x.shape, x.shape, h0.shape)),
+        *map(x.new_empty, (x.shape, x.shape, h0.shape)),
     )
-    db, dc = (torch.empty(-(-x.shape[2] // TILE), *b.shape) for _ in range(2))
+    db, dc = (x.new_empty(-(-x.shape[2] // TILE), *b.shape) for _ in range(2))
     places = [tensor.data_ptr() for tensor in (*inputs, dh0, dx, dstep, da, db, dc, scratch)]
     selective_kernels().backward(*places, *sizes, **work)
     return [dx, dstep, da.sum(0).t(), db.sum(0), dc.sum(0), dh0]
@@ -161,7 +162,8 @@ class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy, dlast, _):  # type: ignore[no-untyped-def]
         *inputs, kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        # gradients that will be differentiated again, or a batch of them
+        if torch.is_grad_enabled() or transforms_are_active():
             return *differentiable_gradients(at_once, inputs, (dy, dlast)), None
         return *torch.ops.recurra.selective_scan_backward(dy, dlast, *inputs, kept), None
 

@@ -1,5 +1,6 @@
 """What the bodies of requests have in common: settings for the choice of tokens, texts to stop at, limits."""
 
+import asyncio
 from typing import Protocol
 
 from recurra.checks import sentence
@@ -7,6 +8,8 @@ from recurra.generation.sampling import SamplingConfig
 from recurra.serving.errors import ApiError
 from recurra.serving.served_model import ServedModel
 from recurra.serving.service import Service
+
+_SHORT_TEXT = 2000
 
 
 class Choices(Protocol):
@@ -37,6 +40,13 @@ def stops_of(model: ServedModel, stops: list[str]) -> tuple[str, ...]:
     if stops and model.tokenizer is None:
         raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
     return tuple(stops)
+
+
+async def encoded(model: ServedModel, text: str) -> list[int]:
+    """Turn a text into tokens. A long one, which takes a tokenizer long, is left to another thread: streams go on."""
+    if len(text) <= _SHORT_TEXT:
+        return model.encode(text)
+    return await asyncio.to_thread(model.encode, text)
 
 
 def allowed_tokens(service: Service, n_tokens: int, name: str) -> int:

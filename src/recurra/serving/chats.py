@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse
 from recurra.checks import sentence
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import Answer, AnswerPiece, error_message
-from recurra.serving.asking import allowed_tokens
+from recurra.serving.asking import allowed_tokens, encoded
 from recurra.serving.completions import turn_of
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, whole
@@ -41,7 +41,7 @@ async def chat(
         raise ApiError(
             400, sentence("top_logprobs", body.top_logprobs, "logprobs true beside it"), param="top_logprobs"
         )
-    prompt = served.encode(chat_text(served, body.messages))
+    prompt = await encoded(served, chat_text(served, body.messages))
     served.require_tokens(prompt)
     allowed_tokens(service, len(prompt), "messages")
     max_tokens = body.max_completion_tokens or body.max_tokens or min(DEFAULT_TOKENS, service.settings.max_tokens)

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from sse_starlette import EventSourceResponse
 
+from recurra.checks import sentence
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import Answer, AnswerPiece, error_message
-from recurra.serving.asking import allowed_tokens, sampling_of, stops_of
+from recurra.serving.asking import allowed_tokens, encoded, sampling_of, stops_of
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, whole
 from recurra.serving.openai_requests import Asking, CompletionBody
@@ -56,7 +57,7 @@ async def completions(request: Request, body: CompletionBody, asked: Asked) -> E
     """Continue a text."""
     service = asked.service
     served = service.model(body.model)
-    prompt = _prompt(served, body)
+    prompt = await _prompt(served, body)
     allowed_tokens(service, len(prompt), "prompt")
     wanted = Wanted() if body.logprobs is None else Wanted(True, body.logprobs)
     turn = turn_of(service, served, prompt, body, body.max_tokens, wanted)
@@ -82,6 +83,8 @@ def turn_of(
     if not served.predicts_tokens:
         message = f"model is {served.name!r}, which predicts classes; expected one that predicts tokens"
         raise ApiError(400, message, code="cannot_generate", param="model")
+    if body.n > service.settings.max_streams:
+        raise ApiError(400, sentence("n", body.n, f"at most {service.settings.max_streams} at once"), param="n")
     seed = secrets.randbits(61) if body.seed is None else body.seed
     configs = [
         GenerationConfig(
@@ -95,7 +98,7 @@ def turn_of(
     return Turn(served, served.start, prompt, configs, wanted, deadline=service.deadline())
 
 
-def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
+async def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
     prompt = body.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
         if len(prompt) > 1:
@@ -103,7 +106,7 @@ def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
                 400, f"prompt has {len(prompt)} texts; expected one: send a request for each", param="prompt"
             )
         prompt = prompt[0]
-    tokens: list[int] = served.encode(prompt) if isinstance(prompt, str) else list(prompt)  # type: ignore[arg-type]
+    tokens: list[int] = await encoded(served, prompt) if isinstance(prompt, str) else list(prompt)  # type: ignore[arg-type]
     served.require_tokens(tokens)
     return tokens or served.first_tokens()
 

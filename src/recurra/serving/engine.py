@@ -159,7 +159,7 @@ class Engine:
             self._states[turn] = after
             n_new = turn.n_read + piece.length + 1 - len(turn.place.unread)  # the last one is not read yet
             if turn.mark_every and 0 < n_new <= len(turn.tokens):
-                turn.marks.append(turn.place.after(turn.tokens[:n_new], after))
+                turn.mark(turn.place.after(turn.tokens[:n_new], after))
 
     def _report(self, turn: Turn) -> ReadReport:
         if turn not in self._reports:
@@ -233,7 +233,7 @@ class Engine:
                 (gates,) = gates_of(turn.model, [token], rows.state_of(place), wanted.gates)
             self._put(turn, TokenEvent(row.choice, token, text, False, logprob, alternatives, (), gates))
             if turn.mark_every and row.n_tokens % turn.mark_every == 0:
-                turn.marks.append(row.place(rows.state_of(place)))
+                turn.mark(row.place(rows.state_of(place)))
         return failed
 
     def _leave(self, rows: RowBatch, reasons: dict[int, str], message: str = "") -> None:

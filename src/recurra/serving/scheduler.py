@@ -83,12 +83,13 @@ class Scheduler:
         return self._n_streams
 
     def add(self, turn: Turn) -> None:
-        """Queue a turn.
+        """Queue a turn, which takes no more places than there are.
 
         Raises:
-            QueueFull: as many as allowed wait already.
+            QueueFull: as many as allowed wait already, and it would wait, too.
         """
-        if self._n_streams + n_rows(turn) > self._max_streams and len(self._waiting) >= self._max_queue:
+        wanted = self._n_streams + sum(map(n_rows, self._waiting)) + n_rows(turn)
+        if wanted > self._max_streams and len(self._waiting) >= self._max_queue:
             came = f"{len(self._waiting)} requests that wait"
             raise QueueFull(sentence("the queue", came, f"at most {self._max_queue}", "try again later"))
         self._waiting.append(turn)

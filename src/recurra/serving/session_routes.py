@@ -11,9 +11,9 @@ from sse_starlette import EventSourceResponse
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import turn_failed
-from recurra.serving.asking import allowed_tokens, sampling_of, stops_of
+from recurra.serving.asking import allowed_tokens, encoded, sampling_of, stops_of
 from recurra.serving.errors import ApiError
-from recurra.serving.hearing import begun, event_stream, message, whole
+from recurra.serving.hearing import begun, event_stream, message, unless_gone, whole
 from recurra.serving.marks import EVERY
 from recurra.serving.requests import (
     NAME,
@@ -107,7 +107,7 @@ async def transcript(
 async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
     """Read a text or tokens."""
     session = await _session(asked, name)
-    tokens = _tokens(session, body.text, body.tokens, asked.service)
+    tokens = await _tokens(session, body.text, body.tokens, asked.service)
     if not tokens:
         raise ApiError(400, "text is empty; expected a text, or tokens, to read", param="text")
     wanted = _wanted(session.model, body, body.answers)
@@ -124,7 +124,7 @@ async def generate(
     if not session.model.predicts_tokens:
         message = f"model is {session.model.name!r}, which predicts classes; expected one that predicts tokens"
         raise ApiError(400, message, code="cannot_generate")
-    tokens = _tokens(session, body.text, body.tokens, asked.service)
+    tokens = await _tokens(session, body.text, body.tokens, asked.service)
     if not tokens and not session.place.n_tokens:
         tokens = session.model.first_tokens()
     config = GenerationConfig(
@@ -139,17 +139,18 @@ async def generate(
 
 
 @router.post("/{name}/fork", status_code=201)
-async def fork(name: Named, body: ForkBody, asked: Asked) -> dict[str, Any]:
+async def fork(request: Request, name: Named, body: ForkBody, asked: Asked) -> dict[str, Any]:
     """Open a session that continues from a place of this one."""
     session = await _session(asked, name)
-    return session_json(await asked.service.sessions.fork(session, body.name, body.position))
+    twin = await unless_gone(request, asked.service.sessions.fork(session, body.name, body.position))
+    return session_json(twin)
 
 
 @router.post("/{name}/rewind")
-async def rewind(name: Named, body: RewindBody, asked: Asked) -> dict[str, Any]:
+async def rewind(request: Request, name: Named, body: RewindBody, asked: Asked) -> dict[str, Any]:
     """Go back to a place; what came after it is forgotten."""
     session = await _session(asked, name)
-    await asked.service.sessions.rewind(session, body.position)
+    await unless_gone(request, asked.service.sessions.rewind(session, body.position))
     return session_json(session)
 
 
@@ -176,11 +177,11 @@ async def _session(asked: Caller, name: str) -> Session:
     return await asked.service.sessions.get(asked.owner, name)
 
 
-def _tokens(session: Session, text: str | None, tokens: list[int] | None, service: Service) -> list[int]:
+async def _tokens(session: Session, text: str | None, tokens: list[int] | None, service: Service) -> list[int]:
     if text is not None and tokens is not None:
         raise ApiError(400, "text and tokens are both given; expected one of them", param="tokens")
     if text is not None:
-        tokens = session.model.encode(text)
+        tokens = await encoded(session.model, text)
     tokens = tokens or []
     session.model.require_tokens(tokens)
     allowed_tokens(service, len(tokens), "tokens")

@@ -130,9 +130,10 @@ class Sessions:
             session = self._resident.get(key)
             if session is not None:
                 _require_idle(session)
-            if not await self._store.call(store.delete(owner, name)):
-                raise unknown_session(name)
-            self._resident.pop(key, None)
+            with _busy(session):
+                if not await self._store.call(store.delete(owner, name)):
+                    raise unknown_session(name)
+                self._resident.pop(key, None)
             self._marks.forget(key)
 
     # --- going back ---
@@ -161,14 +162,18 @@ class Sessions:
             place = await self._place_at(session, position)
             session.transcript.cut(position)
             session.place = place
-            session.n_written = -1  # what is on disk goes further
+            session.n_written = -1
             self._marks.cut(session.key, position)
             await self._write(session)
 
     async def save(self, session: Session, label: str) -> int:
-        """Keep a copy under a label; give its bytes."""
+        """Keep a copy under a label; give its bytes. Raises ApiError if there are as many as allowed."""
         _require_idle(session)
         with _busy(session):
+            labels, most = await self._store.call(store.labels(*session.key)), self._settings.max_labels
+            if label not in labels and len(labels) >= most:
+                message = f"session {session.name!r} has {most} copies; save over one of {', '.join(sorted(labels))}"
+                raise ApiError(429, message[:1000], code="too_many_labels")
             record = session.record(label)
             await self._store.call(store.write(record, session.transcript.piece(0), is_all=True))
         return len(record.state)
@@ -204,7 +209,8 @@ class Sessions:
             ) from None
         if not tokens:
             return mark
-        turn = Turn(session.model, mark, tokens, [], mark_every=EVERY)
+        deadline = time.monotonic() + self._settings.turn_seconds
+        turn = Turn(session.model, mark, tokens, [], mark_every=EVERY, deadline=deadline)
         async for events in self._live.run(self._engine, turn):
             for event in events:
                 if isinstance(event, EndEvent):
@@ -226,7 +232,8 @@ class Sessions:
             QueueFull: too many turns wait.
         """
         _require_idle(session)
-        if turn.place is not session.place:  # another request was faster
+        # Another request was faster, or the session was deleted or made anew from the disk since this one found it.
+        if turn.place is not session.place or self._resident.get(session.key) is not session:
             raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
         line: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
         session.is_busy = True
@@ -246,10 +253,10 @@ class Sessions:
 
     async def _follow(self, session: Session, turn: Turn, line: asyncio.Queue) -> None:
         """See a turn through to its end, whoever listens."""
-        heard: list[Event] = []
+        heard: list[tuple[int, float | None, bool]] = []  # and not the events: a long turn's details take much memory
         try:
             async for events in self._live.run(self._engine, turn):
-                heard += events
+                heard += [(one.id, one.logprob, one.was_read) for one in events if isinstance(one, TokenEvent)]
                 last = [event for event in events if isinstance(event, EndEvent)]
                 if last:
                     await self._apply(session, turn, heard, last[0])
@@ -260,20 +267,19 @@ class Sessions:
         finally:
             session.is_busy = False
 
-    async def _apply(self, session: Session, turn: Turn, heard: list[Event], end: EndEvent) -> None:
+    async def _apply(
+        self, session: Session, turn: Turn, heard: list[tuple[int, float | None, bool]], end: EndEvent
+    ) -> None:
         """Take the result of a turn, and write it."""
         session.used = time.time()
         if end.place is turn.place:  # nothing of it counts
             return
-        told = {True: [], False: []}  # type: ignore[var-annotated]
-        for event in heard:
-            if isinstance(event, TokenEvent):
-                told[event.was_read].append(event)
-        surprises = [event.logprob for event in told[True]] or [None] * len(turn.tokens)
+        surprises = [surprise for _, surprise, was_read in heard if was_read] or [None] * len(turn.tokens)
         for token, surprise in zip(turn.tokens, surprises):
             session.transcript.append(token, surprise, READ)
-        for event in told[False]:
-            session.transcript.append(event.id, event.logprob, WRITTEN)
+        for token, surprise, was_read in heard:
+            if not was_read:
+                session.transcript.append(token, surprise, WRITTEN)
         session.place = end.place
         self._marks.add(session.key, [*turn.marks, turn.place, end.place])
         await self._write(session)
@@ -300,7 +306,8 @@ class Sessions:
 
     async def _write(self, session: Session) -> None:
         """Write a session and what is new of its transcript."""
-        is_all = session.n_written < 0 or session.n_pieces >= MOST_PIECES
+        # What is on disk goes further, or ends before what is still kept: then it is replaced.
+        is_all = session.n_written < session.transcript.first or session.n_pieces >= MOST_PIECES
         piece = session.transcript.piece(0 if is_all else session.n_written)
         n_tokens = len(session.transcript)
         await self._store.call(store.write(session.record(), piece, is_all=is_all))
@@ -313,7 +320,7 @@ class Sessions:
             raise unknown_session(key[1])
         session = self._session_of(key, found)
         self._resident[key] = session
-        self._evict()
+        self._evict(but=key)
         return session
 
     def _session_of(self, key: Key, found: tuple[Record, list[Any]]) -> Session:
@@ -330,10 +337,11 @@ class Sessions:
         transcript = Transcript.from_pieces(pieces, self._settings.max_tokens)
         return Session(*(key, model, place, transcript, record.created, record.used), len(transcript), len(pieces))
 
-    def _evict(self) -> None:
-        """Forget the least recently used sessions beyond the limit; all of them are on disk."""
+    def _evict(self, but: Key | None = None) -> None:
+        """Forget the least recently used sessions beyond the limit, all but one: they are on disk."""
         excess = len(self._resident) - self._settings.max_resident_sessions
-        for key in [key for key, session in self._resident.items() if not session.is_busy][: max(0, excess)]:
+        idle = [key for key, session in self._resident.items() if not session.is_busy and key != but]
+        for key in idle[: max(0, excess)]:
             del self._resident[key]
             self._marks.forget(key)
 
@@ -350,7 +358,10 @@ class Sessions:
 
 
 @contextlib.contextmanager
-def _busy(session: Session) -> Iterator[None]:
+def _busy(session: Session | None) -> Iterator[None]:
+    if session is None:
+        yield
+        return
     session.is_busy = True
     try:
         yield

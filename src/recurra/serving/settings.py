@@ -31,6 +31,8 @@ class ServeSettings:
     """Requests that wait for a place; more are refused with 429."""
     max_sessions: int = 100_000
     """Sessions of one key."""
+    max_labels: int = 100
+    """Copies of one session that are kept under labels."""
     max_resident_sessions: int = 1024
     """Sessions in memory; the least recently used ones beyond are on disk only. Not without a sessions file."""
     max_tokens: int = 65_536
@@ -45,7 +47,7 @@ class ServeSettings:
     """How long a request may take, queueing included."""
 
     def __post_init__(self) -> None:
-        names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
+        names = ("max_streams", "max_sessions", "max_labels", "max_resident_sessions", "max_tokens", "max_body_bytes")
         require_at_least(1, **{name: getattr(self, name) for name in names})
         require_at_least(0, max_queue=self.max_queue, mark_bytes=self.mark_bytes)
         require_positive(turn_seconds=self.turn_seconds)

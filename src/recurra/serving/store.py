@@ -5,6 +5,7 @@ thread, and those that wait when a transaction begins share it: many small turns
 """
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
@@ -15,6 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from recurra.checks import sentence
 from recurra.serving.transcript import Piece
+
+try:
+    import fcntl
+except ImportError:  # Windows: without a lock
+    fcntl = None  # type: ignore[assignment]
 
 Result = TypeVar("Result")
 
@@ -61,6 +67,7 @@ class SessionStore:
         path: its file; None keeps it in memory.
 
     Raises:
+        BlockingIOError: another server has it.
         OSError: the file cannot be opened.
         ValueError: it is another program's, or of another version.
     """
@@ -90,10 +97,13 @@ class SessionStore:
     # --- the thread ---
 
     def _run(self, path: Path | None) -> None:
+        lock = None
         try:
+            lock = None if path is None else _locked(path)
             database = _opened(path)
         except Exception as error:
             self._ready.set_exception(error)
+            _unlock(lock)
             return
         self._ready.set_result(None)
         ended = False
@@ -104,6 +114,7 @@ class SessionStore:
             ended = None in calls
             self._transaction(database, [call for call in calls if call is not None])
         database.close()
+        _unlock(lock)
 
     @staticmethod
     def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Future]]) -> None:
@@ -128,6 +139,27 @@ class SessionStore:
             return
         for future, result in done:
             future.set_result(result)
+
+
+def _locked(path: Path) -> int:
+    """Make this the only server of a file: each keeps sessions in memory, and would write over the other's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        came, mend = f"{path}, which another server has open", "choose another one with --sessions"
+        raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend)) from None
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
+
+
+def _unlock(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
@@ -210,6 +242,12 @@ def lines(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connecti
         "ORDER BY name LIMIT ?"
     )
     return lambda database: [Line(*row) for row in database.execute(query, (owner, after, limit))]
+
+
+def labels(owner: str, name: str) -> Callable[[sqlite3.Connection], set[str]]:
+    """Give the labels of a session's copies."""
+    query = "SELECT label FROM sessions WHERE owner = ? AND name = ? AND label != ''"
+    return lambda database: {label for (label,) in database.execute(query, (owner, name))}
 
 
 def count(owner: str) -> Callable[[sqlite3.Connection], int]:

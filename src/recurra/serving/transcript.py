@@ -83,10 +83,13 @@ class Transcript:
 
     @classmethod
     def from_pieces(cls, pieces: Sequence[Piece], most: int) -> "Transcript":
-        """Put pieces together that follow one another."""
+        """Put pieces together that follow one another. Those before a gap, as older versions left them, are dropped."""
         made = cls(most)
         made.first = pieces[0].start if pieces else 0
         for piece in pieces:
+            if piece.start != len(made):
+                made._forget(len(made._tokens))
+                made.first = piece.start
             made._tokens.frombytes(piece.tokens)
             made._surprises.frombytes(piece.surprises)
             made._origins.frombytes(piece.origins)

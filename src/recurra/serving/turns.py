@@ -81,6 +81,10 @@ class EndEvent(NamedTuple):
 Event = TokenEvent | EndEvent
 
 
+MOST_MARKS = 64
+"""Places that a turn keeps while it runs."""
+
+
 @dataclass(eq=False)
 class Turn:
     """One request to a stream.
@@ -108,6 +112,13 @@ class Turn:
     n_read: int = 0
     marks: list[Place] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
+
+    def mark(self, place: Place) -> None:
+        """Keep a place; of too many, every other one is dropped, and those to come are twice as far apart."""
+        self.marks.append(place)
+        if len(self.marks) >= MOST_MARKS:
+            del self.marks[::2]
+            self.mark_every *= 2
 
     @property
     def reports(self) -> bool:
