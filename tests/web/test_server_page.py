@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import math
 import re
 import socket
@@ -158,6 +159,48 @@ def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     page.click("button.go")
     wait_for(page, reached + N_TOKENS)
     assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
+
+
+def sessions(server) -> dict[str, int]:
+    """Where the server's sessions stand, by their names."""
+    with urllib.request.urlopen(f"{server.address}v1/sessions?limit=1000", timeout=30) as answer:
+        return {one["id"]: one["position"] for one in json.load(answer)["data"]}
+
+
+def write_without_end(page, server: Server) -> str:
+    """Open the page and let it write, until some tokens are there; give its session's name."""
+    before = sessions(server)
+    open_explorer(page, server.address)
+    choose_greedily(page, 2000)
+    read(page, PROMPT, then_write=True)
+    while position(page) < 30:
+        page.wait_for_timeout(5)
+    (name,) = sessions(server).keys() - before.keys()
+    return name
+
+
+def test_a_stopped_stream_stands_where_it_is_shown(page, server, runs):
+    """The server writes on until it notices; what came after the last token that is shown is taken back."""
+    name = write_without_end(page, server)
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=ready]")
+    wait_until_drawn(page)
+    reached = position(page)
+    assert sessions(server)[name] == reached
+    choose_greedily(page, N_TOKENS)
+    page.click(f"{pane()} button.go")
+    wait_for(page, reached + N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
+
+
+def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
+    name = write_without_end(page, server)
+    page.click(f"{pane()} button.close")
+    while name in sessions(server):
+        page.wait_for_timeout(20)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert position(page) == 0
 
 
 def test_the_game_against_a_model_on_the_server(page, server, runs):

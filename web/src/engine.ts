@@ -65,6 +65,8 @@ export interface Kept {
   logits?: Float32Array;
   /** How many tokens that state has read. */
   position?: number;
+  /** The SHA-256 of the model that computed it. */
+  digest?: string;
 }
 
 export interface Stream {

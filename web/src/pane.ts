@@ -3,7 +3,7 @@
 import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "./engine";
 import { Unreachable } from "./engine";
 import type { StoredPane } from "./store";
-import { savePane } from "./store";
+import { removePane, savePane } from "./store";
 
 export const MOST_STEPS = 2000;
 const SAVED_MS = 2000;
@@ -28,6 +28,8 @@ export class Pane {
   selected: number | null = null;
   private kept: Kept = {};
   private turn: AbortController | null = null;
+  private going: Promise<void> = Promise.resolve();
+  private isClosed = false;
   private savedAt = 0;
   private readonly listeners = new Set<() => void>();
 
@@ -81,17 +83,37 @@ export class Pane {
     this.turn?.abort();
   }
 
-  private async run(
+  /** End the stream, once its turn is over, and forget it. */
+  async close(): Promise<void> {
+    this.isClosed = true;
+    this.stop();
+    await this.going;
+    await removePane(this.id).catch(() => undefined);
+    await this.stream?.close().catch(() => undefined);
+  }
+
+  private run(
     status: Status,
     start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
   ): Promise<void> {
-    if (!this.stream || this.isBusy || this.status === "waiting") return;
+    if (!this.stream || this.isBusy || this.isClosed || this.status === "waiting") return Promise.resolve();
+    this.going = this.running(this.stream, status, start);
+    return this.going;
+  }
+
+  private async running(
+    stream: Stream,
+    status: Status,
+    start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
+  ): Promise<void> {
+    const hasFailed = this.status === "failed";
     this.turn = new AbortController();
     this.become(status);
     const began = performance.now();
     let count = 0;
     try {
-      for await (const steps of start(this.stream, this.turn.signal)) {
+      if (hasFailed) await stream.settle(this.tokens); // it may stand elsewhere than what is shown
+      for await (const steps of start(stream, this.turn.signal)) {
         this.add(steps);
         count += steps.length;
         this.rate = (1000 * count) / Math.max(1, performance.now() - began);
@@ -107,6 +129,7 @@ export class Pane {
 
   /** Bring the engine to what is shown, if the turn was stopped, and keep everything before the stream is ready. */
   private async ended(): Promise<void> {
+    if (this.isClosed) return;
     if (this.turn?.signal.aborted) await this.stream!.settle(this.tokens);
     this.kept = await this.stream!.keep();
     await this.save();
@@ -114,6 +137,7 @@ export class Pane {
   }
 
   private async failed(error: unknown): Promise<void> {
+    if (this.isClosed) return;
     void this.save();
     if (error instanceof Unreachable) return this.become("waiting", error.message);
     if (this.turn?.signal.aborted) {
@@ -161,6 +185,7 @@ export class Pane {
   }
 
   async save(): Promise<void> {
+    if (this.isClosed) return;
     this.savedAt = performance.now();
     const { id, letter, origin, tokens, steps, kept } = this;
     const stored: StoredPane = { id, letter, model: this.model.name, origin, tokens, steps, kept };

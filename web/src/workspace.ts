@@ -3,7 +3,7 @@
 import type { Engine, Input, Model } from "./engine";
 import { Pane } from "./pane";
 import type { Settings } from "./store";
-import { readSettings, removePane, saveSettings, savedPanes } from "./store";
+import { readSettings, saveSettings, savedPanes } from "./store";
 
 const RETRY_MS = 1000;
 
@@ -78,13 +78,12 @@ export class Workspace {
   }
 
   async close(pane: Pane): Promise<void> {
-    pane.stop();
+    const closing = pane.close();
     this.panes = this.panes.filter((other) => other !== pane);
-    await removePane(pane.id).catch(() => undefined);
-    await pane.stream?.close().catch(() => undefined);
     if (!this.panes.length) await this.open(pane.model);
     if (this.active === pane) this.activate(this.panes[0]);
     this.changed();
+    await closing;
   }
 
   activate(pane: Pane): void {

@@ -16,6 +16,8 @@ export interface Outputs {
 
 export interface Runner {
   model: Model;
+  /** The SHA-256 of its file: a state of another model means something else. */
+  digest: string;
   tokenizer: TextEncoder | null;
   start(): Float32Array[];
   run(token: number, state: Float32Array[]): Promise<Outputs>;
@@ -53,7 +55,8 @@ export class LocalStream {
   }
 
   kept(): Kept {
-    return { tensors: this.place.state, logits: this.place.logits ?? undefined, position: this.place.position };
+    const { state: tensors, logits, position } = this.place;
+    return { tensors, logits: logits ?? undefined, position, digest: this.runner.digest };
   }
 
   encode(text: string): number[] {

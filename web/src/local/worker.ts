@@ -66,7 +66,8 @@ async function loadModel(base: string, described: Described): Promise<Runner> {
     cacheBytesPerToken: described.cache_bytes_per_token,
     gates: described.gates,
   };
-  return { model, tokenizer, start, run: (token, state) => alone(() => step(session, described, token, state)) };
+  const run = (token: number, state: Float32Array[]) => alone(() => step(session, described, token, state));
+  return { model, digest: described.sha256, tokenizer, start, run };
 }
 
 function created(content: ArrayBuffer, provider: Provider): Promise<ort.InferenceSession> {
@@ -153,9 +154,10 @@ function streamOf(number: number): LocalStream {
 
 /** The stream at the state that was kept, or at its start if that does not fit this model. */
 function resumed(runner: Runner, kept: Kept, tokens: number[]): LocalStream {
-  const { tensors, logits, position = 0 } = kept;
+  const { tensors, logits, position = 0, digest } = kept;
   const start = runner.start();
-  const fits = tensors?.length === start.length && start.every((x, number) => x.length === tensors[number].length);
+  const isOfThisModel = digest === runner.digest && tensors?.length === start.length;
+  const fits = isOfThisModel && start.every((x, number) => x.length === tensors[number].length);
   if (!fits || position > tokens.length) return new LocalStream(runner);
   return LocalStream.resumed(runner, tokens.slice(0, position), tensors, logits ?? null);
 }

@@ -27,6 +27,8 @@ interface ModelJson {
 }
 
 const FEED_AT_ONCE = 8192; // tokens of a long transcript that is read again
+const BUSY_MS = 50; // between two tries at a session whose turn ends
+const MOST_BUSY_MS = 30_000;
 
 class ServerStream implements Stream {
   constructor(
@@ -51,8 +53,13 @@ class ServerStream implements Stream {
   }
 
   async settle(tokens: number[]): Promise<void> {
-    const { position } = await (await request("GET", this.path)).json();
-    if (position > tokens.length) await request("POST", `${this.path}/rewind`, { position: tokens.length });
+    // Where it stands counts once nothing runs any more, and only the answer to a change says so: a stopped turn goes on
+    // until the server has noticed, and may then stand further than what is shown.
+    const position = await whenIdle(async () => {
+      const { position: now } = await (await request("GET", this.path)).json();
+      const to = Math.min(now, tokens.length);
+      return (await (await request("POST", `${this.path}/rewind`, { position: to })).json()).position;
+    });
     await this.read(tokens.slice(position));
   }
 
@@ -68,7 +75,7 @@ class ServerStream implements Stream {
   }
 
   async close(): Promise<void> {
-    await request("DELETE", this.path);
+    await whenIdle(() => request("DELETE", this.path));
   }
 
   private get path(): string {
@@ -93,6 +100,18 @@ class ServerStream implements Stream {
       if (steps.length) yield steps;
     }
     if (!ended && !signal.aborted) throw new Unreachable("the line to the server broke");
+  }
+}
+
+/** Try until no turn of the session runs any more. */
+async function whenIdle<Result>(act: () => Promise<Result>): Promise<Result> {
+  for (let waited = 0; ; waited += BUSY_MS) {
+    try {
+      return await act();
+    } catch (error) {
+      if (!(error instanceof Refused) || error.code !== "session_busy" || waited >= MOST_BUSY_MS) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, BUSY_MS));
   }
 }
 

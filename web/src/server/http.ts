@@ -9,6 +9,8 @@ export class Refused extends Error {
   constructor(
     readonly status: number,
     message: string,
+    /** What a program can tell errors of one status by. */
+    readonly code: string | null = null,
   ) {
     super(message);
   }
@@ -41,15 +43,16 @@ export async function request(method: string, path: string, body?: object, signa
     if (response.status === 502 || response.status === 503 || response.status === 504) {
       throw new Unreachable("the server is not ready");
     }
-    throw new Refused(response.status, await message(response));
+    throw await refused(response);
   }
 }
 
-async function message(response: Response): Promise<string> {
+async function refused(response: Response): Promise<Refused> {
   try {
-    return (await response.json()).error.message;
+    const { message, code } = (await response.json()).error;
+    return new Refused(response.status, message, code);
   } catch {
-    return `the server answered ${response.status}`;
+    return new Refused(response.status, `the server answered ${response.status}`);
   }
 }
 
