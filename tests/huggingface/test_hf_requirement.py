@@ -12,6 +12,6 @@ def test_without_transformers_the_extra_is_named(monkeypatch, module):
         monkeypatch.delitem(sys.modules, name)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
-    with pytest.raises(ImportError, match=r"transformers is not installed; .*: pip install recurra\[hf\]") as caught:
+    with pytest.raises(ImportError, match=r"transformers is not installed; .*: pip install 'recurra\[hf\]'") as caught:
         importlib.import_module(module)
     assert caught.value.name == "transformers"

@@ -41,7 +41,7 @@ def test_completions_with_n_and_seed_are_the_streams_of_these_seeds(api, models)
 
 def test_more_texts_than_streams_are_refused(serving):
     client = serving(max_streams=2).client()
-    body = {"prompt": "a", "max_tokens": 2}
+    body = {"model": "letters", "prompt": "a", "max_tokens": 2}
     assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
     refused = client.post("/v1/completions", json=body | {"n": 3})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")

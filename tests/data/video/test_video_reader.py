@@ -248,5 +248,5 @@ def test_frames_in_memory_between_times():
 def test_without_pyav_it_says_what_to_install(write_video, monkeypatch):
     path = write_video("a.mp4", 2)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ImportError, match=r"pip install recurra\[video\]"):
+    with pytest.raises(ImportError, match=r"pip install 'recurra\[video\]'"):
         probe_video(path)
