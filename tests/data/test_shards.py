@@ -2,17 +2,21 @@
 
 import json
 import multiprocessing
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from recurra.data import TextConfig, Vocabulary
+from recurra.data import TextConfig, Vocabulary, documents
 from recurra.data import prepare as preparing
 from recurra.data.batches import IGNORED_TARGET
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.documents import find_units
+from recurra.data.large_text import shards_folder
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import ShardCorpus, ShardedTokens
+from recurra.files.locking import locked
 
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
@@ -83,7 +87,7 @@ def test_a_killed_preparation_makes_only_what_is_missing(corpus, tmp_path, monke
     monkeypatch.setattr(preparing, "_write_shard", lambda work: (written.append(work[-1]), write(work)))
     prepare(Preparation("folder", str(corpus), out))
     assert len(written) == len(set(written)) == len(find_units("folder", str(corpus)))
-    assert not list(out.glob(".*"))
+    assert [path.name for path in out.glob(".*")] == [".lock"]
     whole = prepare(Preparation("folder", str(corpus), tmp_path / "whole"))
     assert json.loads((out / "index.json").read_text())["splits"] == whole["splits"]
 
@@ -126,6 +130,73 @@ def test_documents_are_lines_that_end_in_a_line_feed(corpus, tmp_path):
     prepare(Preparation("folder", str(corpus), tmp_path / "out", vocabulary="bytes"))
     tokens = ShardCorpus(tmp_path / "out").tokens("train")
     assert len(tokens.document_starts(0, len(tokens))) == 2
+
+
+def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
+    """What the first one writes is no leftover of a killed process for the second."""
+    out = tmp_path / "out"
+    out.mkdir()
+    half, said = out / ".train-00000.npy.0123456789abcdef.tmp", []
+    half.write_bytes(b"half")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(out / ".lock"):
+            other = pool.submit(lambda: prepare(Preparation("folder", str(corpus), out), report=said.append))
+            while not said:
+                time.sleep(0.01)
+            assert half.exists()
+        assert other.result(60)["vocab_size"] > 10
+    assert said[0].startswith("another process prepares this corpus")
+    assert not half.exists()
+
+
+def test_an_index_that_says_the_same_is_not_written_again(corpus, tmp_path):
+    what = Preparation("folder", str(corpus), tmp_path / "out")
+    prepare(what)
+    before = (tmp_path / "out" / "index.json").stat().st_mtime_ns
+    prepare(what)
+    assert (tmp_path / "out" / "index.json").stat().st_mtime_ns == before
+
+
+def test_a_byte_order_mark_is_no_word(corpus, tmp_path):
+    text = text_of(corpus)
+    (corpus / "train.txt").write_text("\ufeff" + text, encoding="utf-8")
+    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    shards = ShardCorpus(tmp_path / "out")
+    assert shards.encoder.decode(shards.tokens("train")[:]) == text
+    assert shards.encoder.fingerprint == Vocabulary.from_text([text]).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "split"),
+    [
+        ("train/validated-0.jsonl", "train"),
+        ("train/test_prep.jsonl", "train"),
+        ("test_sets/train-0.jsonl", "test"),
+        ("validation-0.jsonl", "valid"),
+        ("data/train-0.jsonl", "train"),
+        ("other.jsonl", None),
+    ],
+)
+def test_a_file_is_of_one_split(tmp_path, file, split):
+    (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / file).write_text("{}")
+    found = [one for one in SPLITS if documents._files("jsonl", str(tmp_path), one)]
+    assert found == ([] if split is None else [split])
+
+
+def test_the_cache_is_that_of_the_corpus(tmp_path, monkeypatch):
+    """Of its place, not of the words that name it, and of its training files."""
+    for folder in ("one", "two"):
+        (tmp_path / folder / "data").mkdir(parents=True)
+        (tmp_path / folder / "data" / "train-0.jsonl").write_text(folder)
+    config = TextConfig("data", source="jsonl", cache=str(tmp_path / "cache"), segment_length=4)
+    found = []
+    for folder in ("one", "two", "one"):
+        monkeypatch.chdir(tmp_path / folder)
+        found.append(shards_folder(config))
+    assert found[0] == found[2] != found[1]
+    (tmp_path / "one" / "data" / "train-0.jsonl").write_text("longer")
+    assert shards_folder(config) != found[0]
 
 
 def test_damage_is_found(corpus, tmp_path):

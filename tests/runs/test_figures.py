@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from recurra.runs import open_run
 from recurra.runs.figures import curve_rows, draw_runs, gates_of
@@ -28,6 +29,17 @@ def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path)
     expected = {copies[run.name] / "figures" / f"{name}.{kind}" for run in runs for name in own for kind in kinds}
     assert set(files) == expected | {tmp_path / "all" / f"{name}.{kind}" for name in shared for kind in kinds}
     assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_gates_of_windows_with_a_context_are_those_of_a_whole_one(copies):
+    """The first window has no tokens before it, and padding behind."""
+    words = ["--data.eval_stride", "2", "--data.eval_context", "6", "--data.eval_batch_size", "5"]
+    run = open_run(copies["text"], overrides=words)
+    first = run.data.source("test").batch(0, 0).inputs
+    tokens = gates_of(run).tokens
+    assert tokens.shape == (1, 8)
+    assert any(torch.equal(tokens[0], row) for row in first[1:])
+    assert gates_of(open_run(copies["text"])).tokens.shape == (1, 4)
 
 
 def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_another_is_given(copies):

@@ -5,6 +5,7 @@ about 32 MB, MDS has its shards; for everything else `datasets` of Hugging Face 
 and streams them.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ PIECE_BYTES = 32 * 2**20
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz")}
 _BUILDERS = {"parquet": "parquet", "jsonl": "json"}
 _MDS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val"), "test": ("test",)}
-_HUB_SPLITS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
+_HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Unit:
                 except UnicodeDecodeError as error:
                     came = f"not UTF-8 (byte {file.tell() - len(block) + error.start})"
                     raise ValueError(sentence(self.path, came, "text in UTF-8")) from error
+                if self.first == 0 and left == self.last - self.first - len(block):
+                    text = text.removeprefix("\ufeff")  # a byte order mark
                 yield text if text.endswith("\n") else text + "\n"
 
     def _texts(self) -> Iterator[str]:
@@ -142,17 +145,36 @@ def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:
 
 
 def _identity(paths: list[Path]) -> str:
-    """Sizes and dates: a corpus of terabytes is not read to see whether it has changed."""
-    return ", ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+    """Sizes and dates: a corpus of terabytes is not read to see whether it has changed. Of many files, their digest."""
+    names = ", ".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+    return names if len(paths) == 1 else hashlib.sha256(names.encode()).hexdigest()
+
+
+def training_identity(source: Source, path: str) -> str:
+    """Say what the training files of a local corpus are, to see whether they have changed; "" for the hub."""
+    if source == "hf":
+        return ""
+    if source != "mds":
+        return _identity([Path(file) for file in _files(source, path, "train")])
+    folders = (Path(path).expanduser() / name / MDS_INDEX for name in _MDS_SPLITS["train"])
+    return _identity([index for index in folders if index.is_file()])
 
 
 def _files(source: Source, path: str, split: Split) -> list[str]:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(sentence("data.path", str(folder), f"a folder with {source} files"))
-    names = _HUB_SPLITS[split]
     found = [file for file in sorted(folder.rglob("*")) if file.name.endswith(_SUFFIXES[source])]
-    return [str(file) for file in found if any(part.startswith(names) for part in file.relative_to(folder).parts)]
+    return [str(file) for file in found if _split_of(file.relative_to(folder)) == split]
+
+
+def _split_of(file: Path) -> Split | None:
+    """The split of a file: that of the first part of its path which begins with one's name."""
+    for part in file.parts:
+        for split, names in _HUB_SPLITS.items():
+            if part.startswith(names):
+                return split
+    return None
 
 
 def _stream(source: Source, path: str, name: str | None, split: Split) -> Any:

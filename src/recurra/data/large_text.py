@@ -8,6 +8,7 @@ from recurra.checks import sentence
 from recurra.data.batches import BatchSource
 from recurra.data.cache import user_cache_folder
 from recurra.data.corpus import TextEncoder
+from recurra.data.documents import training_identity
 from recurra.data.mixture import MixtureSource
 from recurra.data.packed_batches import PackedSource
 from recurra.data.prepare import Preparation, prepare
@@ -80,7 +81,11 @@ def has_prepared(config: "TextConfig", vocabulary: TextEncoder) -> bool:
 
 def shards_folder(config: "TextConfig") -> Path:
     """Name the folder of the cache into which a corpus is prepared."""
-    words = (config.source, config.path, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
+    assert config.source != "folder"
+    assert config.source != "shards"
+    path = config.path if config.source == "hf" else str(Path(config.path).expanduser().resolve())
+    training = training_identity(config.source, config.path)  # of which a vocabulary is made
+    words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
     key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
     return (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
 

@@ -19,6 +19,7 @@ from recurra.checks import sentence
 from recurra.files.reading import read_json
 
 MDS_INDEX = "index.json"
+_MOST_INDEX_BYTES = 2**30
 COLUMN = "tokens"
 SIZE_LIMIT = 2**32 - 1
 """Bytes of a shard: places are numbers of 32 bits."""
@@ -88,7 +89,7 @@ def read_index(folder: Path) -> list[MdsShard]:
         ValueError: it is another format or version, or the shards are compressed.
     """
     path = folder / MDS_INDEX
-    content = read_json(path)
+    content = read_json(path, most_bytes=_MOST_INDEX_BYTES)
     if content.get("version") != 2 or not isinstance(content.get("shards"), list):
         raise ValueError(sentence(str(path), "another file", "an index of MDS shards, version 2"))
     return [_shard(folder, entry, path) for entry in content["shards"]]

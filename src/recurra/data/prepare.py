@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -23,10 +23,11 @@ from recurra.data.corpus import TextEncoder
 from recurra.data.documents import Source, Unit, find_units
 from recurra.data.mds import MDS_INDEX, index_of, write_shard
 from recurra.data.progress import item_progress
-from recurra.data.shards import ENCODERS, FORMAT, INDEX, MDS_SUFFIX, TOKENIZER
+from recurra.data.shards import ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
 from recurra.data.word_counts import count_words, merged_counts
 from recurra.files.digests import file_sha256
+from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.writing import leftovers, replacing
 
@@ -76,8 +77,14 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         OSError: something cannot be read or written.
         ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
     """
-    units = find_units(what.source, what.path, name=what.name, field=what.field)
     what.out.mkdir(parents=True, exist_ok=True)
+    with locked(what.out / ".lock", lambda: report("another process prepares this corpus: waiting until it has ended")):
+        return _prepare(what, report)
+
+
+def _prepare(what: Preparation, report: Callable[[str], None]) -> dict[str, Any]:
+    """Do so as the only process, to which what is left half written belongs."""
+    units = find_units(what.source, what.path, name=what.name, field=what.field)
     for folder in (what.out, *(what.out / split for split in SPLITS)):
         for temporary, _ in leftovers(folder):
             temporary.unlink(missing_ok=True)
@@ -104,8 +111,15 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     }
     if what.format == "mds":
         _write_mds_indexes(what, splits, _narrowest(len(encoder)))
-    write_stamped(what.out / INDEX, index)
+    if not _is_there(what.out / INDEX, index):
+        write_stamped(what.out / INDEX, index)
     return index
+
+
+def _is_there(path: Path, index: dict[str, Any]) -> bool:
+    with suppress(OSError, ValueError):
+        return read_stamped(path, most_bytes=MOST_INDEX_BYTES) == index
+    return False
 
 
 def _write_mds_indexes(what: Preparation, splits: dict[str, list[dict[str, Any]]], dtype: np.dtype) -> None:
@@ -129,8 +143,10 @@ def _processes(workers: int) -> Iterator[Any]:
     if workers == 1:
         yield _ThisProcess()
         return
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["recurra.data.prepare"])
+    there = "forkserver" in get_all_start_methods()  # not on Windows
+    processes = get_context("forkserver" if there else "spawn")
+    if there:
+        processes.set_forkserver_preload(["recurra.data.prepare"])
     with processes.Pool(workers) as pool:
         yield pool
 

@@ -6,7 +6,6 @@ for each document, the same places beside it, and the index that other readers o
 it. Tokens are read from the files when they are asked for, so that memory does not grow with the corpus.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,6 +27,8 @@ from recurra.files.stamped_json import read_stamped
 FORMAT = "recurra shards 1"
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
+MOST_INDEX_BYTES = 2**30
+"""Of the list of shards, which has 220 bytes for each."""
 MDS_SUFFIX = ".mds"
 ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
     "words": Vocabulary,
@@ -66,11 +67,9 @@ class Shard:
         return np.concatenate([np.frombuffer(data, dtype, size, place) for place, size in zip(*parts)])
 
     def _bytes(self, first: int, last: int) -> bytes:
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            return os.pread(descriptor, last - first, first)
-        finally:
-            os.close(descriptor)
+        with self.path.open("rb") as file:
+            file.seek(first)
+            return file.read(last - first)
 
     def document_starts(self) -> np.ndarray:
         """Where documents begin: (n_documents,) int64, rising."""
@@ -169,7 +168,7 @@ class ShardCorpus:
         if not (folder / INDEX).is_file():
             mend = f"write it with recurra prepare --out {folder}"
             raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", mend))
-        index = read_stamped(folder / INDEX, version=FORMAT, mend=_AGAIN)
+        index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, mend=_AGAIN)
         self.cache_folder = folder
         self.encoder: TextEncoder = ENCODERS[index["vocabulary"]].load(folder / TOKENIZER)
         if self.encoder.fingerprint != index["fingerprint"]:

@@ -19,7 +19,7 @@ from recurra.analysis.plots import (
     save,
 )
 from recurra.checks import sentence
-from recurra.data import MemoryHorizon, Split
+from recurra.data import IGNORED_TARGET, MemoryHorizon, Split, TextData
 from recurra.evaluation import SpanAccuracy
 from recurra.runs.run import Run
 from recurra.runs.score_files import find_scores, score_file
@@ -67,10 +67,16 @@ def require_different_names(runs: Sequence[Run]) -> None:
 
 
 def gates_of(run: Run) -> GateRecord | None:
-    """Record a model's gates over the first test sequence; None for a model without gates."""
+    """Record a model's gates over the first whole test sequence; None for a model without gates."""
     if not any(hasattr(module, "transition") for module in run.model.modules()):
         return None
-    return record_gates(run.model, run.data.source("test").batch(0, 0).inputs[:1])
+    batch = run.data.source("test").batch(0, 0)
+    if not isinstance(run.data, TextData):
+        return record_gates(run.model, batch.inputs[:1])
+    # Windows with a context begin with one that is mostly padding.
+    lengths = ((batch.targets != IGNORED_TARGET) * torch.arange(1, batch.targets.shape[1] + 1)).amax(1)
+    row = int(lengths.argmax())
+    return record_gates(run.model, batch.inputs[row : row + 1, : int(lengths[row])])
 
 
 def draw_gates(run: Run, record: GateRecord | None) -> list[Path]:

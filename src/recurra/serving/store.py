@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from recurra.checks import sentence
+from recurra.files.locking import lock
 from recurra.serving.transcript import Piece
-
-try:
-    import fcntl
-except ImportError:  # Windows: without a lock
-    fcntl = None  # type: ignore[assignment]
 
 Result = TypeVar("Result")
 
@@ -97,13 +93,13 @@ class SessionStore:
     # --- the thread ---
 
     def _run(self, path: Path | None) -> None:
-        lock = None
+        held = None
         try:
-            lock = None if path is None else _locked(path)
+            held = None if path is None else _locked(path)
             database = _opened(path)
         except Exception as error:
             self._ready.set_exception(error)
-            _unlock(lock)
+            _unlock(held)
             return
         self._ready.set_result(None)
         ended = False
@@ -114,7 +110,7 @@ class SessionStore:
             ended = None in calls
             self._transaction(database, [call for call in calls if call is not None])
         database.close()
-        _unlock(lock)
+        _unlock(held)
 
     @staticmethod
     def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Future]]) -> None:
@@ -145,21 +141,16 @@ def _locked(path: Path) -> int:
     """Make this the only server of a file: each keeps sessions in memory, and would write over the other's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(descriptor):
         os.close(descriptor)
         came, mend = f"{path}, which another server has open", "choose another one with --sessions"
-        raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend)) from None
-    except OSError:  # a file system without locks
-        pass
+        raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend))
     return descriptor
 
 
-def _unlock(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
