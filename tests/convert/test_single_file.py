@@ -32,6 +32,18 @@ def saved(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_keeps_its_type(tmp_path, dtype):
+    config = LanguageModelConfig(vocab_size=len(WORDS), n_layer=1, d_model=8, d_channel_mixing=8, tie_embeddings=True)
+    model = LanguageModel(config).to(dtype).eval()
+    save_single_file(PortableModel(model, WORDS, {}, 0), tmp_path / "one.safetensors")
+    found = load_single_file(tmp_path / "one.safetensors").model
+    for name, right in model.state_dict().items():
+        assert found.state_dict()[name].dtype == right.dtype
+        assert torch.equal(found.state_dict()[name], right)
+    assert found.head.weight is found.embedding.weight
+
+
 def describe(path: Path, *, to: str = "recurra model 2", **changes) -> None:
     """Change the description; without a digest in format 1, with the old one in format 2."""
     parts = parse_safetensors(path.read_bytes())

@@ -98,6 +98,18 @@ def test_heads_and_rounded_weights(options, numbers):
         assert_near((logits, other), (expected, state), tolerance_of(numbers))
 
 
+@pytest.mark.parametrize(("mixer", "options"), [("rg-lru", {"d_conv": 1}), ("gated-delta-net", {"kernel_size": 1})])
+@torch.no_grad()
+def test_a_state_with_a_tensor_without_numbers(mixer, options):
+    """That of a convolution of one step."""
+    model = language_model(mixer, **options)
+    compiled, state, right = prepare_for_decoding(model), None, None
+    for token in torch.randint(31, (4, 1, 1)):
+        y, state = compiled(token, state)
+        expected, right = model(token, right)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_model_whose_layers_are_not_laid_out():
     model = language_model()
     compiled = CompiledStep(model, 31)

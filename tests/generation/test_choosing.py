@@ -45,6 +45,14 @@ def by_the_plain_form(logits, rows):
     ]
 
 
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_the_largest_are_found_where_whole_blocks_are_ruled_out(backend):
+    logits = torch.full((1, 128), -torch.inf)
+    logits[0, :3] = torch.tensor([1.2, 1.1, 1.0])
+    row = RowChoice(SamplingConfig(top_k=3), torch.Generator().manual_seed(0))
+    assert {int(choose(logits, [row], backend=backend)[0]) for _ in range(100)} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n_words", [1, 2, 37, 1024, 5003])
 def test_tokens_are_those_of_the_plain_form(n_words, kind):

@@ -193,6 +193,18 @@ def test_between_rounds_streams_are_fed_closed_and_opened_again(gateloop):
     assert streams["b"].position == 0
 
 
+def test_a_stream_that_is_replaced_before_the_first_round_takes_no_part(gateloop):
+    streams = begun(Streams(gateloop), "ab")
+    twin = streams["b"].fork()
+    rounds = streams.generate({name: GenerationConfig(max_tokens=3, seed=3) for name in "ab"})
+    streams.close("a")
+    streams.open("a")
+    got = list(rounds)
+    assert [list(tokens) for tokens in got] == [["b"]] * 3
+    assert streams["a"].position == 0
+    assert [tokens["b"] for tokens in got] == alone(twin, GenerationConfig(max_tokens=3, seed=3))
+
+
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_texts_that_are_generated_together_are_those_alone(kind, request):
     tokenizer = request.getfixturevalue(kind)

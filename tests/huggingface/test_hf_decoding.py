@@ -78,6 +78,7 @@ def test_the_copy_is_neither_saved_nor_kept_in_training(gateloop, prompt):
         lambda: gateloop.train().eval(),
         lambda: gateloop.double().float(),
         lambda: gateloop.prepare_for_decoding(None),
+        lambda: gateloop.load_state_dict(gateloop.state_dict()),
     ):
         gateloop.prepare_for_decoding("int8")
         assert list(gateloop.state_dict()) == names

@@ -129,5 +129,7 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
         came = f"one with other weights than its configuration says (it has {difference})"
         raise ValueError(sentence(str(path), came, _WRITTEN))
     model: nn.Module = entry.model(config)
+    for name, own in model.state_dict(keep_vars=True).items():
+        own.data = own.data.to(weights[name].dtype)  # or loading would round them to torch's default type
     model.load_state_dict(weights)
     return model

@@ -27,9 +27,9 @@ def lay_out_linear_layers(model: Model, numbers: str = "float32") -> Model:
     require_choice(NUMBERS, numbers=numbers)
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, memo=shared).eval()
+    twin = copy.deepcopy(model, memo=shared)
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
                 setattr(parent, name, DecodingLinear(child, numbers))
-    return twin
+    return twin.eval()

@@ -55,13 +55,16 @@ class StepMemory:
 
     def constant(self, value: Tensor | float | complex) -> Tensor:
         """Declare a tensor or number to be the same in every call."""
-        tensor = self.keep(value if isinstance(value, Tensor) else torch.tensor(value))
+        if not isinstance(value, Tensor):  # not of the type and on the device that torch makes tensors of by default
+            number = torch.complex64 if isinstance(value, complex) else torch.float32
+            value = torch.tensor(value, dtype=number, device="cpu")
+        tensor = self.keep(value)
         self._constant.add(_storage(tensor))
         return tensor
 
     def scratch(self, shape: Sequence[int]) -> Tensor:
         """Make room for an intermediate result."""
-        return self.keep(torch.empty(tuple(shape), dtype=torch.float32))
+        return self.keep(torch.empty(tuple(shape), dtype=torch.float32, device="cpu"))
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is the same in every call."""

@@ -153,9 +153,13 @@ def _keep_largest(values, places, k):  # type: ignore[no-untyped-def]
     tops = np.empty((n + _SHORT - 1) // _SHORT, values.dtype)
     if k > len(tops):
         return _kept(values, _value_at(values, none, k), places)
+    n_blocks = 0
     for block in range(len(tops)):
         tops[block] = values[block * _SHORT : (block + 1) * _SHORT].max()
-    n = _kept(values, _value_at(tops, none, k), places)  # k blocks reach that, and so do k values at least
+        n_blocks += tops[block] > -np.inf
+    # k blocks reach that, and so do k values at least; if fewer have a token that is not ruled out, all are looked at
+    enough = _value_at(tops, none, k) if n_blocks >= k else values.dtype.type(-np.inf)
+    n = _kept(values, enough, places)
     smallest, n_held, n = _value_at(values[:n], none, k), n, 0
     for i in range(n_held):
         if values[i] >= smallest:

@@ -154,17 +154,20 @@ class Streams(Mapping[Hashable, Stream]):
         return {name: (self[name], self[name].generation(config)) for name, config in configs.items()}
 
     def _generate(self, running: _Running) -> Iterator[dict[Hashable, int]]:
-        while running:
+        while running := self._still(running):
             streams, generations = zip(*running.values())
             logits = torch.stack([stream.logits for stream in streams])
             tokens = dict(zip(running, choose_all(generations, logits, [stream.recent for stream in streams])))
             self.feed({name: [token] for name, token in tokens.items()})
             yield tokens
-            running = {
-                name: (stream, generation)
-                for name, (stream, generation) in running.items()
-                if not generation.is_over and self._streams.get(name) is stream
-            }
+
+    def _still(self, running: _Running) -> _Running:
+        """Those that are not over, and whose stream has been neither closed nor replaced."""
+        return {
+            name: (stream, generation)
+            for name, (stream, generation) in running.items()
+            if not generation.is_over and self._streams.get(name) is stream
+        }
 
     def _generate_text(
         self, running: _Running, texts: Mapping[Hashable, GeneratedText]

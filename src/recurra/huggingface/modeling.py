@@ -147,7 +147,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
         Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
         make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
-        The copy is dropped when the model is put in training mode, or to another type or device.
+        The copy is dropped when the model is put in training mode, or to another type or device, or loads weights.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
@@ -168,6 +168,11 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def _apply(self, *arguments: Any, **options: Any) -> "RecurraForCausalLM":
         self.prepare_for_decoding(None)  # the weights move to another type or device
         return super()._apply(*arguments, **options)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load weights; the copy for decoding, which has others, is dropped."""
+        self.prepare_for_decoding(None)
+        return super().load_state_dict(*arguments, **options)
 
     def prepare_inputs_for_generation(
         self,
