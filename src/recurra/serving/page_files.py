@@ -1,14 +1,22 @@
 """The explorer's page: files inside the package, read once, so that no path from a request reaches the disk."""
 
 import json
-import mimetypes
 from functools import cache
+from pathlib import PurePosixPath
 
 from fastapi.responses import PlainTextResponse, Response
 
 from recurra.web import PAGE, page_file
 
 INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+"""Not those of Python's mimetypes, which asks Windows' registry: browsers refuse a script that is text/plain there."""
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 _HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
@@ -17,7 +25,7 @@ _HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosni
 def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page by their paths, each with its media type."""
     files = {name: page_file(name) for name in PAGE} | {"engine.json": json.dumps({"engine": "server"}).encode()}
-    return {name: (content, mimetypes.guess_type(name)[0] or "text/plain") for name, content in files.items()}
+    return {name: (content, _TYPES[PurePosixPath(name).suffix]) for name, content in files.items()}
 
 
 def page_response(path: str) -> Response:

@@ -5,7 +5,6 @@ The sources are in the folder web/ of the repository; users need neither them no
 
 import gzip
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 
 PAGE = ("index.html", "style.css", "app.js", "icon.svg")
 """The files of the page."""
@@ -21,7 +20,7 @@ def page_file(name: str) -> bytes:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    folder: Traversable = files(__name__) / "page"
+    folder = files(__name__) / "page"
     if name not in PAGE + RUNTIME + WEBGPU:
         raise FileNotFoundError(f"the file is {name}; expected one of {', '.join(PAGE + RUNTIME + WEBGPU)}")
     if name.endswith(".wasm"):
