@@ -104,3 +104,18 @@ def test_a_run_is_scored_and_kept_by_its_average_and_goes_on_from_its_weights(ma
     early.fit(Console(file=io.StringIO()))
     early_saved = early.checkpoints.load("last")[1]
     assert scored_weights(early_saved) is early_saved["model"]
+
+
+def test_what_a_forward_pass_made_whole_is_cut_again_before_the_next_update():
+    """FSDP's outermost module keeps its weights whole after an evaluation, and no others can be averaged with them."""
+
+    class Sharded(nn.Linear):
+        calls = 0
+
+        def reshard(self):
+            Sharded.calls += 1
+
+    average = WeightAverage(Sharded(2, 2), AveragingConfig(start_step=0))
+    for step in (1, 2):
+        average.update(step)
+        assert Sharded.calls == step

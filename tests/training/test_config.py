@@ -34,6 +34,14 @@ def test_impossible_values_are_refused_by_their_full_name(config, section, field
         config(**{field: value})
 
 
+@pytest.mark.parametrize(("field", "value"), [("checkpoint_blocks", True), ("compile", True), ("change_penalty", 0.1)])
+def test_what_pieces_of_sequences_do_not_allow_is_refused(field, value):
+    with pytest.raises(
+        ValueError, match=rf"^training\.{field} is {value}; expected .* with training.sequence_parallel"
+    ):
+        TrainingConfig(sequence_parallel=2, **{field: value})
+
+
 @pytest.mark.parametrize("field", ["precision", "accelerator", "monitor"])
 def test_words_that_are_no_choice_are_refused(field):
     # A TypeError where signatures are checked at run time, as in these tests; a ValueError elsewhere.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
+from recurra.training import read_metrics
 from recurra.training.rate_finder import find_rate
 
 
@@ -36,6 +37,17 @@ def test_a_run_stops_when_evaluations_no_longer_improve(make_trainer, losses, st
     again = make_trainer(scorer=scorer(), epochs=1, eval_every=1, patience=2)
     again.resume("last")
     assert again.finished
+
+
+def test_the_evaluation_that_ends_a_run_does_not_swallow_its_last_record(make_trainer):
+    trainer = make_trainer(scorer=scorer(1, 2), epochs=1, eval_every=3, log_every=4, patience=1)
+    trainer.fit(quiet())
+    rows = read_metrics(trainer.folder.metrics)
+    assert [(row["step"], bool(row["train_loss"]), bool(row["valid_loss"])) for row in rows] == [
+        ("3", False, True),
+        ("4", True, False),
+        ("6", True, True),
+    ]
 
 
 def test_a_trace_has_the_steps_after_the_first_three(make_trainer):

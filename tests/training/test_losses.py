@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from recurra.data import IGNORED_TARGET, Batch
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerConfig,
+    LanguageModel,
+    LanguageModelConfig,
+)
 from recurra.state import detach
 from recurra.training import TrainingConfig
-from recurra.training.losses import loss_by_parts
+from recurra.training.losses import Objective, loss_by_parts
 
 
 @pytest.fixture
@@ -128,3 +133,15 @@ def test_other_models_are_refused(make_trainer):
 def test_negative_weights_are_refused(name):
     with pytest.raises(ValueError, match=rf"^training\.{name} is -1\.0; expected at least 0"):
         TrainingConfig(**{name: -1.0})
+
+
+def test_fsdp_is_refused_where_ranks_take_turns():
+    config = TrainingConfig(strategy="fsdp", sequence_parallel=2)
+    crt = CompactRecurrentTransformer(
+        CompactRecurrentTransformerConfig(
+            vocab_size=7, n_layer=1, d_model=8, n_heads=2, d_channel_mixing=8, segment_length=3
+        )
+    )
+    with pytest.raises(ValueError, match=r"^training.strategy is fsdp; expected ddp with training.sequence_parallel"):
+        Objective(crt, config)
+    Objective(LanguageModel(LanguageModelConfig(7, None, 1, 8, 8)), config)

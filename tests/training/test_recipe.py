@@ -74,6 +74,10 @@ def test_entries_inside_of_entries_are_values(recipe):
     }
     assert experiment.training.epochs == 7
     assert load_recipe(recipe()).model.mixer_options == {"n_heads": 64, "transition": "fixed"}
+    for shallow in ("--model.mixer_options.ring", "--model.mixer_options"):
+        words = [shallow, "{r_min: 0.9, max_phase: 1}", "--model.mixer_options.ring.r_min=0.5"]
+        with pytest.raises(RecipeError, match=rf"ring.r_min is 'after {shallow}'; expected inside of the value of"):
+            load_recipe(recipe(), words)
     with pytest.raises(RecipeError, match=r"transition is 'fixed'; expected keys and values"):
         load_recipe(recipe(), ["--model.mixer_options.transition.r_min", "0.8"])
 

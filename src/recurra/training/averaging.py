@@ -44,6 +44,9 @@ class WeightAverage:
             return
         if self._average is None:
             self._average = self._make()
+        # After a forward pass FSDP keeps the outermost module's weights whole, until a backward pass that never comes.
+        if (reshard := getattr(self._average.module, "reshard", None)) is not None:
+            reshard()
         self._average.update_parameters(self._model)
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -239,6 +239,9 @@ class TrainingConfig:
         alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
         expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"
         require(alone, "training.checkpoint_blocks", self.checkpoint_blocks, expected)
+        alone = self.sequence_parallel == 1 or not self.change_penalty
+        expected = "0 with training.sequence_parallel, which cuts sequences where it would compare steps"
+        require(alone, "training.change_penalty", self.change_penalty, expected)
         alone = self.sequence_parallel == 1 or not self.compile
         expected = "false with training.sequence_parallel, whose exchanges cannot be compiled"
         require(alone, "training.compile", self.compile, expected)

@@ -238,6 +238,8 @@ class Trainer(ResumableRun):
         if self._due(self.config.eval_every or self.steps_per_epoch):
             with self._off_the_clock():
                 record |= self._validation_record()
+        if record and self.finished and "train_loss" not in record:  # this evaluation has ended the run
+            record = self._training_record(gradient_norm) | record
         if not record:
             return record
         at = self.position

@@ -33,7 +33,8 @@ class Objective(nn.Module):
         config: the penalties, and the form of the loss.
 
     Raises:
-        ValueError: `config` has penalties, and the model is no language model.
+        ValueError: `config` has penalties, and the model is no language model; or FSDP and ranks that share sequences,
+            and the model is one whose ranks take turns.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
@@ -44,6 +45,10 @@ class Objective(nn.Module):
             given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
             names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
             raise ValueError(sentence(names, came, "0 but for a language model"))
+        if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
+            expected = "ddp with training.sequence_parallel for a model that reads segments"
+            mend = "its ranks take turns, and FSDP needs all of them at once"
+            raise ValueError(sentence("training.strategy", "fsdp", expected, mend))
 
     def forward(
         self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any

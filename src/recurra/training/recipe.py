@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
-from recurra.checks import sentence
+from recurra.checks import require, sentence
 from recurra.files.reading import one_line, parse_yaml
 from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
 from recurra.training.recipe_family import read_recipe
@@ -104,14 +104,21 @@ def _with_entries(
 
     Returns:
         the recipe with those overrides applied, and the words that are left.
+
+    Raises:
+        ValueError: one reaches into what an earlier word sets as a whole, which the parser would set again.
     """
-    tree, rest, words = copy.deepcopy(dict(recipe)), [], iter(overrides)
+    tree, rest, words, whole = copy.deepcopy(dict(recipe)), [], iter(overrides), set()
     for word in words:
         key, equals, value = word.partition("=")
         *path, field = key.removeprefix("--").split(".")
         if not word.startswith("--") or not any(".".join(path[:n]) in known for n in range(1, len(path))):
             rest.append(word)
+            whole |= {key} if word.startswith("--") else set()
             continue
+        for n in range(1, len(path) + 1):
+            before = f"--{'.'.join(path[:n])}"
+            require(before not in whole, key, f"after {before}", f"inside of the value of {before}")
         inside: Any = tree
         for name in path:
             inside = inside.setdefault(name, {})
