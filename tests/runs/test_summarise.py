@@ -116,6 +116,15 @@ def test_a_run_killed_and_resumed_has_the_curve_of_one_that_was_not(there, tmp_p
     assert (after.spans, after.gates, whole.resumed_at) == (whole.spans, whole.gates, [])
 
 
+def test_a_run_that_patience_ends_is_finished(there, tmp_path):
+    words = ["--training.epochs", "6", "--training.patience", "1", "--training.eval_every", "1"]
+    words += ["--optimizer.learning_rate", "1e-30", "--training.max_steps", "9"]
+    assert main(["train", "recipes/toy/horizon.yaml", "--run", str(tmp_path / "run"), *words]) == 0
+    found = summarise(tmp_path / "run", RECIPES)
+    assert found.finished
+    assert found.steps < found.total_steps == 9
+
+
 # --- mistakes ---
 
 

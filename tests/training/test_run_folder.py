@@ -45,7 +45,7 @@ def test_locking_removes_what_killed_trainings_left_and_nothing_else(tmp_path):
 
 
 def test_without_the_lock_nothing_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("recurra.training.run_lock.fcntl", None)
+    monkeypatch.setattr("recurra.files.locking.fcntl", None)
     half = tmp_path / ".summary.json.0123456789abcdef.tmp"
     half.write_text("half")
     RunFolder(tmp_path).lock()

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from recurra.training import run_lock
+from recurra.files import locking
 from recurra.training.run_lock import RunLock
 
 
@@ -59,9 +59,9 @@ def test_without_locks_everybody_gets_one(tmp_path, monkeypatch, missing):
         raise OSError(95, "Operation not supported")
 
     if missing == "module":
-        monkeypatch.setattr(run_lock, "fcntl", None)
+        monkeypatch.setattr(locking, "fcntl", None)
     else:
-        monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+        monkeypatch.setattr(locking.fcntl, "flock", unsupported)
     locks = [RunLock(tmp_path), RunLock(tmp_path)]
     for lock in locks:
         lock.acquire()

@@ -19,7 +19,9 @@ def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[Non
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not lock(descriptor):
+        try:
+            lock(descriptor)
+        except BlockingIOError:
             waits()
             lock(descriptor, wait=True)
         yield
@@ -28,13 +30,13 @@ def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[Non
 
 
 def lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock an open file; give False if another process has it, and True also where there are no locks."""
+    """Lock an open file, and return whether that is possible. Raises BlockingIOError if another process has it."""
     if fcntl is None:
-        return True
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        return False
+        raise
     except OSError:  # a file system without locks
-        return True
+        return False
     return True

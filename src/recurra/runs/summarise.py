@@ -47,7 +47,7 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
         command=training_command(run.name, run.experiment, recipes),
         config=without_outer_places(to_plain(run.experiment)),
         parameters=parameters,
-        finished=reached["step"] >= total_steps or _ended_early(run.folder),
+        finished=reached["step"] >= total_steps or _ended_early(run, reached["step"]),
         steps=reached["step"],
         total_steps=total_steps,
         epochs=reached["step"] / steps_per_epoch,
@@ -99,9 +99,12 @@ def _hardware(folder: RunFolder) -> dict[str, Any] | None:
     return found
 
 
-def _ended_early(folder: RunFolder) -> bool:
-    """Whether the trainer called the run finished, as it does when `training.patience` ends it."""
-    return folder.summary.is_file() and bool(folder.read_summary()["finished"])
+def _ended_early(run: Run, step: int) -> bool:
+    """Whether `training.patience` has ended the run at this step, as its trainer says."""
+    if run.experiment.training.patience is None or not run.folder.summary.is_file():
+        return False
+    summary = run.folder.read_summary()
+    return bool(summary["finished"]) and summary["steps"] == step
 
 
 def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> dict[str, dict[str, int | float]]:

@@ -141,10 +141,12 @@ def _locked(path: Path) -> int:
     """Make this the only server of a file: each keeps sessions in memory, and would write over the other's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
-    if not lock(descriptor):
+    try:
+        lock(descriptor)
+    except BlockingIOError:
         os.close(descriptor)
         came, mend = f"{path}, which another server has open", "choose another one with --sessions"
-        raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend))
+        raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend)) from None
     return descriptor
 
 

@@ -7,11 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recurra.checks import sentence
-
-try:
-    import fcntl
-except ImportError:  # Windows: without a lock
-    fcntl = None  # type: ignore[assignment]
+from recurra.files.locking import lock
 
 FILE = ".lock"
 
@@ -46,7 +42,7 @@ class RunLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         close = weakref.finalize(self, os.close, descriptor)
         try:
-            self.exclusive = _lock(descriptor)
+            self.exclusive = lock(descriptor)
         except BlockingIOError:
             holder = os.read(descriptor, 1000).decode(errors="replace").strip() or "another process"
             close()
@@ -79,16 +75,3 @@ class RunLock:
             return  # a network that does not answer just now says nothing about the folder
         came = f"{self._folder}, which was removed, moved or replaced while it was trained"
         raise FileNotFoundError(sentence("run", came, "a folder that stays until its training ends"))
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open file, and return whether that is possible. Raises BlockingIOError if another process has."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # a file system without locks
-        return False
-    return True
