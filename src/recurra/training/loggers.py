@@ -23,16 +23,17 @@ class WandbLog:
     def __init__(self, folder: RunFolder, config: Mapping[str, Any]) -> None:
         import wandb
 
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        name = folder.path.resolve().name
-        options: dict[str, Any] = {
-            "project": project,
-            "name": name,
-            "id": name,
-            "resume": "allow",
-            "dir": str(folder.path),
-        }
-        self._run = wandb.init(config=dict(config), **options)
+        known = folder.read_tracked("wandb")
+        self._run = wandb.init(
+            config=dict(config),
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.path.resolve().name,
+            id=known,
+            resume="allow",
+            dir=str(folder.path),
+        )
+        if self._run.id != known:
+            folder.write_tracked("wandb", self._run.id)
 
     def write(self, record: Record) -> None:
         """Add the numbers of a record."""
@@ -46,6 +47,8 @@ class WandbLog:
 class MlflowLog:
     """Records in MLflow, in the experiment `recurra` of MLFLOW_TRACKING_URI or, without it, in the run's folder.
 
+    A resumed run continues its own there. The steps that it repeats keep their first records.
+
     Args:
         folder: of the run; its name is the run's there.
         config: the experiment as plain data.
@@ -58,15 +61,31 @@ class MlflowLog:
         self._client = MlflowClient(tracking_uri=where)
         experiment = self._client.get_experiment_by_name(PROJECT)
         number = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
-        name = folder.path.resolve().name
-        found = self._client.search_runs([number], f"attributes.run_name = '{name}'", max_results=1)
-        self._run = (found[0] if found else self._client.create_run(number, run_name=name)).info.run_id
-        if not found:
+        self._run, self._last_step = self._continued(folder.read_tracked("mlflow"))
+        if not self._run:
+            self._run = self._client.create_run(number, run_name=folder.path.resolve().name).info.run_id
+            folder.write_tracked("mlflow", self._run)
             for section, values in config.items():
                 self._client.log_param(self._run, section, str(values)[:500])
 
+    def _continued(self, number: str | None) -> tuple[str, int]:
+        """Open a run again, and return its number and last step; "" and -1 if the server has none of that number."""
+        from mlflow.exceptions import MlflowException
+
+        if number is None:
+            return "", -1
+        try:
+            names = self._client.get_run(number).data.metrics
+        except MlflowException:
+            return "", -1
+        self._client.update_run(number, status="RUNNING")
+        points = (point for name in names for point in self._client.get_metric_history(number, name))
+        return number, max((point.step for point in points), default=-1)
+
     def write(self, record: Record) -> None:
-        """Add the numbers of a record."""
+        """Add the numbers of a record, unless it repeats one."""
+        if record["step"] <= self._last_step:
+            return
         for name, value in record.items():
             if name != "step":
                 self._client.log_metric(self._run, name, float(value), step=record["step"])
