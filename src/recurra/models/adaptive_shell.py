@@ -37,7 +37,8 @@ class AdaptiveShell(LanguageModelShell):
         self._vocabulary = {"cutoffs": config.cutoffs, **vocabulary}
         self.embedding = AdaptiveEmbedding(config.vocab_size, config.d_model, **self._vocabulary)
         self.word_dropout = WordDropout(config.vocab_size, config.embedding_dropout)
-        self.dropout = make_dropout(config)
+        self.input_dropout = make_dropout(config, config.entering_dropout)
+        self.output_dropout = make_dropout(config, config.leaving_dropout)
 
     def _make_head(self) -> AdaptiveSoftmax:
         return AdaptiveSoftmax(self.config.vocab_size, self.config.d_model, **self._vocabulary)
@@ -49,7 +50,7 @@ class AdaptiveShell(LanguageModelShell):
 
     def embed(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L d_model"]:
         """Look tokens up; words and channels are dropped in training."""
-        x: Tensor = self.dropout(self.word_dropout(self.embedding(tokens), tokens))
+        x: Tensor = self.input_dropout(self.word_dropout(self.embedding(tokens), tokens))
         return x
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
@@ -91,9 +92,9 @@ def require_position(position: Any, segment_length: int) -> None:
         raise ValueError(sentence("state.position", came, f"a number from 0 to {segment_length - 1}"))
 
 
-def make_dropout(config: TransformerShape) -> nn.Module:
-    """Make a dropout over activations, as the shape says."""
-    return DROPOUTS[config.dropout_over_time](config.dropout)
+def make_dropout(config: TransformerShape, p: float | None = None) -> nn.Module:
+    """Make a dropout over activations, as the shape says; at its own rate, or at another."""
+    return DROPOUTS[config.dropout_over_time](config.dropout if p is None else p)
 
 
 def make_block(config: TransformerShape, attention: Mixer) -> nn.Module:

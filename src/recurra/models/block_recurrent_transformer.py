@@ -10,7 +10,7 @@ from recurra.checks import require, require_at_least, require_choice
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.vocabulary import Clusters
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block
+from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
 from recurra.models.block_recurrent_attention import (
     GATES,
     BlockRecurrentAttention,
@@ -82,6 +82,7 @@ class BlockRecurrentTransformer(AdaptiveShell):
     def __init__(self, config: BlockRecurrentTransformerConfig) -> None:
         super().__init__(config)
         layers = range(1, config.n_layer + 1)
+        self.encoding_dropout = make_dropout(config)
         self.blocks = nn.ModuleList(make_block(config, self._make_attention(number)) for number in layers)
         self.head = self._make_head()
         self.blocks.apply(initialise)
@@ -107,12 +108,12 @@ class BlockRecurrentTransformer(AdaptiveShell):
         layers = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
-        encoding = self.dropout(first.encode(x, of_tokens(layers[0]))[None])[0]
+        encoding = self.encoding_dropout(first.encode(x, of_tokens(layers[0]))[None])[0]
         following = []
         for block, layer in zip(self.blocks, layers):
             x, layer = block(x, layer, encoding=encoding)
             following.append(layer)
-        return self.dropout(x), BlockRecurrentTransformerState(tuple(following))
+        return self.output_dropout(x), BlockRecurrentTransformerState(tuple(following))
 
     def _start(self, x: Tensor) -> BlockRecurrentTransformerState:
         return BlockRecurrentTransformerState(self._layers(len(x)))

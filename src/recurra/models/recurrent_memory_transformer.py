@@ -100,7 +100,7 @@ class RecurrentMemoryTransformer(AdaptiveShell):
         for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
             y, state = self._within_segment(piece, state)
             outputs.append(y)
-        return self.dropout(torch.cat(outputs, 1)), state
+        return self.output_dropout(torch.cat(outputs, 1)), state
 
     def _start(self, x: Tensor) -> RecurrentMemoryTransformerState:
         memory = self.first_memory.to(torch.promote_types(x.dtype, torch.float32)).repeat(len(x), 1, 1)

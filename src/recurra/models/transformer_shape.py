@@ -32,13 +32,28 @@ class TransformerShape(BuildsModel):
     tie_embeddings: bool = True
     """Use the embedding's tables as the output's."""
     dropout: float = 0.1
-    """Probability of dropping an activation: of the embedding, the position encoding, the blocks and the output."""
+    """Probability of dropping an activation: of the position encoding, of the blocks, and of what enters and leaves
+    them unless `input_dropout` and `output_dropout` say otherwise."""
+    input_dropout: float | None = None
+    """Probability of dropping a channel of the embedding; `dropout` if None."""
+    output_dropout: float | None = None
+    """Probability of dropping a channel of what the output layer reads; `dropout` if None."""
     dropout_over_time: str = "independent"
     """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational)."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight."""
     embedding_dropout: float = 0.0
     """Probability of dropping a word wherever it stands in a call."""
+
+    @property
+    def entering_dropout(self) -> float:
+        """Probability of dropping a channel of the embedding."""
+        return self.dropout if self.input_dropout is None else self.input_dropout
+
+    @property
+    def leaving_dropout(self) -> float:
+        """Probability of dropping a channel of what the output layer reads."""
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -50,6 +65,8 @@ class TransformerShape(BuildsModel):
         )
         require_probability(
             dropout=self.dropout,
+            input_dropout=self.entering_dropout,
+            output_dropout=self.leaving_dropout,
             attention_dropout=self.attention_dropout,
             embedding_dropout=self.embedding_dropout,
         )

@@ -101,6 +101,7 @@ class TransformerXL(AdaptiveShell):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config, d_embedding=config.d_embedding, div_val=config.div_val)
+        self.encoding_dropout = make_dropout(config)
         self.blocks = nn.ModuleList(_make_block(config) for _ in range(config.n_layer))
         self.head = self._make_head()
         self.apply(initialise)
@@ -129,12 +130,12 @@ class TransformerXL(AdaptiveShell):
         layers: tuple[Any, ...] = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
-        encoding = self.dropout(first.encode(x, layers[0])[None])[0]
+        encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]
         next_layers = []
         for block, layer in zip(self.blocks, layers):
             x, layer = block(x, layer, encoding=encoding)
             next_layers.append(layer)
-        return self.dropout(x), TransformerXLState(tuple(next_layers))
+        return self.output_dropout(x), TransformerXLState(tuple(next_layers))
 
     def _start(self, x: Tensor) -> TransformerXLState:
         return TransformerXLState(self._layers(len(x)))
