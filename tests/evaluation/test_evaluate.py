@@ -8,6 +8,7 @@ from torch.nn.functional import log_softmax
 
 from recurra.data import IGNORED_TARGET, Batch, memory_spans
 from recurra.evaluation import best_temperature, evaluate, evaluate_by_span
+from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
 
 
 class Sum(NamedTuple):
@@ -206,3 +207,40 @@ def test_accuracy_by_span_counts_each_target_under_its_span(model, stream):
                 span = 0 if token == 5 else span + 1
                 expected[span] += target != IGNORED_TARGET
     assert torch.equal(spans.counts, expected)
+
+
+@pytest.mark.parametrize("cutoffs", [None, [], [4, 9]], ids=["language-model", "transformer-xl", "adaptive"])
+@pytest.mark.parametrize("temperature", [1.0, 1.3])
+def test_the_head_reads_only_where_targets_count_if_they_are_few(cutoffs, temperature):
+    """With the same scores as if it read everything, from the same states."""
+    torch.manual_seed(2)
+    sizes = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
+    if cutoffs is None:
+        model = LanguageModel(LanguageModelConfig(mixer="gru", **sizes))
+    else:
+        model = TransformerXL(TransformerXLConfig(n_heads=2, segment_length=4, cutoffs=cutoffs, **sizes))
+    tokens, targets = torch.randint(13, (2, 2, 24))
+    few = targets.where(torch.arange(24) % 8 == 7, IGNORED_TARGET)
+    few[:, 8:16] = IGNORED_TARGET  # a batch without targets
+    read: list[int] = []
+    model.head.register_forward_hook(lambda module, args, output: read.append(output.shape[:-1].numel()))
+
+    def halves(targets):
+        cut = zip(tokens.split(8, 1), targets.split(8, 1))
+        return Batches(*(Batch(x, t, continues=number > 0) for number, (x, t) in enumerate(cut)))
+
+    found = evaluate(model, halves(few), temperature=temperature)
+    if cutoffs is None or temperature != 1.0:
+        assert read == [2, 0, 2]
+    logits = model.eval()(tokens)[0].detach()
+    counted = few != IGNORED_TARGET
+    losses = -log_softmax(logits[counted] / temperature, -1).gather(1, few[counted][:, None])
+    assert found.n_targets == 4
+    assert found.loss == pytest.approx(float(losses.mean()), abs=1e-5)
+    if found.accuracy is not None:
+        assert found.accuracy == float((logits[counted].argmax(-1) == few[counted]).double().mean())
+    if cutoffs is None:
+        observed = []
+        whole = evaluate(model, halves(few), temperature=temperature, observe=lambda batch, p: observed.append(p.shape))
+        assert observed == [(2, 8)] * 3
+        assert whole.loss == pytest.approx(found.loss, abs=1e-6)

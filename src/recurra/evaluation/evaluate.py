@@ -13,7 +13,9 @@ from recurra.checks import kind_of, require_positive, sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
 from recurra.evaluation.perplexity import bits_per_token, perplexity
+from recurra.layers.vocabulary import few_targets
 from recurra.models import negative_log_likelihood
+from recurra.models.shell import LanguageModelShell
 
 
 class EvaluationResult(NamedTuple):
@@ -81,7 +83,7 @@ def evaluate(
     n_targets = n_tokens = 0
     start = perf_counter()
     with _scoring(model):
-        for batch, targets, output in _outputs(model, source, logits=by_logits):
+        for batch, targets, output in _outputs(model, source, logits=by_logits, everywhere=observe is not None):
             if by_logits:
                 predictions = output.argmax(dim=-1)
                 n_correct += (predictions == targets).sum()
@@ -121,7 +123,7 @@ def best_temperature(model: nn.Module, source: BatchSource) -> float:
     device = next(model.parameters()).device
     totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64, device=device)
     with _scoring(model):
-        for _, targets, logits in _outputs(model, source):
+        for _, targets, logits in _outputs(model, source, logits=True):
             counted = targets != IGNORED_TARGET
             logits, targets = logits[counted][None], targets[counted][None]
             for number, temperature in enumerate(TEMPERATURES):
@@ -155,15 +157,26 @@ def evaluate_by_span(
     return result, accuracy_by_span(torch.cat(correct), torch.cat(reach))
 
 
-def _outputs(model: nn.Module, source: BatchSource, *, logits: bool = True) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses."""
+def _outputs(
+    model: nn.Module, source: BatchSource, *, logits: bool, everywhere: bool = False
+) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses.
+
+    Where targets are few, targets and outputs are those of their positions alone, (1, N), unless `everywhere`.
+    """
     device = next(model.parameters()).device
     state: Any = None
     for step in range(len(source)):
         batch = source.batch(0, step)
         inputs, targets = batch.inputs.to(device), batch.targets.to(device)
         carried = state if batch.continues else None
-        if logits:
+        n_targets = int((batch.targets != IGNORED_TARGET).sum())
+        if isinstance(model, LanguageModelShell) and not everywhere and few_targets(n_targets, targets):
+            hidden, state = model.hidden(inputs, carried)
+            counted = targets != IGNORED_TARGET
+            hidden, targets = hidden[counted][None], targets[counted][None]
+            output = model.head(hidden) if logits else model.losses(hidden, targets)
+        elif logits:
             output, state = model(inputs, carried)
         else:
             output, state = cast(Any, model).loss(inputs, targets, carried)

@@ -49,6 +49,16 @@ def counted_targets(targets: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | Non
     return targets if mask is None else targets.masked_fill(~mask, IGNORED_TARGET)
 
 
+FEW = 4
+"""Targets are few if they stand at no more than a fourth of the positions. Then logits are formed only there: with
+8,192 words and answers at 1 of 16 tokens, the others would take most of an update."""
+
+
+def few_targets(n_targets: int, targets: Int[Tensor, "B L"]) -> bool:
+    """Say whether the `n_targets` of these that count are few."""
+    return FEW * n_targets <= targets.numel()
+
+
 @dataclass(frozen=True)
 class Clusters:
     """A vocabulary, sorted by falling frequency, in clusters: cluster i holds the ids from cutoff i-1 up to cutoff i.

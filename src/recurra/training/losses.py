@@ -13,14 +13,11 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET
+from recurra.layers.vocabulary import few_targets
 from recurra.models import LanguageModel
 from recurra.models.shell import LanguageModelShell
 from recurra.scan.pieces import active_pieces, passed_on
 from recurra.training.config import TrainingConfig
-
-FEW = 4
-"""Targets are few if they stand at no more than a fourth of the positions. Then logits are formed only there: with
-8,192 words and answers at 1 of 16 tokens, the others would take most of an update."""
 
 
 class Objective(nn.Module):
@@ -83,11 +80,6 @@ class Objective(nn.Module):
         else:
             losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
         return losses.sum(), to_minimise(losses, n_targets, penalty, self.config), state
-
-
-def few_targets(n_targets: int, targets: Int[Tensor, "B L"]) -> bool:
-    """Say whether the `n_targets` of these that count are few."""
-    return FEW * n_targets <= targets.numel()
 
 
 def loss_by_parts(
