@@ -65,6 +65,9 @@ class TextConfig:
     and a step's learning rate is scaled by its length over it. A model's own segments are not changed."""
     half_length_share: float = 0.0
     """The share of the training steps that are drawn around half that length; for data.length_deviation."""
+    shifted_epochs: bool = False
+    """For streams: begin the streams of every epoch at another token, drawn from those of a step, so that segments, and
+    what the model remembers at each token, are not the same in every epoch."""
     sampling: Literal["streams", "windows", "packed"] = "streams"
     """Training reads parallel streams in order and carries their state (streams), reads excerpts from random places
     (windows), or reads documents packed end to end, each a sequence of its own (packed, for shards). Evaluation always
@@ -72,7 +75,7 @@ class TextConfig:
     cache: str | None = None
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
-    """Seed of the random places and of the order of shards; streams of a folder use no randomness."""
+    """Seed of the random places, lengths and shifts, and of the order of shards."""
     source: Literal["folder", "shards", "parquet", "jsonl", "mds", "hf"] = "folder"
     """What data.path is: a folder of text files; shards that `recurra prepare` wrote, numpy's or MDS; or parquet files,
     JSON lines, MDS shards of texts or a data set of the Hugging Face hub, prepared in the cache on first use."""
@@ -99,6 +102,8 @@ class TextConfig:
         require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, _WITHOUT)
         streams = self.sampling == "streams" or not drawn
         require(streams, "data.length_deviation", self.length_deviation, "0 unless data.sampling is streams")
+        streams = self.sampling == "streams" or not self.shifted_epochs
+        require(streams, "data.shifted_epochs", self.shifted_epochs, "false unless data.sampling is streams")
         both = (self.eval_stride is None) == (self.eval_context is None)
         expected = "null" if self.eval_stride is None else "a number of tokens"
         require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
@@ -227,6 +232,7 @@ class TextData:
             training=training,
             drawn=self._drawn(n_steps),
             shuffle_seed=None if sharded is None else config.seed,
+            shift_seed=config.seed if config.shifted_epochs else None,
             rank=self.rank,
             world_size=self.world_size,
         )

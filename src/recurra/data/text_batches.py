@@ -7,7 +7,7 @@ import torch
 
 from recurra.checks import require
 from recurra.data.batches import IGNORED_TARGET, Batch
-from recurra.data.order import TEXT_EXCERPTS, random_generator, require_step
+from recurra.data.order import TEXT_EXCERPTS, TEXT_SHIFTS, random_generator, require_step
 from recurra.data.step_lengths import DrawnLengths
 
 
@@ -33,7 +33,7 @@ class StreamSource:
 
     The text is cut into `batch_size` streams of neighbouring tokens, dealt to the ranks in order. Each step continues
     every stream where the step before ended, so every step but the first carries the state. All epochs are alike,
-    unless the lengths of the steps are drawn.
+    unless the lengths of the steps or the places where streams begin are drawn.
 
     In training, all streams have the same whole number of segments, and the rest of the text is dropped.
 
@@ -44,7 +44,8 @@ class StreamSource:
 
     tokens: (n,) numbers. batch_size: streams over all ranks together; the attribute of the same name counts those on
     this rank. drawn: the lengths of training steps; None for steps of one segment. shuffle_seed: in training, read the
-    shards of the text in an order of its own for each epoch; None for texts without shards.
+    shards of the text in an order of its own for each epoch; None for texts without shards. shift_seed: in training,
+    begin the streams of each epoch up to one segment later, all by as many tokens; None begins them at the same places.
 
     Raises ValueError for a text that is too short.
     """
@@ -58,12 +59,15 @@ class StreamSource:
         training: bool,
         drawn: DrawnLengths | None = None,
         shuffle_seed: int | None = None,
+        shift_seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        n_targets = len(tokens) - 1
+        self._shift_seed = shift_seed if training else None
+        room = 0 if self._shift_seed is None else segment_length - 1  # which the longest shift needs
+        n_targets = len(tokens) - 1 - room
         if training:
-            needed = batch_size * segment_length + 1
+            needed = batch_size * segment_length + 1 + room
             step = f"for one step with batch_size {batch_size} and segment_length {segment_length}"
             require(len(tokens) >= needed, _LENGTH, len(tokens), f"at least {needed}, {step}")
         require(n_targets >= 1, _LENGTH, len(tokens), "at least 2, to predict one token from another")
@@ -105,13 +109,19 @@ class StreamSource:
         tokens = self._tokens
         if self._shuffle_seed is not None:
             tokens = tokens.shuffled(self._shuffle_seed, epoch)  # type: ignore[union-attr]
+        shift = self._shift(epoch)
         for number, (start, length) in enumerate(self._streams):
             n = min(width, length - first)
             if n > 0:
-                segment = tokens[start + first : start + first + n + 1]
+                segment = tokens[shift + start + first : shift + start + first + n + 1]
                 inputs[number, :n] = segment[:-1]
                 targets[number, :n] = segment[1:]
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=step > 0)
+
+    def _shift(self, epoch: int) -> int:
+        if self._shift_seed is None:
+            return 0
+        return int(random_generator(self._shift_seed, TEXT_SHIFTS, epoch).integers(self._segment_length))
 
 
 class OverlappingSource:
