@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +125,20 @@ def test_another_tokenizer_than_the_one_there_is_refused(corpus, tmp_path):
         prepare(Preparation("folder", str(corpus), tmp_path / "out", tokenizer=other))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"vocab_size": 2}, "vocab_size is 2; expected"),
+        ({"vocab_size": -1}, "vocab_size is -1; expected"),
+        ({"vocabulary": "bytes", "vocab_size": 77}, "vocab_size is 77; expected None for bytes"),
+        ({"tokenizer": Path("a.json"), "vocab_size": 77}, "vocab_size is 77; expected None for bytes, or with a tokenizer"),
+    ],
+)
+def test_sizes_that_no_vocabulary_would_have_are_refused(tmp_path, given, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Preparation("folder", str(tmp_path), tmp_path / "out", **given)
+
+
 def test_documents_are_lines_that_end_in_a_line_feed(corpus, tmp_path):
     """Form feeds and other characters at which str.splitlines would cut are text."""
     (corpus / "train.txt").write_bytes("w1 \x0c w2\u2028w3 \x85 w4\nw5\r\n".encode())
@@ -233,6 +248,36 @@ def test_columns_of_files(tmp_path, source, suffix):
     wrong = TextConfig(str(folder), source=source, text_field="text", cache=str(tmp_path / "other"))
     with pytest.raises(ValueError, match=r"a corpus without 'text'; expected rows with a text .* there is body"):
         wrong.build()
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "words"])
+def test_another_column_is_prepared_again(tmp_path, vocabulary):
+    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    columns = datasets.Dataset.from_dict({"title": ["b c", "a b"], "body": ["a a", "c b"]})
+    columns.to_parquet(str(tmp_path / "train-0.parquet"))
+    decoded = []
+    for field in ("title", "body", "body"):
+        what = Preparation("parquet", str(tmp_path), tmp_path / "out", field=field, vocabulary=vocabulary)
+        prepare(what)
+        shards = ShardCorpus(tmp_path / "out")
+        decoded.append(shards.encoder.decode(shards.tokens("train")[:]))
+    assert decoded == ["b c\na b\n", "a a\nc b\n", "a a\nc b\n"]
+
+
+def test_a_data_set_of_the_hub_is_what_its_documents_depend_on():
+    units = [documents.Unit("train", 0, "hf", path, name=name) for path in ("a", "b") for name in (None, "x")]
+    assert len({unit.origin for unit in units}) == 4
+    moved = [documents.Unit("train", 0, "parquet", path, identity="1.parquet 7 9") for path in ("a", "b")]
+    assert len({unit.origin for unit in moved}) == 1
+
+
+def test_a_tokenizer_that_was_changed_in_place_has_a_folder_of_its_own(tmp_path):
+    own = tmp_path / "tokenizer.json"
+    folders = []
+    for words in (["a", "b"], ["b", "a"]):
+        Vocabulary([*words, "<eos>", "<unk>"]).save(own)
+        folders.append(shards_folder(TextConfig(str(tmp_path), source="jsonl", tokenizer=str(own))))
+    assert folders[0] != folders[1]
 
 
 @pytest.fixture

@@ -48,9 +48,9 @@ def levels_after(losses: list[float], level_loss: float) -> list[int]:
 def test_a_level_ends_with_an_epoch_below_its_loss():
     assert levels_after([], 0.5) == [0, 0]
     assert levels_after([0.5, 0.6], 0.5) == [0, 0]
-    assert levels_after([0.4], 0.5) == [1, 1]
-    assert levels_after([0.4, 0.7, 0.3], 0.5) == [2, 2]
-    assert levels_after([0.9, 0.2], 0.5) == [1, 1]  # the mean of both would be above
+    assert levels_after([0.4], 0.5) == [1, 0]
+    assert levels_after([0.4, 0.7, 0.3], 0.5) == [2, 1]
+    assert levels_after([0.9, 0.2], 0.5) == [1, 0]  # the mean of both would be above
     assert levels_after([0.1] * 9, 0.5) == [N_LEVELS, N_LEVELS]
     assert levels_after([float("nan")], 0.5) == [0, 0]
 
@@ -121,7 +121,7 @@ def test_a_run_goes_through_the_levels_and_repeats_them_when_resumed(make_levell
     reached = [(level, len([*records])) for level, records in groupby(level for _, level in log(whole))]
     assert [level for level, _ in reached] == ["0", "1", "2", "3"]
     (_, first), (_, second), *_ = reached
-    assert (first + 1) % 4 == second % 4 == 0  # the last record of an epoch has the level that it led to
+    assert first % 4 == second % 4 == 0  # every record of an epoch has the level of its batches
     steps = whole.checkpoints.steps()
     for step in (1, first, first + 1, first + 2, first + second):
         other = make_levelled(f"from {step}")

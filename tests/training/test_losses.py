@@ -43,6 +43,18 @@ def test_the_penalty_is_its_formula_and_the_loss_is_the_models(model, n_steps, a
     assert torch.as_tensor(penalty).item() == pytest.approx(total, rel=1e-5)
 
 
+def test_the_change_from_one_packed_sequence_to_the_next_is_no_penalty(model):
+    """It is that of the sequences as rows of their own, weighted by their changes."""
+    inputs, targets = torch.randint(7, (1, 9)), torch.randint(7, (1, 9))
+    config = TrainingConfig(change_penalty=0.7)
+    borders = torch.tensor([0, 3, 4, 9])
+    _, packed, _ = loss_by_parts(model, inputs, targets, None, config, cu_seqlens=borders)
+    apart = [loss_by_parts(model, inputs[:, a:b], targets[:, a:b], None, config)[1] for a, b in ((0, 3), (4, 9))]
+    torch.testing.assert_close(packed, (2 * apart[0] + 4 * apart[1]) / 6)
+    _, none, _ = loss_by_parts(model, inputs, targets, None, config, cu_seqlens=torch.arange(10))
+    assert none == 0.0
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_update_adds_it_to_the_mean_loss_and_the_log_does_not(make_trainer, accumulate, model, monkeypatch):
     options = {"activation_penalty": 0.5, "change_penalty": 0.25}

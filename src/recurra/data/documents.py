@@ -30,7 +30,7 @@ _HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("val
 class Unit:
     """A part of a split that is read by itself: bytes `first` to `last` of a text file, or one shard of a data set.
 
-    identity: what it was made from, to see whether that has changed.
+    identity: the files that it is read from, to see whether they have changed.
     """
 
     split: Split
@@ -43,6 +43,14 @@ class Unit:
     field: str = "text"
     n_units: int = 1
     identity: str = ""
+
+    @property
+    def origin(self) -> str:
+        """What its documents depend on, for deciding whether what was made of them before still holds."""
+        if self.source == "folder":
+            return self.identity
+        place = self.path if self.source == "hf" else ""  # which has no files; elsewhere a corpus may be moved
+        return "\n".join((self.source, self.field, self.name or "", place, self.identity))
 
     def documents(self) -> Iterator[str]:
         """Yield the documents: whole lines of text files in blocks, or the texts of a data set.

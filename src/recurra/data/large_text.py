@@ -86,7 +86,8 @@ def shards_folder(config: "TextConfig") -> Path:
     path = config.path if config.source == "hf" else str(Path(config.path).expanduser().resolve())
     training = training_identity(config.source, config.path)  # of which a vocabulary is made
     words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
-    key = hashlib.sha256("\n".join(map(str, (*words, config.tokenizer))).encode()).hexdigest()[:16]
+    own = None if config.tokenizer is None else config.load_tokenizer(config.tokenizer).fingerprint
+    key = hashlib.sha256("\n".join(map(str, (*words, own))).encode()).hexdigest()[:16]
     return (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
 
 

@@ -129,7 +129,7 @@ class MemoryHorizon:
                 reset_token=self.reset_token,
                 modulus=config.modulus,
                 seed=config.seed,
-                rank=self.rank,
+                **ranks,
             )
         return SampleSource(
             tokens,

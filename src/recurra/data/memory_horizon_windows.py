@@ -25,7 +25,7 @@ class WindowSource:
         reset_token: the token that starts a new count.
         modulus: of the targets.
         seed: of the places.
-        rank: this process's number.
+        rank: this process's number, of `world_size`.
     """
 
     def __init__(
@@ -40,10 +40,12 @@ class WindowSource:
         modulus: int,
         seed: int,
         rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self._tokens, self._targets, self._order = tokens, targets, order
         self._phases, self._window_tokens = phases, window_tokens
-        self._reset_token, self._modulus, self._seed, self._rank = reset_token, modulus, seed, rank
+        self._reset_token, self._modulus, self._seed = reset_token, modulus, seed
+        self._rank, self._world_size = rank, world_size
         self.batch_size = order.batch_size
 
     def __len__(self) -> int:
@@ -64,8 +66,9 @@ class WindowSource:
         if length == whole:
             return Batch(self._tokens[samples], self._targets[samples], continues=False)
         rows = torch.tensor(samples).repeat_interleave(max(1, self._window_tokens // length))
-        random = random_generator(self._seed, MEMORY_HORIZON_WINDOWS, epoch, step, self._rank)
-        starts = torch.from_numpy(random.integers(0, whole - length + 1, len(rows), dtype=np.int64))
+        random = random_generator(self._seed, MEMORY_HORIZON_WINDOWS, epoch, step, 0)
+        drawn = random.integers(0, whole - length + 1, (self._world_size, len(rows)), dtype=np.int64)
+        starts = torch.from_numpy(drawn[self._rank])
         windows = self._tokens[rows[:, None], starts[:, None] + torch.arange(length)]
         targets = memory_horizon_targets(windows, reset_token=self._reset_token, modulus=self._modulus)
         return Batch(windows, targets, continues=False)

@@ -64,6 +64,10 @@ class Preparation:
         require_whole_number(1, workers=self.workers)
         made = self.vocabulary == "bpe" and self.tokenizer is None
         require(not made or self.vocab_size is not None, "vocab_size", self.vocab_size, "a size, for bpe")
+        if self.vocab_size is not None:
+            require_whole_number(1 if made else 3, vocab_size=self.vocab_size)  # a word, <eos> and <unk>
+        given = self.vocab_size is None or (self.tokenizer is None and self.vocabulary != "bytes")
+        require(given, "vocab_size", self.vocab_size, "None for bytes, or with a tokenizer")
 
 
 def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -236,11 +240,11 @@ def _count_words(work: tuple[Path, Unit]) -> Path:
     path = folder / f"{_COUNTS}{_name(unit)}.json"
     with suppress(OSError, ValueError):
         content = read_stamped(path, most_bytes=_MOST_COUNTS)
-        if content["from"] == unit.identity and "words" in content:  # older files lack it
+        if content["from"] == unit.origin and "words" in content:  # older files lack it
             return path
     counts = count_words(unit.documents())
     # two long texts: JSON of so many entries takes longer than counting
-    content = {"from": unit.identity, "words": " ".join(counts), "counts": " ".join(map(str, counts.values()))}
+    content = {"from": unit.origin, "words": " ".join(counts), "counts": " ".join(map(str, counts.values()))}
     write_stamped(path, content)
     return path
 
@@ -274,7 +278,7 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
         _save(path, tokens)
     name = str(path.relative_to(what.out).as_posix())
     entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
-    made_from = {"from": unit.identity, "fingerprint": fingerprint}
+    made_from = {"from": unit.origin, "fingerprint": fingerprint}
     write_stamped(path.with_suffix(".json"), {**entry, "digest": file_sha256(path), "made": made_from})
 
 
@@ -309,7 +313,7 @@ def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any]
         entry = read_stamped(_path(what, unit).with_suffix(".json"))
     except (OSError, ValueError):
         return None
-    if entry.pop("made") != {"from": unit.identity, "fingerprint": fingerprint}:
+    if entry.pop("made") != {"from": unit.origin, "fingerprint": fingerprint}:
         return None
     shard = what.out / entry["name"]
     return entry if shard.is_file() and shard.stat().st_size == entry["bytes"] else None

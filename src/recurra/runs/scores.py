@@ -52,7 +52,7 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
         if around is not None:
             measured |= around.scores
         if isinstance(data, TaskData) and measured["accuracy"] is not None:
-            measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], data.output_size)
+            measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], data.n_answers)
     return {
         "split": split,
         "checkpoint": run.checkpoint,

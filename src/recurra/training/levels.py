@@ -24,6 +24,7 @@ class Levels:
         self._levelled = source if isinstance(source, LevelledSource) else None
         self._sums = RunningSums(device)
         self._enter(0)
+        self._trained = 0
 
     def _enter(self, level: int) -> None:
         self._level = level
@@ -32,11 +33,12 @@ class Levels:
 
     @property
     def record(self) -> dict[str, int]:
-        """The level, for the log; empty if there is only one."""
-        return {} if self._levelled is None else {"level": self._level}
+        """The level of the last batch, for the log; empty if there is only one."""
+        return {} if self._levelled is None else {"level": self._trained}
 
     def add(self, loss: Tensor, n_targets: int) -> None:
         """Add a batch of the present epoch: its summed loss, and the number of its targets that count."""
+        self._trained = self._level
         if self._levelled is not None:
             self._sums.add(loss, n_targets, 0)
 
@@ -56,4 +58,5 @@ class Levels:
     def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks) -> None:
         """Continue from the numbers of `state_dict`."""
         self._enter(saved["level"])
+        self._trained = self._level
         self._sums.load_state_dict(saved["epoch"], ranks)

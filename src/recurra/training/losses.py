@@ -95,11 +95,11 @@ def loss_by_parts(
     `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
 
     The penalty is `activation_penalty` times the mean square of what the head reads, dropout included, and
-    `change_penalty` times the mean square of its change from one step to the next.
+    `change_penalty` times the mean square of its change from one step of a sequence to the next.
     """
     hidden, state = model.hidden(inputs, state, **lengths)
     counted = targets != IGNORED_TARGET
-    return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config), state
+    return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config, **lengths), state
 
 
 def to_minimise(
@@ -115,11 +115,19 @@ def to_minimise(
     return summed + n_targets * penalty
 
 
-def _penalty(hidden: Float[Tensor, "B L d_model"], config: TrainingConfig) -> Tensor | float:
+def _penalty(
+    hidden: Float[Tensor, "B L d_model"], config: TrainingConfig, cu_seqlens: Tensor | None = None
+) -> Tensor | float:
     penalty: Tensor | float = 0.0
     wide = hidden.float()
     if config.activation_penalty:
         penalty = penalty + config.activation_penalty * wide.square().mean()
     if config.change_penalty and wide.shape[1] > 1:
-        penalty = penalty + config.change_penalty * wide.diff(dim=1).square().mean()
+        changes = wide.diff(dim=1).square()
+        if cu_seqlens is not None:
+            within = torch.ones(changes.shape[1], dtype=torch.bool, device=changes.device)
+            within[cu_seqlens[1:-1].to(changes.device) - 1] = False  # from one sequence to the next
+            changes = changes[:, within]
+        if changes.numel():
+            penalty = penalty + config.change_penalty * changes.mean()
     return penalty

@@ -128,6 +128,21 @@ def test_induction_asks_what_followed(length):
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        *(StateTrackingConfig(task=name) for name in STATE_TRACKING),
+        RecallConfig(vocabulary=41, eval_batch_size=64),
+        InductionConfig(eval_batch_size=256),
+    ],
+)
+def test_the_answers_are_as_many_as_a_guess_chooses_from(config):
+    data = config.build()
+    source = data.source("valid")
+    seen = torch.cat([source.batch(0, step).targets.flatten() for step in range(len(source))]).unique()
+    assert len(seen[seen != IGNORED_TARGET]) == data.n_answers
+
+
+@pytest.mark.parametrize(
     "config", [*(StateTrackingConfig(task=name) for name in STATE_TRACKING), RecallConfig(), InductionConfig()]
 )
 def test_every_task_is_a_data_set(config):
@@ -274,6 +289,8 @@ def test_levels_are_the_steps_of_a_growth_that_waits():
         (StateTrackingConfig, {"eval_steps": 0}, r"data\.eval_steps is 0; expected at least 1"),
         (RecallConfig, {"n_pairs": 17}, r"data\.n_pairs is 17; expected at most 16"),
         (RecallConfig, {"vocabulary": 8}, r"data\.n_pairs is 4; expected fewer than half"),
+        (RecallConfig, {"vocabulary": 9}, r"data\.n_pairs is 4; expected fewer than half"),
+        (RecallConfig, {"final_length": 128, "growth_epochs": 2}, r"data\.final_length is 128; expected null"),
         (RecallConfig, {"max_length": 66}, r"data\.max_length is 66; expected data\.min_length"),
         (InductionConfig, {"vocabulary": 0}, r"data\.vocabulary is 0; expected at least 1"),
     ],

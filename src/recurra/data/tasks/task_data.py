@@ -16,19 +16,21 @@ from recurra.data.tasks.recall import associative_recall, induction
 
 
 class Task(NamedTuple):
-    """How to draw the sequences of a task, and the numbers of tokens and of classes that they have."""
+    """How to draw the sequences of a task, and the numbers of its tokens, of its classes, and of those that answer."""
 
     draw: Draw
     vocab_size: int
     output_size: int
+    n_answers: int
+    """Classes that are answers, all equally likely."""
 
 
 STATE_TRACKING: Mapping[str, Task] = {
-    "parity": Task(parity, 2, 2),
-    "modular-arithmetic": Task(modular_arithmetic, EQUALS + 1, MODULUS),
-    "bracketed-arithmetic": Task(bracketed_arithmetic, EQUALS + 1, MODULUS),
+    "parity": Task(parity, 2, 2, 2),
+    "modular-arithmetic": Task(modular_arithmetic, EQUALS + 1, MODULUS, MODULUS),
+    "bracketed-arithmetic": Task(bracketed_arithmetic, EQUALS + 1, MODULUS, MODULUS),
     **{
-        f"words-{group}": Task(partial(group_words, group=group), *[len(multiplication_table(group))] * 2)
+        f"words-{group}": Task(partial(group_words, group=group), *[len(multiplication_table(group))] * 3)
         for group in GROUPS
     },
 }
@@ -162,14 +164,16 @@ class RecallConfig(TaskConfig):
             )
             most = f"at most {low // 4}, a quarter of data.{kind}min_length"
             require(4 * self.n_pairs <= low, "data.n_pairs", self.n_pairs, most)
-        require(2 * self.n_pairs < self.vocabulary, "data.n_pairs", self.n_pairs, "fewer than half of data.vocabulary")
+        fits = self.n_pairs < self.vocabulary // 2  # the keys; one of them is the token between pairs
+        require(fits, "data.n_pairs", self.n_pairs, "fewer than half of data.vocabulary")
+        require(self.final_length is None, "data.final_length", self.final_length, "null: recall has one length")
 
     def make_task(self) -> Task:
         """Return the task."""
         draw = partial(
             associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary, random_filler=self.random_filler
         )
-        return Task(draw, self.vocabulary, self.vocabulary)
+        return Task(draw, self.vocabulary, self.vocabulary, self.vocabulary - self.vocabulary // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +195,8 @@ class InductionConfig(TaskConfig):
 
     def make_task(self) -> Task:
         """Return the task."""
-        return Task(partial(induction, vocab_size=self.vocabulary), self.vocabulary + 1, self.vocabulary + 1)
+        n_tokens = self.vocabulary + 1
+        return Task(partial(induction, vocab_size=self.vocabulary), n_tokens, n_tokens, self.vocabulary)
 
 
 class TaskData:
@@ -200,7 +205,7 @@ class TaskData:
     def __init__(self, config: TaskConfig, *, rank: int = 0, world_size: int = 1) -> None:
         require_rank(rank, world_size, config.batch_size)
         self.config, self.rank, self.world_size = config, rank, world_size
-        self._draw, self.vocab_size, self.output_size = config.make_task()
+        self._draw, self.vocab_size, self.output_size, self.n_answers = config.make_task()
 
     def source(self, split: Split) -> DrawnSource:
         """Return the batches of a split: in training by the curriculum, in evaluation the same ones every time."""
