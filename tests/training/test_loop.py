@@ -192,6 +192,22 @@ def test_the_state_is_carried_where_the_data_goes_on_and_its_gradients_are_cut(m
             assert not state[0].total.requires_grad
 
 
+def test_a_best_checkpoint_is_saved_after_its_record(make_trainer, monkeypatch):
+    """A run that is killed right after it, without another checkpoint, goes on from it and lacks no record."""
+    trainer = make_trainer(epochs=1, log_every=2, eval_every=2, save_every=100)
+    logged = []
+    save = trainer.checkpoints.save_best
+
+    def save_best(payload):
+        logged.append((payload["position"]["step"], [int(row["step"]) for row in read_metrics(trainer.folder.metrics)]))
+        save(payload)
+
+    monkeypatch.setattr(trainer.checkpoints, "save_best", save_best)
+    trainer.fit(quiet())
+    assert logged
+    assert all(steps[-1] == step for step, steps in logged)
+
+
 def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
     trainer = make_trainer(epochs=1, log_every=3, optimizer={"learning_rate": 1e-12})
     trainer.model.dropout.p = 0.0

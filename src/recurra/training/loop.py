@@ -76,6 +76,7 @@ class Trainer(ResumableRun):
     ) -> None:
         super().__init__(experiment, folder, open_data or _own_data)
         self.evaluate = evaluate
+        self._is_new_best = False
         self._clock = perf_counter()
 
     # --- the loop ---
@@ -153,6 +154,10 @@ class Trainer(ResumableRun):
                 for log in logs:
                     log.write(record)
                 progress.report(record)
+            if self._is_new_best:  # now that the log has its score: a run resumed from it goes on after that record
+                with self._off_the_clock():
+                    self.checkpoints.save_best(self._finite_snapshot())
+                self._is_new_best = False
             # Read once: a signal between the decision to save and the end of the loop would end it without saving.
             stopping = self.ranks.any(stop.received is not None)
             self.checkpoints.poll()
@@ -279,7 +284,7 @@ class Trainer(ResumableRun):
         self.scores["last"] = new
         if self._is_best(new):
             self.scores["best"] = new
-            self.checkpoints.save_best(self._finite_snapshot())
+            self._is_new_best = True
         return record
 
     def _is_best(self, new: dict[str, int | float]) -> bool:
