@@ -151,6 +151,17 @@ def require_tensor(name: str, value: object) -> None:
         raise TypeError(sentence(name, kind_of(value), "a torch.Tensor"))
 
 
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape.
+
+    Raises:
+        ValueError: naming what came and what was expected.
+    """
+    require_tensor(name, tensor)
+    if tensor.shape != shape:
+        raise ValueError(sentence(name, kind_of(tensor), f"shape {tuple(shape)}"))
+
+
 def require_layout(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, mend: str = ""
 ) -> None:

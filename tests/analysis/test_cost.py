@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recurra.analysis import MeasuredCost, measured_cost
 from recurra.cells import NCGRUCell, Neumann
 from recurra.kernels.backends import NUMBA_IS_MISSING
+from recurra.mixers import list_mixers
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -272,3 +273,13 @@ def test_lengths_that_are_not_the_models_are_refused():
 def test_a_model_of_other_parts_is_refused():
     with pytest.raises(TypeError, match="model is a Linear without embedding and head; expected a language model"):
         measured_cost(nn.Linear(2, 2), 3)
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_every_mixer_can_be_counted_without_numbers(mixer):
+    """In a process of fake tensors, which have no memory that a kernel could read."""
+    model = LanguageModel(LanguageModelConfig(vocab_size=V, n_layer=1, d_model=16, mixer=mixer, d_channel_mixing=8))
+    found = measured_cost(model, 6)
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert found.block_flops > 0
+    assert found.state_bytes > 0

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recurra.lengths.packed import PackedSequences
+from recurra.mixers import create_mixer
 from recurra.scan import linear_scan
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
@@ -130,3 +131,17 @@ def test_rows_refuse_a_state_of_other_streams():
     packed = PackedSequences(torch.tensor([0, 2, 5]), torch.zeros(1, 5, 1))
     with pytest.raises(ValueError, match="3 streams; expected one for each of the 2 sequences"):
         packed.states((torch.zeros(3, 1),))
+
+
+def test_another_default_device_changes_nothing():
+    """Its bookkeeping is on the host, wherever torch makes tensors by default; `meta` stands in for a GPU."""
+    layer = create_mixer("min-gru", 8)
+    x, borders = torch.randn(1, 9, 8), torch.tensor([0, 3, 3, 9])
+    reset = torch.zeros(1, 9, dtype=torch.bool)
+    reset[0, 4] = True
+    expected = [layer(x, cu_seqlens=borders), layer(x, reset=reset)]
+    with torch.device("meta"):
+        found = [layer(x, cu_seqlens=borders), layer(x, reset=reset)]
+    for (y, state), (right, last) in zip(found, expected):
+        assert torch.equal(y, right)
+        torch.testing.assert_close(tuple(state), tuple(last), rtol=0, atol=0)

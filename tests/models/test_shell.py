@@ -163,3 +163,56 @@ def test_sequences_continue_from_a_ragged_state():
     for row, single in enumerate(state.states):
         torch.testing.assert_close(logits[row : row + 1], model(x[row : row + 1], single)[0])
     assert last.layers[0].tolist() == [5, 10]
+
+
+def test_targets_of_another_shape_are_refused(unchecked):
+    """As many numbers in another order would pair each token with another one's target."""
+    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))
+    tokens, targets = torch.randint(VOCABULARY, (3, 6)), torch.randint(VOCABULARY, (6, 3))
+    with pytest.raises(ValueError, match=r"^targets is .*; expected shape \(3, 6\)"):
+        model.loss(tokens, targets)
+
+
+def test_a_loss_has_gradients_under_vmap():
+    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    tokens, targets = torch.randint(VOCABULARY, (2, 3, 1, 6))
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens, targets):
+            return self.model.loss(tokens, targets)[0].sum()
+
+    whole = Loss()
+    named = {f"model.{name}": value for name, value in parameters.items()}
+
+    def summed(values, tokens, targets):
+        return torch.func.functional_call(whole, values, (tokens, targets))
+
+    each = torch.func.vmap(torch.func.grad(summed), (None, 0, 0))(named, tokens, targets)
+    for name, found in each.items():
+        for row in range(3):
+            right = torch.func.grad(summed)(named, tokens[row], targets[row])[name]
+            torch.testing.assert_close(found[row], right, rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_of_streams_at_different_places_can_be_passed_on_without_steps():
+    options = {"n_heads": 2, "window": 5}
+    config = LanguageModelConfig(
+        vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="rotary-attention", mixer_options=options
+    )
+    model = LanguageModel(config)
+    tokens, mask = torch.randint(VOCABULARY, (2, 6)), torch.ones(2, 6, dtype=torch.bool)
+    mask[1, 3:] = False
+    _, state = model(tokens, mask=mask)
+    assert isinstance(state.layers[0], states.Ragged)
+    _, same = model(tokens[:, :0], state)
+    assert same is state
+    reset = torch.zeros(2, 6, dtype=torch.bool)
+    reset[:, 0] = True
+    torch.testing.assert_close(model(tokens, state, reset=reset)[0], model(tokens)[0])
+    with pytest.raises(ValueError, match="state is a Ragged of 2 streams; expected one of 3"):
+        model(torch.zeros(3, 0, dtype=torch.int64), state)

@@ -86,6 +86,10 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
     )
 
 
+_MOST_SEGMENTS = 1000
+"""Read at most, to find what a model carries."""
+
+
 def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, int]], int]:
     """FLOPs of a segment in the middle of a stream by module and operator, and the bytes of the state after it."""
     with (
@@ -104,9 +108,10 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
             return functional_call(model, weights, (tokens, state), tie_weights=False)[1]
 
         state: Any = read_segment(None)  # not counted: it hands over the formulas of this library's operators
-        size = -1
-        while size != n_bytes(state):
-            size = n_bytes(state)
+        sizes: list[int] = []
+        while (size := n_bytes(state)) not in sizes:  # until it stays, or comes again within the segments of a model
+            require(len(sizes) < _MOST_SEGMENTS, "model", kind_of(model), "one whose state stops growing")
+            sizes.append(size)
             with FlopCounterMode(display=False) as counter:
                 state = read_segment(state)
     return counter.get_flop_counts(), size

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from recurra.checks import require_layout
 from recurra.kernels.backends import choose_backend
+from recurra.kernels.operators import has_numbers
 from recurra.kernels.tensors import addresses, usable_threads
 
 _PANEL = 64
@@ -33,7 +34,8 @@ class Steps(NamedTuple):
 def kernels_take(projected: Tensor, h: Tensor) -> bool:
     """Whether the kernels take inputs and states of these types, on this device."""
     fits = projected.dtype in _TYPES and h.dtype == torch.float32 and bool(projected.numel())
-    return fits and projected.device.type == "cpu" and choose_backend("auto", projected.device) == "numba"
+    fits = fits and projected.device.type == "cpu" and has_numbers(projected)
+    return fits and choose_backend("auto", projected.device) == "numba"
 
 
 def in_panels(matrix: Float[Tensor, "*many inputs outputs"]) -> Float[Tensor, "*many panels inputs 64"]:

@@ -21,11 +21,21 @@ def transforms_are_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def has_numbers(x: Tensor) -> bool:
+    """Return whether x has memory that a kernel may read by its address, and nobody records or counts operators.
+
+    A fake tensor has none, nor does a tracer's; under a dispatch mode, what is made of x may be fake though x is not.
+    """
+    recorded = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    return not recorded and type(x) in (Tensor, torch.nn.Parameter)
+
+
 def float32_kernels_take(x: Tensor) -> bool:
     """Return whether Numba's kernels in a Function with eager rules alone take x: float32 on a CPU, not empty, and
-    neither torch.compile, torch.func nor forward derivatives at work."""
+    neither torch.compile, a tracer, torch.func nor forward derivatives at work."""
     return (
         not torch.compiler.is_compiling()
+        and has_numbers(x)
         and x.dtype == torch.float32
         and x.is_cpu
         and bool(x.numel())

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import differentiable_gradients, has_numbers, transforms_are_active
 from recurra.layers.vocabulary import IGNORED_TARGET
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -26,6 +26,7 @@ def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> F
         or not logits.is_cpu
         or not logits.numel()
         or torch.compiler.is_compiling()
+        or not has_numbers(logits)
         or transforms_are_active()
         or choose_backend("auto", logits.device) != "numba"
     ):
@@ -52,15 +53,16 @@ class _CrossEntropy(torch.autograd.Function):
         cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
             dense.data_ptr(), largest.data_ptr(), sums.data_ptr(), rows, columns, jobs=rows, work=dense.numel()
         )
-        log_sums = largest + sums.log()
-        ctx.save_for_backward(logits, targets, log_sums)
+        # Kept apart: in their sum, large logits would leave the logarithm few digits.
+        log_sums = sums.log()
+        ctx.save_for_backward(logits, targets, largest, log_sums)
         counts = targets != IGNORED_TARGET
         chosen = dense.gather(1, targets.where(counts, 0)[:, None])[:, 0].float()
-        return (log_sums - chosen).where(counts, 0.0)
+        return (largest - chosen + log_sums).where(counts, 0.0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        logits, targets, log_sums = ctx.saved_tensors
+        logits, targets, largest, log_sums = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
         if torch.is_grad_enabled() or transforms_are_active():
             reference = lambda logits: (cross_entropy_reference(logits, targets),)  # noqa: E731
@@ -71,10 +73,14 @@ class _CrossEntropy(torch.autograd.Function):
         counts = targets != IGNORED_TARGET
         scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
         cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(
-            *(x.data_ptr() for x in (dense, log_sums, scales, found)), rows, columns, jobs=rows, work=dense.numel()
+            *(x.data_ptr() for x in (dense, largest, log_sums, scales, found)),
+            rows,
+            columns,
+            jobs=rows,
+            work=dense.numel(),
         )
         # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.
-        at = (torch.arange(rows), targets.where(counts, 0))
-        less = torch.expm1(dense[at].float() - log_sums) * scales
+        at = (torch.arange(rows, device="cpu"), targets.where(counts, 0))
+        less = torch.expm1(dense[at].float() - largest - log_sums) * scales
         # scatter_ would copy all logits to float32 and back if they are bfloat16
         return found.index_put_(at, less.to(found.dtype)), None

@@ -30,16 +30,17 @@ def _add_powers(x, start, stop, most, found, lanes):  # type: ignore[no-untyped-
 
 
 @compile_inline
-def _write_shares(x, out, start, stop, log_sum, scale, lanes):  # type: ignore[no-untyped-def]
+def _write_shares(x, out, start, stop, most, log_sum, scale, lanes):  # type: ignore[no-untyped-def]
     for i in range(start, stop, width_of(lanes)):
-        store(out, i, lanes, scale * exp(load(x, i, lanes) - log_sum))
+        store(out, i, lanes, scale * exp(load(x, i, lanes) - most - log_sum))
 
 
 @cache
 def cross_entropy_kernels(number: str) -> KernelPair:
     """Return the kernels for logits of float32 or bfloat16; they compile when first called.
 
-    forward: each row's largest logit and sum_j exp(x_j - largest). backward: out_j = scale exp(x_j - log_sum).
+    forward: each row's largest logit and sum_j exp(x_j - largest). backward: scale exp(x_j - largest - log_sum). In
+    this order, because largest + log_sum would keep few digits of log_sum where logits are large.
     """
     long, one = Lanes(number, _LONG), Lanes(number, 1)
     floats, size = Lanes("float32", _LONG), one.n_bytes
@@ -55,12 +56,12 @@ def cross_entropy_kernels(number: str) -> KernelPair:
             store(largest_of, row, _ONE, most)
             store(sums, row, _ONE, total(folded(wide)) + rest)
 
-    def backward(logits, log_sums, scales, out, rows, columns):  # type: ignore[no-untyped-def]
+    def backward(logits, largest_of, log_sums, scales, out, rows, columns):  # type: ignore[no-untyped-def]
         stop = columns // _LONG * _LONG
         for row in prange(rows):
             x, to = logits + size * row * columns, out + size * row * columns
-            log_sum, scale = load(log_sums, row, _ONE), load(scales, row, _ONE)
-            _write_shares(x, to, 0, stop, spread(log_sum, floats), spread(scale, floats), long)
-            _write_shares(x, to, stop, columns, log_sum, scale, one)
+            most, log_sum, scale = load(largest_of, row, _ONE), load(log_sums, row, _ONE), load(scales, row, _ONE)
+            _write_shares(x, to, 0, stop, spread(most, floats), spread(log_sum, floats), spread(scale, floats), long)
+            _write_shares(x, to, stop, columns, most, log_sum, scale, one)
 
     return KernelPair(Kernel(forward), Kernel(backward))

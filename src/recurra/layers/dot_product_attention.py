@@ -58,7 +58,7 @@ def causal_attention(
         options = {"is_causal": True} if visible is None else {"attn_mask": visible}
         return dot_product_attention(queries, keys, values, dropout_p=dropout_p, **options)
     if visible is None:
-        visible = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool).tril()
+        visible = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril()
     hidden = queries.new_zeros(visible.shape).masked_fill(~visible, -torch.inf)
     q, k, v = (x.flatten(0, 1) for x in (queries, keys, values))
     weights = torch.baddbmm(hidden, q, k.transpose(1, 2), alpha=queries.shape[-1] ** -0.5).softmax(-1)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, sentence
+from recurra.kernels.operators import transforms_are_active
 
 IGNORED_TARGET = -100
 """The target of a position without one (torch's default `ignore_index`)."""
@@ -17,13 +18,13 @@ IGNORED_TARGET = -100
 def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
     """Refuse token ids that are not in the vocabulary.
 
-    This checks only tensors on the CPU, and not during tracing: elsewhere it would have to wait for the device, where
-    the look-up itself fails on such an id.
+    This checks only tensors on the CPU, and neither during tracing nor under torch.func. Elsewhere it would have to
+    wait for the device, where the look-up itself fails on such an id.
 
     Raises:
         IndexError: an id is negative, or not below `vocab_size`; the message names it.
     """
-    if torch.compiler.is_compiling() or not tokens.is_cpu or not tokens.numel():
+    if torch.compiler.is_compiling() or transforms_are_active() or not tokens.is_cpu or not tokens.numel():
         return
     for token in map(int, tokens.aminmax()):
         if not 0 <= token < vocab_size:

@@ -128,14 +128,15 @@ class PackedSequences:
         """Number of sequences."""
         self.groups: list[Group] = []
         self._shapes: list[tuple[int, int]] = []
-        places, order, back, n_places = [], [], torch.zeros(x.shape[1], dtype=torch.int64), 0
+        places, order, back, n_places = [], [], torch.zeros(x.shape[1], dtype=torch.int64, device="cpu"), 0
         for numbers in _of_similar_lengths(lengths.tolist()):
-            sequences = torch.tensor(numbers)
+            sequences = torch.tensor(numbers, device="cpu")
             longest = int(lengths[sequences[0]])
-            is_step = torch.arange(longest) < lengths[sequences, None]
-            steps = starts[sequences, None] + torch.arange(longest)
+            every = torch.arange(longest, device="cpu")
+            is_step = every < lengths[sequences, None]
+            steps = starts[sequences, None] + every
             places.append(steps.where(is_step, 0).flatten())  # any step: what stands there is masked
-            numbered = torch.arange(n_places, n_places + steps.numel()).view_as(steps)
+            numbered = torch.arange(n_places, n_places + steps.numel(), device="cpu").view_as(steps)
             back[steps[is_step]] = numbered[is_step]
             n_places += steps.numel()
             self._shapes.append((len(numbers), longest))

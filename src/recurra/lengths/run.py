@@ -142,12 +142,12 @@ def _cut(numbers: list[int], steps: Sequence[Tensor]) -> list[_Piece]:
 def _entering(state: Any, numbers: list[int]) -> Any:
     if isinstance(state, Ragged):
         return concatenate([state.states[number] for number in numbers])
-    return select(state, torch.tensor(numbers))
+    return select(state, torch.tensor(numbers, device="cpu"))
 
 
 def _in_order(finished: list[tuple[list[int], Any]]) -> Any:
     """Put the states of groups of sequences together, in the order of the sequences."""
-    order = torch.tensor([number for numbers, _ in finished for number in numbers]).argsort()
+    order = torch.tensor([number for numbers, _ in finished for number in numbers], device="cpu").argsort()
     if len({layout(state) for _, state in finished}) == 1:
         return select(concatenate([state for _, state in finished]), order)
     singles = [single for _, state in finished for single in split(state)]

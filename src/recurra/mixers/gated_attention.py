@@ -12,7 +12,7 @@ from recurra.mixers.rotary_attention import RotaryAttention
 
 @register_mixer("gated-attention")
 class GatedAttention(RotaryAttention):
-    """y_n = W_o (sigmoid(W_g x_n) * sum_m softmax_m(norm(q_n) . R_(n-m) norm(k_m) / sqrt(d_head)) v_m).
+    """y_n = W_o (sigmoid(W_g x_n) * sum_m softmax_m(norm(q_n) . R_(m-n) norm(k_m) / sqrt(d_head)) v_m).
 
     Rotary attention whose queries and keys pass root mean square norms in each head, with one scale for all heads,
     before they turn; and whose values are gated, channel by channel, before the output projection. The state is that of

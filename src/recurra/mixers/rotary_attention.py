@@ -29,7 +29,7 @@ class RotaryAttentionState(NamedTuple):
 
 @register_mixer("rotary-attention")
 class RotaryAttention(Mixer):
-    """y_n = W_o sum_m softmax_m(q_n . R_(n-m) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
+    """y_n = W_o sum_m softmax_m(q_n . R_(m-n) k_m / sqrt(d_head)) v_m, R_t a rotation of channel pairs by t theta_i.
 
     m runs over the last `window` steps up to n, n included, however the stream is cut: the attention of today's
     Transformers, to compare with and for hybrid stacks. Only differences of positions count, so that the state needs

@@ -15,7 +15,7 @@ from recurra.mixers import create_mixer
 from recurra.models.block import Block, MixerBlock
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.registry import BuildsModel, register_model
-from recurra.models.shell import LanguageModelShell, require_layers
+from recurra.models.shell import LanguageModelShell, require_layers, require_streams
 
 
 @dataclass
@@ -171,7 +171,7 @@ class LanguageModel(LanguageModelShell):
         """Check the state of every block."""
         layers = require_layers(state, LanguageModelState, len(self.blocks))
         for block, layer in zip(self.blocks, layers):
-            block.mixer.require_state(layer, batch)  # type: ignore[operator, union-attr]
+            require_streams(block.mixer.require_state, layer, batch)  # type: ignore[arg-type, union-attr]
 
     def why_not_exportable(self) -> str:
         """Ask the mixers."""

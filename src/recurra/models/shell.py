@@ -8,13 +8,14 @@ shell checks what comes in, embeds, runs sequences of different lengths, and rea
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_tensor, sentence
+from recurra.checks import kind_of, require_shape, require_tensor, sentence
 from recurra.layers.vocabulary import counted_targets, counted_tokens
 from recurra.lengths.packed import on_host
 from recurra.lengths.padded import blank, check_lengths
@@ -120,6 +121,7 @@ class LanguageModelShell(nn.Module, ABC):
             TypeError, ValueError: as `forward`.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
+        require_shape("targets", targets, hidden.shape[:2])
         return self.losses(hidden, counted_targets(targets, mask)), state
 
     def hidden(
@@ -150,7 +152,7 @@ class LanguageModelShell(nn.Module, ABC):
             return self.body(x, state, **lengths)
         if state is None:
             return x, self.initial_state(len(tokens))
-        self.require_state(state, len(tokens))
+        require_streams(self.require_state, state, len(tokens))
         return x, state
 
     @property
@@ -166,6 +168,21 @@ class LanguageModelShell(nn.Module, ABC):
     def why_not_exportable(self) -> str:
         """Say why no graph of this model serves any number of tokens; empty if one does."""
         return "its state grows within a segment, and a call takes another way at the end of one"
+
+
+def require_streams(require_state: Callable[[Any, int], None], state: Any, batch: int) -> None:
+    """Refuse anything but a state of `batch` streams, which may stand at different places.
+
+    Raises:
+        TypeError, ValueError: as `require_state` does.
+    """
+    if not isinstance(state, Ragged):
+        require_state(state, batch)
+        return
+    if len(state.states) != batch:
+        raise ValueError(sentence("state", f"a Ragged of {len(state.states)} streams", f"one of {batch}"))
+    for single in state.states:
+        require_state(single, 1)
 
 
 def require_layers(state: Any, kind: type[Any], n_layer: int) -> tuple[Any, ...]:
