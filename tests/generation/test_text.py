@@ -132,6 +132,10 @@ def test_runs_of_bytes_come_back_letter_by_letter(text):
     vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256, "a": 257}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    pieces = pieces_of(BytePairEncoding(tokenizer), tokenizer.encode(text).ids)
+    encoding, ids = BytePairEncoding(tokenizer), tokenizer.encode(text).ids
+    pieces = pieces_of(encoding, ids)
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece and len(piece) <= 1 for piece in pieces)
+    for letter in range(1, len(text)):  # the tokens before may end in the middle of a run, too
+        n_before = len(tokenizer.encode(text[:letter]).ids)
+        assert "".join(pieces_of(encoding, ids[n_before:], before=ids[:n_before])) == text[letter:]

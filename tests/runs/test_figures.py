@@ -55,6 +55,17 @@ def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_
     assert float(rows[-1]["valid_perplexity"]) > 1
 
 
+def test_scores_of_another_checkpoint_are_not_drawn(copies):
+    scores = '"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}'
+    file = copies["video"] / "eval-test.json"
+    file.write_text(f'{{{scores}, "checkpoint": "last", "step": 2}}')
+    with pytest.raises(ValueError, match=r"scored with the checkpoint last; expected scores of best: score the run a"):
+        draw_runs([open_run(copies["video"])])
+    file.write_text(f'{{{scores}, "checkpoint": "best", "step": 999}}')
+    with pytest.raises(ValueError, match=r"was scored at step 999; its best checkpoint is now of step"):
+        draw_runs([open_run(copies["video"])])
+
+
 def test_a_video_run_that_was_not_scored_says_how_to(copies):
     with pytest.raises(ValueError, match=rf"(?s)does not have confusion .*recurra eval {copies['video']}"):
         draw_runs([open_run(copies["video"])])

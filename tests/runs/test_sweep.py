@@ -1,12 +1,15 @@
 """Sweeps: what is tried, in which folders, and what a second call does."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from recurra.cli import main
+from recurra.cli.sweep import sweep_table
 from recurra.runs import sweep
-from recurra.runs.sweep import Range, grid, parse_space
+from recurra.runs.start import start_run
+from recurra.runs.sweep import Range, Tried, grid, parse_space
 from recurra.training import optimizer_registry, read_metrics
 
 RECIPE = """
@@ -64,6 +67,37 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path
     with pytest.raises(ZeroDivisionError):
         main([*words, "--debug"])  # those that diverged have no checkpoint, and begin again
     assert len(started) == 1
+
+
+def test_a_run_that_another_process_trains_keeps_its_recipe(recipe, tmp_path):
+    out = tmp_path / "out"
+    values = {"optimizer.learning_rate": "0.001"}
+    first = start_run(recipe, out / "learning_rate=0.001", ["--optimizer.learning_rate=0.001"])
+    with pytest.raises(BlockingIOError):
+        sweep.try_values(str(recipe), out, values, [])
+    assert first.folder.config.exists()
+    first.fit()
+    assert sweep.try_values(str(recipe), out, values, []).scores
+
+
+def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(recipe, tmp_path, capsys):
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "optimizer.learning_rate=0.001"]
+    assert main([*words, "--training.max_steps", "3"]) == 0
+    config = (tmp_path / "out" / "learning_rate=0.001" / "config.yaml").read_text()
+    assert main([*words, "--training.max_steps", "2"]) == 2
+    assert "is 2 steps in all; expected at least 3, which the run has already made" in capsys.readouterr().err
+    assert (tmp_path / "out" / "learning_rate=0.001" / "config.yaml").read_text() == config
+
+
+def test_a_key_is_given_once_and_columns_have_its_values(recipe, capsys):
+    words = ["sweep", str(recipe), "--try", "training.seed=0", "--try", "training.seed=1"]
+    assert main(words) == 2
+    assert "--try is training.seed twice; expected each key once" in capsys.readouterr().err
+    tried = [Tried(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
+    tried += [Tried(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
+    table = sweep_table("sweep", ["data.seed", "training.seed"], tried, "loss")
+    assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
+    assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
 
 
 def test_a_longer_sweep_trains_its_runs_on(recipe, tmp_path):

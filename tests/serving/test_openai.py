@@ -120,6 +120,10 @@ def test_a_chat_goes_through_the_template(api, models):
     told = answer.choices[0].logprobs.content
     assert [token.token for token in told] == list(text)
     assert all(len(token.top_logprobs) == 3 and token.bytes == list(token.token.encode()) for token in told)
+    held = api.chat.completions.create(  # every token is told of, also where its text waits for a stop to be decided
+        model="letters", messages=messages, max_tokens=8, seed=2, logprobs=True, stop=[text[2:5] + text[2:5] * 9]
+    )
+    assert [token.token for token in held.choices[0].logprobs.content] == list(text)
     chunks = list(api.chat.completions.create(model="letters", messages=messages, max_tokens=8, seed=2, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     assert chunks[0].choices[0].delta.role == "assistant"

@@ -1,6 +1,8 @@
 """The database of sessions."""
 
+import asyncio
 import sqlite3
+from contextlib import suppress
 
 import pytest
 
@@ -37,6 +39,20 @@ def test_what_is_written_is_read_by_another_process_s_database(kept, tmp_path):
     assert do(other, store.read("me", "a")) == (record("a"), [piece(0, 5)])
     assert do(other, store.read("me", "b")) is None
     other.close()
+
+
+def test_a_client_that_hangs_up_ends_its_wait_alone(kept):
+    """The action is done all the same, and the thread goes on."""
+
+    async def hang_up():
+        waiting = asyncio.ensure_future(kept.call(store.write(record("a"), piece(0, 5))))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        return await asyncio.wait_for(kept.call(store.read("me", "a")), 10)
+
+    assert asyncio.run(hang_up()) == (record("a"), [piece(0, 5)])
 
 
 def test_pieces_are_added_replaced_and_put_in_one(kept):

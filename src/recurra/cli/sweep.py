@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from recurra.checks import sentence
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.runs.start import default_run_folder
 from recurra.runs.sweep import Tried, grid, parse_space, search, try_values
@@ -35,7 +36,12 @@ def run(words: Sequence[str]) -> int:
     out = arguments.out or default_run_folder(arguments.recipe).with_name(
         f"{default_run_folder(arguments.recipe).name}-sweep"
     )
-    space = parse_space(dict(word.partition("=")[::2] for word in arguments.tries))
+    tries = [word.partition("=")[::2] for word in arguments.tries]
+    keys = [key for key, _ in tries]
+    if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+        mend = "give it all its values, with commas between"
+        raise ValueError(sentence("--try", f"{twice[0]} twice", "each key once", mend))
+    space = parse_space(dict(tries))
     measure = load_recipe(arguments.recipe, overrides).training.monitor
 
     def attempt(values: dict[str, str]) -> Tried:
@@ -45,19 +51,22 @@ def run(words: Sequence[str]) -> int:
         tried = [attempt(values) for values in grid(space)]
     else:
         tried = search(space, out, attempt, arguments.trials, measure)
-    Console().print(sweep_table(out.name, tried, measure))
+    Console().print(sweep_table(out.name, keys, tried, measure))
     return 0
 
 
-def sweep_table(title: str, tried: Sequence[Tried], measure: str) -> Table:
-    """Tabulate the runs of a sweep, the best first."""
+def sweep_table(title: str, keys: Sequence[str], tried: Sequence[Tried], measure: str) -> Table:
+    """Tabulate the runs of a sweep with the values of some keys, the best first."""
     table = Table(title=title)
-    for name in (*(tried[0].values if tried else ()), "step", "loss", "accuracy", "run"):
-        table.add_column(name.rpartition(".")[2] or name)
+    short = [key.rpartition(".")[2] for key in keys]
+    for key, name in zip(keys, short):
+        table.add_column(key if short.count(name) > 1 else name)
+    for name in ("step", "loss", "accuracy", "run"):
+        table.add_column(name)
     worst = float("inf")
     sign = 1 if measure == "loss" else -1
     for one in sorted(tried, key=lambda one: sign * one.scores[measure] if one.scores else worst):
         scores = [f"{one.scores[name]:.4f}" if name in one.scores else "" for name in ("loss", "accuracy")]
         step = str(one.scores.get("step", "diverged"))
-        table.add_row(*one.values.values(), step, *scores, str(one.folder))
+        table.add_row(*(one.values.get(key, "") for key in keys), step, *scores, str(one.folder))
     return table

@@ -6,6 +6,7 @@ from recurra.checks import require
 from recurra.data import TextEncoder
 
 _SHORTEST, _LONGEST_WINDOW = 8, 24  # tokens
+_LONGEST_BEFORE = 64  # tokens, in which the beginning of a letter is looked for
 _UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet
 _LONGEST = 3  # bytes of an incomplete letter
 
@@ -23,8 +24,9 @@ class TextPieces:
 
     def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window = list(before)[-_SHORTEST:]
         self._given: str | None = None  # the settled text of the window, where it is known
+        self._window = list(before)[-_LONGEST_BEFORE:]
+        self._window = self._tail(self._text())
 
     def add(self, token: int) -> str:
         """Give the text that the next token settles; often "" inside a letter of several bytes."""
@@ -92,7 +94,9 @@ class StopText:
         return held
 
     def _possible_beginning(self, text: str) -> int:
-        lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        lengths = (
+            n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])
+        )
         return max(lengths, default=0)
 
 

@@ -22,7 +22,7 @@ from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, MemoryHorizon, Split, TextData
 from recurra.evaluation import SpanAccuracy
 from recurra.runs.run import Run
-from recurra.runs.score_files import find_scores, score_file
+from recurra.runs.score_files import AGAIN, find_scores, score_file, staleness
 from recurra.runs.scores import score_by_span
 from recurra.training import MemoryHorizonExperiment, TextExperiment, VideoExperiment, read_metrics
 
@@ -51,6 +51,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     for run in runs:
         if isinstance(run.experiment, VideoExperiment):
             scores = find_scores(run.folder, "test", run.changes, "confusion", "class_accuracies")
+            _require_scores_of(run, scores)
             files += draw_confusion(run, "test", scores)
     return files + draw_comparison(runs, spans, folder or runs[0].folder.figures)
 
@@ -64,6 +65,16 @@ def require_different_names(runs: Sequence[Run]) -> None:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
+
+
+def _require_scores_of(run: Run, scores: Mapping[str, Any]) -> None:
+    """Refuse scores of another checkpoint than the run was opened with, or of the same before it went on."""
+    scored = scores.get("checkpoint", run.checkpoint)
+    if scored != run.checkpoint:
+        came = f"scored with the checkpoint {scored}"
+        raise ValueError(sentence(str(run.folder.path), came, f"scores of {run.checkpoint}", AGAIN))
+    if stale := staleness(run.folder, scores):
+        raise ValueError(f"{run.folder.path} was {stale}: {AGAIN}")
 
 
 def gates_of(run: Run) -> GateRecord | None:
@@ -100,7 +111,8 @@ def draw_comparison(runs: Sequence[Run], spans: Mapping[str, SpanAccuracy], fold
     if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
         files += save(magnitude_activations(), folder, "magnitude-activations")
     if spans:
-        chance = next(1 / run.data.output_size for run in runs if run.name in spans)
+        chances = {1 / run.data.output_size for run in runs if run.name in spans}
+        chance = chances.pop() if len(chances) == 1 else None
         files += save(accuracy_over_span(spans, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
     return files
 

@@ -73,6 +73,7 @@ def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Seq
     A run that diverges is a result, not an error.
 
     Raises:
+        BlockingIOError: another process trains the run.
         ValueError: the folder of these values has a run of other settings.
     """
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
@@ -91,8 +92,12 @@ def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
     if folder.config.exists() and CheckpointFolder(folder.checkpoints).steps():
         _require_same(folder, load_recipe(recipe, words))
         return resume_run(folder.path, overrides=words)
-    if folder.config.exists():  # ended before its first checkpoint
-        folder.config.unlink()
+    if folder.config.exists():  # ended before its first checkpoint, or trained by another process, which has its lock
+        folder.lock()
+        try:
+            folder.config.unlink()
+        finally:
+            folder.unlock()
     return start_run(recipe, folder.path, words)
 
 

@@ -48,7 +48,7 @@ async def chat(
     wanted = Wanted(True, body.top_logprobs or 0) if body.logprobs else Wanted()
     turn = turn_of(service, served, prompt or served.first_tokens(), body, max_tokens, wanted)
     turn.tells_read = False
-    answer = ChatAnswer(Answer(served, turn, body.n), body)
+    answer = ChatAnswer(Answer(served, turn, body.n, every_token=body.logprobs), body)
     heard = await begun(request, service.live.run(service.engine, turn))
     if body.stream:
         return event_stream(heard, answer.stream(heard))
@@ -144,4 +144,4 @@ class ChatAnswer:
 
     def _share(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._answer.served.text_of(token)
-        return {"token": text, "logprob": number(logprob), "bytes": list(text.encode())}
+        return {"token": text, "logprob": number(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -82,6 +82,7 @@ class SessionStore:
     def submit(self, action: Callable[[sqlite3.Connection], Result]) -> "Future[Result]":
         """Queue an action; the future is done when it is committed."""
         future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()  # a client that hangs up ends its wait, not the action
         self._calls.put((action, future))
         return future
 

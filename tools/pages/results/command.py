@@ -40,6 +40,9 @@ def run(words: Sequence[str]) -> Iterator[Path]:
     arguments = parser.parse_args(own)
     if overrides and not arguments.add:
         raise ValueError(f"{overrides[0]} is for runs; expected it together with --add RUN")
+    names = [Path(path).resolve().name for path in arguments.add]
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise ValueError(f"--add has two runs named {twice[0]}; expected different names: each is that of a summary")
     refused = []
     for path in arguments.add:
         try:
