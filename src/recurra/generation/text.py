@@ -25,7 +25,8 @@ class TextPieces:
     def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._given: str | None = None  # the settled text of the window, where it is known
-        self._window = list(before)[-_LONGEST_BEFORE:]
+        starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
+        self._window = min(starts, key=lambda tokens: tokenizer.decode(tokens).count(_UNDECIDED))
         self._window = self._tail(self._text())
 
     def add(self, token: int) -> str:
