@@ -97,8 +97,8 @@ runs() { # side by side: such small models leave most of a card idle
   else
     run_of memory-horizon recipes/memory-horizon/data-controlled-muon.yaml "${device[@]}" &
     if [ -d "$DATA" ]; then
-      for variant in crt-gru-n70 transformer-xl-n70; do
-        run_of "ptb-$variant" "recipes/ptb/forty-epochs.yaml#$variant" "${device[@]}" --data.path "$DATA" &
+      for variant in crt-gru-n70-40-epochs transformer-xl-n70-40-epochs; do
+        run_of "ptb-$variant" "recipes/ptb/three-layers-muon.yaml#$variant" "${device[@]}" --data.path "$DATA" &
       done
     fi
     wait

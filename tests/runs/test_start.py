@@ -8,11 +8,23 @@ from tests.runs.conftest import RECIPES
 
 from recurra.data import TextConfig
 from recurra.runs.start import default_run_folder, resume_run, start_run
+from recurra.training import find_recipe, read_family, recipe_names
 
 
 def test_the_default_folder_tells_recipes_of_one_name_apart():
     assert default_run_folder("recipes/ptb/gateloop.yaml") == Path("runs/ptb-gateloop")
     assert default_run_folder("recipes/ptb/transformers.yaml#crt-gru") == Path("runs/ptb-crt-gru")
+
+
+def test_no_two_recipes_share_a_default_folder():
+    words = []
+    for name in recipe_names():
+        file = str(find_recipe(name))
+        is_family = "\naxes:" in Path(file).read_text()
+        words += [f"{file}#{variant}" for variant in read_family(name).variants] if is_family else [file]
+    folders = [str(default_run_folder(word)) for word in words]
+    assert len(folders) > 100
+    assert sorted(folders) == sorted(set(folders))
 
 
 @pytest.fixture
