@@ -290,3 +290,16 @@ def test_going_back_beyond_the_transcript(serving, models):
     assert client.post("/v1/sessions/a/rewind", json={"position": 0}).json()["position"] == 0
     assert write(client, "a", 5, text="abc") == alone(models, "abc", 5)
     assert client.get("/v1/sessions/a/transcript").json()["first"] == 0
+
+
+def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch):
+    monkeypatch.setattr("recurra.serving.session_routes.MOST_TOLD", 20)
+    name = opened(client)
+    body = {"text": "hello", "alternatives": 3}  # 5 tokens with 4 numbers each
+    assert client.post(f"/v1/sessions/{name}/feed", json=body).status_code == 200
+    for path, more in (("feed", {"answers": 1}), ("generate", {"max_tokens": 1, "stream": False})):
+        refused = client.post(f"/v1/sessions/{name}/{path}", json=body | more)
+        assert refused.status_code == 400
+        assert "expected 20 in all: stream the answer" in refused.json()["error"]["message"]
+    answer = client.post(f"/v1/sessions/{name}/feed", json=body | {"answers": 1, "stream": True})
+    assert answer.status_code == 200

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import takewhile
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sse_starlette import EventSourceResponse
@@ -33,7 +33,7 @@ DEFAULT_TOKENS = 1024
 @router.post("/chat/completions", response_model=None)
 async def chat(
     request: Request, body: ChatBody, asked: Annotated[Caller, Depends(caller)]
-) -> EventSourceResponse | dict[str, Any]:
+) -> EventSourceResponse | Response:
     """Continue a chat."""
     service = asked.service
     served = service.model(body.model)

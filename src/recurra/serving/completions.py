@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import takewhile
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.checks import sentence
@@ -53,7 +53,7 @@ def _model_json(service: Service, one: ServedModel) -> dict[str, Any]:
 
 
 @router.post("/completions", response_model=None)
-async def completions(request: Request, body: CompletionBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
+async def completions(request: Request, body: CompletionBody, asked: Asked) -> EventSourceResponse | Response:
     """Continue a text."""
     service = asked.service
     served = service.model(body.model)

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.generation.generating import GenerationConfig
@@ -32,6 +32,9 @@ from recurra.serving.turns import Event, TokenEvent, Turn, Wanted
 from recurra.serving.wire import end_json, number, session_json, token_json
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+MOST_TOLD = 500_000
+"""What an answer that is not a stream may tell, in numbers: it is in memory as a whole."""
 
 Asked = Annotated[Caller, Depends(caller)]
 Named = Annotated[str, Path(pattern=NAME)]
@@ -104,7 +107,7 @@ async def transcript(
 
 
 @router.post("/{name}/feed", response_model=None)
-async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | dict[str, Any]:
+async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | Response:
     """Read a text or tokens."""
     session = await _session(asked, name)
     tokens = await _tokens(session, body.text, body.tokens, asked.service)
@@ -116,9 +119,7 @@ async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> E
 
 
 @router.post("/{name}/generate", response_model=None)
-async def generate(
-    request: Request, name: Named, body: GenerateBody, asked: Asked
-) -> EventSourceResponse | dict[str, Any]:
+async def generate(request: Request, name: Named, body: GenerateBody, asked: Asked) -> EventSourceResponse | Response:
     """Read a text or tokens, if any, and write."""
     session = await _session(asked, name)
     if not session.model.predicts_tokens:
@@ -203,12 +204,23 @@ def _turn(
 
 async def _answer(
     request: Request, service: Service, session: Session, turn: Turn, streams: bool
-) -> EventSourceResponse | dict[str, Any]:
+) -> EventSourceResponse | Response:
+    if not streams:
+        _require_short(turn)
     heard = await begun(request, service.sessions.turn(session, turn))
     numbered = _numbered(session.model, turn, heard)
     if streams:
         return event_stream(heard, _messages(numbered))
     return await whole(request, heard, _turn_json(session, numbered))
+
+
+def _require_short(turn: Turn) -> None:
+    """Refuse an answer in one that would be told too much for it."""
+    n_tokens = len(turn.tokens) + sum(config.max_tokens or 0 for config in turn.configs)
+    each = 1 + turn.wanted.alternatives + turn.wanted.answers + turn.wanted.gates * len(turn.model.gate_layers) // 64
+    if n_tokens * each > MOST_TOLD:
+        message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_TOLD:,} in all"
+        raise ApiError(400, f"{message}: stream the answer, or ask for less of each token", param="stream")
 
 
 async def _turn_json(session: Session, numbered: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
