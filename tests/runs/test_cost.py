@@ -1,11 +1,13 @@
 """What the models of recipes and runs cost."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from recurra.analysis import measured_cost
+from recurra.data import Vocabulary
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -133,6 +135,15 @@ def scored_run(folder: Path, recipe: str, perplexity: float, name: str = "eval-t
     written(folder / "config.yaml", recipe)
     written(folder / name, json.dumps({"perplexity": perplexity}))
     return str(folder)
+
+
+def test_the_vocabulary_of_a_run_is_its_own_with_or_without_its_corpus(tmp_path, corpus):
+    run = scored_run(tmp_path / "a", CRT.replace("nowhere", str(corpus)), 61.5)
+    Vocabulary(["the", "cat", "<eos>", "<unk>"]).save(Path(run) / "tokenizer.json")  # before the corpus grew
+    found = cost_of(run).measured
+    assert found == cost_of(run, vocabulary=4).measured
+    shutil.rmtree(corpus)
+    assert cost_of(run).measured == found
 
 
 def test_points_are_the_runs_blocks_and_perplexities(tmp_path):

@@ -41,16 +41,21 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     Args:
         word: a recipe, FILE or FILE#VARIANT, or the folder of a run.
         overrides: values set over it.
-        vocabulary: the size of the vocabulary; None reads it from the corpus.
+        vocabulary: the size of the vocabulary; None takes that of the run, or of the recipe's corpus.
 
     Raises:
         FileNotFoundError: the folder does not contain a run.
         ValueError: the recipe is impossible, its corpus is missing while `vocabulary` is None, or its model is of a
             kind that cannot be counted.
     """
-    experiment = open_run(word, overrides=overrides).experiment if Path(word).is_dir() else load_recipe(word, overrides)
+    run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
+    experiment = load_recipe(word, overrides) if run is None else run.experiment
     _segment_length(experiment)  # refuses a model that cannot be counted before its data are opened, or even generated
-    sizes = _sizes(word, experiment) if vocabulary is None else _stated_sizes(word, experiment, vocabulary)
+    sizes: DataSizes | VideoSizes
+    if vocabulary is not None:
+        sizes = _stated_sizes(word, experiment, vocabulary)
+    else:
+        sizes = _sizes(word, experiment) if run is None else run.sizes()
     with outlined():
         model: Any = experiment.model.build(sizes)
     return model_cost(word, experiment, model)

@@ -93,13 +93,13 @@ class Run:
     @cached_property
     def _loaded(self) -> tuple[nn.Module, int]:
         file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
-        model = self.experiment.model.build(self._sizes())
+        model = self.experiment.model.build(self.sizes())
         load_weights(model, scored_weights(saved), file)
         # weights that fit are not enough: an activation has none
         require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         return model.eval(), int(saved["position"]["step"])
 
-    def _sizes(self) -> DataSizes | VideoSizes:
+    def sizes(self) -> DataSizes | VideoSizes:
         """What the model takes from its data, found without the data wherever the run's folder says it."""
         experiment = self.experiment
         if isinstance(experiment, TextExperiment):
