@@ -185,6 +185,13 @@ def test_damaged_scores_are_refused(tmp_path, content):
     assert f"  recurra eval {run}" in str(raised.value)
 
 
+def test_scores_of_another_checkpoint_are_no_points(tmp_path):
+    run = scored_run(tmp_path / "a", CRT, 61.5)
+    written(Path(run) / "eval-test.json", json.dumps({"perplexity": 61.5, "checkpoint": "last", "step": 3}))
+    with pytest.raises(ValueError, match="scores is those of the checkpoint last; expected those of the best one"):
+        scored_perplexity(run)
+
+
 def test_only_folders_with_runs_have_scores(tmp_path):
     with pytest.raises(ValueError, match="expected the folder of a run that was scored"):
         scored_perplexity(written(tmp_path / "recipe.yaml", CRT))

@@ -83,6 +83,8 @@ def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
         raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
     run = open_run(word, overrides=overrides)
     scores = find_scores(run.folder, "test", run.changes, "perplexity")
+    if (scored := scores.get("checkpoint", "best")) != "best":
+        raise ValueError(sentence("scores", f"those of the checkpoint {scored}", "those of the best one", AGAIN))
     if came := staleness(run.folder, scores):
         raise ValueError(sentence("scores", came, "those of the run as it is now", AGAIN))
     return float(scores["perplexity"])
