@@ -157,7 +157,6 @@ class Trainer(ResumableRun):
             if self._is_new_best:  # now that the log has its score: a run resumed from it goes on after that record
                 with self._off_the_clock():
                     self.checkpoints.save_best(self._finite_snapshot())
-                    self._write_summary()  # which says of which step the best one is
                 self._is_new_best = False
             # Read once: a signal between the decision to save and the end of the loop would end it without saving.
             stopping = self.ranks.any(stop.received is not None)
