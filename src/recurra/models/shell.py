@@ -152,7 +152,7 @@ class LanguageModelShell(nn.Module, ABC):
             return self.body(x, state, **lengths)
         if state is None:
             return x, self.initial_state(len(tokens))
-        require_streams(self.require_state, state, len(tokens))
+        self.require_state(state, len(tokens))
         return x, state
 
     @property
