@@ -3,7 +3,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from recurra.data import BytePairEncoding
 from recurra.data.corpus import TextEncoder
@@ -43,19 +43,52 @@ def test_any_text_comes_back(text):
     assert len(encoding) == 256
 
 
-def test_lines_are_encoded_apart():
-    """A merge of two line feeds ("\u010a" in the byte alphabet), as GPT-2 has one, is never reached."""
+SPACES = st.lists(st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "\r\n", "wide", " new", "x:", "é", "日"])).map(
+    "".join
+)
+
+
+@given(SPACES)
+def test_lines_are_encoded_apart(text):
+    encoding = BytePairEncoding.train(BLOCKS + ["wide  \n  new\n"] * 9, 300)
+    assert encoding.encodes_lines_apart
+    lines = [token for line in text.splitlines(keepends=True) for token in encoding.encode(line).tolist()]
+    assert encoding.encode(text).tolist() == lines
+    library = Tokenizer.from_str(encoding.to_json())
+    assert library.encode(text, add_special_tokens=False).ids == lines
+
+
+@given(SPACES)
+def test_tokens_of_others_may_span_lines(text):
+    """A merge of two line feeds ("\u010a" in the byte alphabet), as GPT-2 has one."""
     feed = "\u010a"
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), feed + feed]
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, [(feed, feed)]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    assert [letters[i] for i in tokenizer.encode("a\n\n\nb").ids] == ["a", feed + feed, feed, "b"]
-    encoding = BytePairEncoding(tokenizer)
+    encoding = BytePairEncoding.from_json(BytePairEncoding(tokenizer).to_json(), "a file")
+    assert not encoding.encodes_lines_apart
+    assert encoding.encode(text).tolist() == tokenizer.encode(text).ids
     tokens = encoding.encode("a\n\n\nb").tolist()
-    assert [letters[i] for i in tokens] == ["a", feed, feed, feed, "b"]
+    assert [letters[i] for i in tokens] == ["a", feed + feed, feed, "b"]
     assert encoding.decode(tokens) == "a\n\n\nb"
     assert encoding.encode("").tolist() == []
+
+
+@pytest.mark.parametrize("change", ["normalizer", "added token", "words"])
+def test_lines_that_may_depend_on_each_other_are_encoded_together(encoding, change):
+    tokenizer = Tokenizer.from_str(encoding.to_json())
+    if change == "normalizer":
+        tokenizer.normalizer = normalizers.Prepend("x")
+    elif change == "added token":
+        tokenizer.add_tokens([AddedToken("wide", rstrip=True)])
+    else:
+        lines = pre_tokenizers.Split(Regex(r"[^\n]*\n|[^\n]+"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), lines])
+    changed = BytePairEncoding(tokenizer)
+    assert not changed.encodes_lines_apart
+    text = "low\nwide\n  new\n\nlow"
+    assert changed.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_saving_and_loading(tmp_path, encoding):

@@ -75,18 +75,32 @@ def test_where_a_text_begins():
     assert fast_tokenizer(ENCODERS["bpe"]).eos_token_id is None
 
 
-def test_a_tokenizer_that_does_more_to_lines_is_refused():
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+def test_a_tokenizer_that_transformers_reads_otherwise_is_refused(monkeypatch):
+    class Doubling(BytePairEncoding):
+        def encode(self, text):
+            return super().encode(text + text)
+
+    with pytest.raises(ValueError, match="cannot be taken over"):
+        fast_tokenizer(Doubling.train([TEXT], 290))
+
+
+def test_a_tokenizer_whose_tokens_span_lines(tmp_path):
+    """Its normalizer prepends once to a text, not to every line."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "xa": 2, "x": 3}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Prepend("x")
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(ValueError, match="cannot be taken over"):
-        fast_tokenizer(BytePairEncoding(tokenizer))
+    encoder = BytePairEncoding(tokenizer)
+    assert encoder.encode("a\na").tolist() == [2, 1]
+    assert fast_tokenizer(encoder)("a\na")["input_ids"] == [2, 1]
 
 
-def test_a_folder_of_another_tokenizer_is_refused(tmp_path):
-    ENCODERS["bpe"].save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="does not encode line by line"):
-        read_tokenizer(tmp_path)
+def test_a_folder_of_another_tokenizer(tmp_path):
+    tokenizer = Tokenizer.from_str(ENCODERS["bpe"].to_json())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = read_tokenizer(tmp_path)
+    assert not found.encodes_lines_apart
+    assert found.encode(TEXT).tolist() == tokenizer.encode(TEXT).ids
 
 
 @pytest.mark.parametrize("name", ["words", "byte pairs"])

@@ -2,13 +2,14 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from time import perf_counter
 
 from torch.nn.utils import parametrize
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
+from recurra.data import BytePairEncoding
 from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.runs import open_run
@@ -74,8 +75,8 @@ def _parser() -> ArgumentParser:
     add(
         "--prompt",
         metavar="TEXT",
-        help="text to continue; - reads the standard input, line by line and in constant memory, and continues where "
-        "it ends (default: the start of a line, or the loaded state)",
+        help="text to continue; - reads the standard input, in lines or blocks of them and in constant memory, and "
+        "continues where it ends (default: the start of a line, or the loaded state)",
     )
     add("--max-tokens", type=int, default=100, metavar="N", help="maximum number of tokens to add (default: 100)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
@@ -159,7 +160,10 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     """Feed the prompt, and return its number of tokens."""
     before = stream.position
     if arguments.prompt == "-":
-        for text in lines(sys.stdin.readline):
+        texts = lines(sys.stdin.readline)
+        tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
+        spanning = isinstance(tokenizer, BytePairEncoding) and not tokenizer.encodes_lines_apart
+        for text in blocks(texts) if spanning else texts:
             stream.feed(text)
     elif arguments.prompt is not None:
         stream.feed(arguments.prompt)
@@ -189,6 +193,22 @@ def lines(readline: Callable[[int], str], length: int = LINE_LENGTH) -> Iterator
         held = text[end:]
     if held:
         yield held
+
+
+def blocks(texts: Iterable[str], length: int = LINE_LENGTH) -> Iterator[str]:
+    """Join short texts to longer ones, of at least `length` characters but for the last: for a tokenizer whose tokens
+    may span lines, which reads most of them as it would read the whole."""
+    held: list[str] = []
+    size = 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size >= length:
+            yield "".join(held)
+            held.clear()
+            size = 0
+    if held:
+        yield "".join(held)
 
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:

@@ -1,15 +1,16 @@
 """Byte-level byte pair encoding, trained on a corpus or loaded from a tokenizer.json."""
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from itertools import chain
 from operator import index
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recurra.checks import require, require_whole_number, sentence
 from recurra.data.tokenizer_json import (
@@ -26,14 +27,19 @@ from recurra.files.writing import replacing
 _RARE_LETTER = "\u16e5"
 _KEEPS_ALL = "one with a byte-level alphabet, byte fallback or an unknown token"
 
+_LINE = r"[^\n]*\n|[^\n]+"
+# Cuts a text into lines, each with its line feed. The library for browsers knows this behaviour of those that would do.
+_LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", "invert": False}
+
 
 class BytePairEncoding:
     """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
-    Lines are encoded one by one, line feed included, and no special tokens are added. The tokens of a file therefore do
-    not depend on how it is cut into blocks, and a byte-level tokenizer decodes to exactly the same text.
+    No special tokens are added, and truncation and padding are switched off, even if the tokenizer.json asks for them;
+    otherwise a text has the tokens that the library gives it. A byte-level tokenizer decodes to exactly the same text.
 
-    Truncation and padding are switched off even if the tokenizer.json asks for them.
+    Those that `train` makes encode each line by itself, line feed included: the tokens of a file do not depend on how
+    it is cut into blocks of lines. Others may have tokens that span lines, and encode each call's text as a whole.
 
     Raises ValueError for a tokenizer that fails on unknown characters or drops them.
     """
@@ -51,6 +57,7 @@ class BytePairEncoding:
         if not keeps_all:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
+        self._by_lines = _cuts_lines(json.loads(tokenizer.to_str()))
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -61,7 +68,8 @@ class BytePairEncoding:
         """
         require_whole_number(256, vocab_size=vocab_size)
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        cut = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -101,9 +109,15 @@ class BytePairEncoding:
         """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
+    @property
+    def encodes_lines_apart(self) -> bool:
+        """Whether the tokens of a text are those of its lines, one after the other, as they are after `train`."""
+        return self._by_lines
+
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        encodings = self._tokenizer.encode_batch(split_lines(text), add_special_tokens=False)
+        texts = split_lines(text) if self._by_lines else [text]  # in parallel, where lines do not depend on each other
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), dtype=np.int64)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
@@ -115,6 +129,13 @@ class BytePairEncoding:
         for number in numbers:
             require(0 <= number < self._length, "a token", number, f"0 to {self._length - 1}")
         return self._tokenizer.decode(numbers, skip_special_tokens=False)
+
+
+def _cuts_lines(content: dict[str, Any]) -> bool:
+    """Whether a tokenizer is certain to encode each line by itself: its words are cut as `train` cuts them."""
+    words = (content["pre_tokenizer"] or {}).get("pretokenizers", [])
+    cut = [word["type"] for word in words] == ["Split", "ByteLevel"] and words[0] == _LINES
+    return cut and content["normalizer"] is None and not content["added_tokens"]
 
 
 def split_lines(text: str) -> list[str]:

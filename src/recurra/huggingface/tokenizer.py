@@ -18,8 +18,6 @@ from recurra.files.reading import read_text
 _NO_PREFIX = "\0"
 # What Python's str.split takes for white space and Unicode, and with it the library, does not.
 _SEPARATORS = "[\x1c-\x1f]"
-# Cuts a text into lines, each with its line feed, as runs encode it.
-_LINES = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
 _PROBES = (
     "a cat and a dog\nthe dog\n\n\n saw  a cat \n",
     " leading\tand\x1cseparated\u3000by  \u00a0 all\r\nkinds of\u2028blanks\u0085\n \n",
@@ -39,8 +37,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
     Raises:
         TypeError: it is something else.
-        ValueError: the numbers of some text would be others, as a tokenizer.json may do more to lines (strip them, say)
-            than to a whole text.
+        ValueError: the numbers of some text would be others.
     """
     options: dict[str, Any] = {"padding_side": "left", "clean_up_tokenization_spaces": False}
     if isinstance(encoder, Vocabulary):
@@ -72,12 +69,6 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
     if content["model"].get("type") == "WordLevel":
         encoder: TextEncoder = _words_of(content["model"].get("vocab"), path)
     else:
-        before = (
-            content["pre_tokenizer"].get("pretokenizers") if isinstance(content.get("pre_tokenizer"), dict) else None
-        )
-        if not isinstance(before, list) or before[:1] != [_LINES]:
-            raise ValueError(f"{path} does not encode line by line, as the runs of this package do")
-        content["pre_tokenizer"] = before[1] if len(before) > 1 else None
         content["post_processor"] = None
         encoder = BytePairEncoding(tokenizer_of(content, str(path)))
     try:
@@ -128,8 +119,6 @@ def _of_words(vocabulary: Vocabulary) -> Tokenizer:
 
 def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
     content = parse_tokenizer(encoder.to_json(), "the tokenizer")
-    own = content["pre_tokenizer"]
-    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [_LINES, *([own] if own else [])]}
     content["post_processor"] = None  # runs add no tokens of their own
     return Tokenizer.from_str(json.dumps(content))
 
@@ -139,8 +128,8 @@ def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: st
         ours, theirs = encoder.encode(text).tolist(), fast(text)["input_ids"]
         if ours != theirs:
             raise ValueError(
-                f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, where lines are encoded one "
-                f"by one, and {theirs[:12]}... in transformers"
+                f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, and {theirs[:12]}... in "
+                "transformers"
             )
         if encoder.decode(ours) != fast.decode(theirs):
             raise ValueError(f"{what} cannot be taken over: {ours[:12]}... is not the same text in transformers")

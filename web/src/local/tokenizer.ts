@@ -35,7 +35,7 @@ class Words implements TextEncoder {
   }
 }
 
-/** A tokenizer.json; lines are encoded one by one, with their line feeds, as in training. */
+/** A tokenizer.json: a text has the numbers that it has in training. */
 class BytePairs implements TextEncoder {
   private readonly tokenizer: Tokenizer;
 
@@ -44,8 +44,7 @@ class BytePairs implements TextEncoder {
   }
 
   encode(text: string): number[] {
-    const lines = text.match(/[^\n]*\n|[^\n]+$/g) ?? [];
-    return lines.flatMap((line) => this.tokenizer.encode(line, { add_special_tokens: false }).ids);
+    return text ? this.tokenizer.encode(text, { add_special_tokens: false }).ids : [];
   }
 
   decode(tokens: number[]): string {
