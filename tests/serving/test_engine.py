@@ -219,6 +219,30 @@ def test_a_row_that_cannot_choose_ends_alone(exact):
     assert rounds.engine.scheduler.n_streams == 0
 
 
+@pytest.mark.parametrize("fails", ["choosing", "telling"])
+def test_a_step_that_fails_is_not_read_twice(exact, monkeypatch, fails):
+    """The place after it is that of the last token that was written, whose state has not read it yet."""
+    rounds = Rounds()
+    turn = Turn(exact, exact.start, [1, 2, 3], [asking(9)], Wanted(surprise=fails == "telling"))
+    rounds.run(turn, rounds=4)
+    written = rounds.written(turn)
+    assert 0 < len(written) < 9
+
+    def failing(*_):
+        if fails == "telling":
+            raise RuntimeError("broken")
+        return [ValueError("none")]
+
+    monkeypatch.setattr(
+        "recurra.serving.engine.choose" if fails == "choosing" else "recurra.serving.engine.shares", failing
+    )
+    rounds.run()
+    (end,) = rounds.ends(turn)
+    assert end.reason == "error"
+    assert rounds.written(turn) == written
+    assert same_state(end.place, exact, [1, 2, 3, *written])
+
+
 def test_a_long_prompt_lets_others_write(exact):
     """Between two tokens of a stream, at most one piece of prompts is read."""
     rounds = Rounds()

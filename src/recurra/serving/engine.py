@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -199,12 +199,14 @@ class Engine:
         if not rows.rows:
             return
         start = time.perf_counter()
+        had = [row.n_tokens for row in rows.rows]
         try:
             logits = rows.step()
             failed = self._choose(rows, logits)
         except Exception as error:
             LOG.exception("writing failed")
-            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), str(error))
+            undone = [place for place, row in enumerate(rows.rows) if row.n_tokens == had[place]]
+            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), str(error), undone)
             return
         seconds = time.perf_counter() - start
         self.scheduler.pace.note_step(seconds)
@@ -212,7 +214,8 @@ class Engine:
         self.counters.steps += 1
         self.counters.written += len(rows.rows) - len(failed)
         ended = {place: row.reason for place, row in enumerate(rows.rows) if row.reason}
-        self._leave(rows, ended | dict.fromkeys(failed, "error"), "with these settings there is no token to choose")
+        message = "with these settings there is no token to choose"
+        self._leave(rows, ended | dict.fromkeys(failed, "error"), message, failed)
 
     def _choose(self, rows: RowBatch, logits: torch.Tensor) -> list[int]:
         """Write a token of every row; give the places of those that have none to choose."""
@@ -226,20 +229,21 @@ class Engine:
                 continue
             if row.generation.n_tokens == 0:
                 self.counters.first_token.append(now - turn.submitted)
-            text = row.take(token)
             logprob, alternatives = shares(logits[place], token, wanted.alternatives) if wanted.before else (None, ())
             gates = None
             if wanted.gates:
                 (gates,) = gates_of(turn.model, [token], rows.state_of(place), wanted.gates)
+            text = row.take(token)  # last of all: a token counts if it is told
             self._put(turn, TokenEvent(row.choice, token, text, False, logprob, alternatives, (), gates))
             if turn.mark_every and row.n_tokens % turn.mark_every == 0:
                 turn.mark(row.place(rows.state_of(place)))
         return failed
 
-    def _leave(self, rows: RowBatch, reasons: dict[int, str], message: str = "") -> None:
-        """Let rows leave a batch, each with its reason; the message is for errors."""
+    def _leave(self, rows: RowBatch, reasons: dict[int, str], message: str = "", undone: Collection[int] = ()) -> None:
+        """Let rows leave a batch, each with its reason; the message is for errors, and `undone` have read a token
+        without writing one after it."""
         leaving = [rows.rows[place] for place in reasons]
-        for row, reason, state in zip(leaving, reasons.values(), rows.leave(list(reasons))):
+        for row, reason, state in zip(leaving, reasons.values(), rows.leave(list(reasons), undone=undone)):
             said = message if reason == "error" else ""
             self._put(row.turn, EndEvent(row.choice, reason, row.place(state), row.rest(), said))
             self._release(1, reason)

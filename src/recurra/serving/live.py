@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+from recurra.serving.backlog import Backlog
 from recurra.serving.engine import Engine
 from recurra.serving.turns import EndEvent, Event, Turn
 
@@ -15,7 +16,7 @@ class LiveTurns:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[Turn, asyncio.Queue[list[Event]]] = {}
+        self._lines: dict[Turn, Backlog] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say which loop waits."""
@@ -28,27 +29,26 @@ class LiveTurns:
 
     def _dispatch(self, events: dict[Turn, list[Event]]) -> None:
         for turn, some in events.items():
-            if (line := self._queues.get(turn)) is not None:
-                line.put_nowait(some)
+            if (line := self._lines.get(turn)) is not None:
+                line.put(some)
 
     async def run(self, engine: Engine, turn: Turn) -> AsyncGenerator[list[Event], None]:
-        """Submit a turn and give its events, as they come, to the last; a caller that goes away cancels it.
+        """Submit a turn and give its events as they come, to the last.
+
+        A caller that goes away, or is far behind, cancels it.
 
         Raises:
             QueueFull: too many wait.
         """
-        line: asyncio.Queue[list[Event]] = asyncio.Queue()
-        self._queues[turn] = line
+        line = self._lines[turn] = Backlog(turn, engine.cancel)
         n_open = max(1, len(turn.configs))
         try:
             engine.submit(turn)
             while n_open:
-                some = await line.get()
-                while not line.empty():
-                    some = some + line.get_nowait()
+                some = await anext(line)
                 n_open -= sum(isinstance(event, EndEvent) for event in some)
                 yield some
         finally:
-            del self._queues[turn]
+            del self._lines[turn]
             if n_open:
                 engine.cancel(turn)

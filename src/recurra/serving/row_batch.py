@@ -1,6 +1,6 @@
 """Rows of streams that write side by side: one state for all of them, which rows join and leave between steps."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class RowBatch:
         self.model = model
         self.rows: list[Row] = []
         self._state: Any = None
+        self._before: Any = None  # the state before the last step, until rows leave after it
 
     def join(self, rows: Sequence[Row], states: Sequence[Any]) -> None:
         """Add rows whose states are given."""
@@ -43,18 +44,21 @@ class RowBatch:
     def step(self) -> Tensor:
         """Let every row read its last token; give the logits after it, (rows, outputs)."""
         tokens = torch.tensor([[row.recent[-1]] for row in self.rows])
-        logits, self._state = self.model.runner(tokens, self._state)
+        logits, after = self.model.runner(tokens, self._state)
+        self._state, self._before = after, self._state
         return logits[:, 0]
 
     def state_of(self, row: int) -> Any:
         """Give a row's state, in its own memory."""
-        return map_tensors(Tensor.clone, select(self._state, slice(row, row + 1)))
+        return _row(self._state, row)
 
-    def leave(self, leaving: Sequence[int]) -> list[Any]:
-        """Remove rows by their places; give their states."""
+    def leave(self, leaving: Sequence[int], *, undone: Collection[int] = ()) -> list[Any]:
+        """Remove rows by their places; give their states, of `undone` those before the last step."""
+        before, self._before = self._before, None
         if not leaving:
             return []
-        states = [self.state_of(row) for row in leaving]
+        before = self._state if before is None else before
+        states = [_row(before if row in undone else self._state, row) for row in leaving]
         gone = set(leaving)
         staying = [row for row in range(len(self.rows)) if row not in gone]
         self._state = select(self._state, torch.tensor(staying)) if staying else None
@@ -65,6 +69,10 @@ class RowBatch:
         """Add all rows of another batch."""
         self.join(other.rows, [] if other._state is None else split(other._state))
         other.rows, other._state = [], None
+
+
+def _row(state: Any, row: int) -> Any:
+    return map_tensors(Tensor.clone, select(state, slice(row, row + 1)))
 
 
 def _is_ragged(state: Any) -> bool:

@@ -217,7 +217,7 @@ async def _answer(
 def _require_short(turn: Turn) -> None:
     """Refuse an answer in one that would be told too much for it."""
     n_tokens = len(turn.tokens) + sum(config.max_tokens or 0 for config in turn.configs)
-    each = 1 + turn.wanted.alternatives + turn.wanted.answers + turn.wanted.gates * len(turn.model.gate_layers) // 64
+    each = turn.numbers_each
     if n_tokens * each > MOST_TOLD:
         message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_TOLD:,} in all"
         raise ApiError(400, f"{message}: stream the answer, or ask for less of each token", param="stream")

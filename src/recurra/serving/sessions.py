@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from recurra.checks import sentence
 from recurra.serving import store
+from recurra.serving.backlog import Backlog
 from recurra.serving.engine import Engine
 from recurra.serving.errors import ApiError, unknown_session
 from recurra.serving.live import LiveTurns
@@ -225,7 +226,7 @@ class Sessions:
     async def turn(self, session: Session, turn: Turn) -> AsyncGenerator[list[Event], None]:
         """Run a turn from where the session stands, and give its events; the last comes after it is on disk.
 
-        If the caller goes away, the turn is cancelled, and what it read and wrote until then counts.
+        If the caller goes away, or is far behind, the turn is cancelled, and what it read and wrote until then counts.
 
         Raises:
             ApiError: the session is busy.
@@ -235,23 +236,21 @@ class Sessions:
         # Another request was faster, or the session was deleted or made anew from the disk since this one found it.
         if turn.place is not session.place or self._resident.get(session.key) is not session:
             raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
-        line: asyncio.Queue[list[Event] | BaseException | None] = asyncio.Queue()
+        line = Backlog(turn, self._engine.cancel)
         session.is_busy = True
         task = asyncio.create_task(self._follow(session, turn, line))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         is_over = False
         try:
-            while (some := await line.get()) is not None:
-                if isinstance(some, BaseException):
-                    raise some
+            async for some in line:
                 yield some
             is_over = True
         finally:
             if not is_over:
                 self._engine.cancel(turn)
 
-    async def _follow(self, session: Session, turn: Turn, line: asyncio.Queue) -> None:
+    async def _follow(self, session: Session, turn: Turn, line: Backlog) -> None:
         """See a turn through to its end, whoever listens."""
         heard: list[tuple[int, float | None, bool]] = []  # and not the events: a long turn's details take much memory
         try:
@@ -260,10 +259,10 @@ class Sessions:
                 last = [event for event in events if isinstance(event, EndEvent)]
                 if last:
                     await self._apply(session, turn, heard, last[0])
-                line.put_nowait(events)
-            line.put_nowait(None)
+                line.put(events)
+            line.close()
         except BaseException as error:
-            line.put_nowait(error)
+            line.close(error)
         finally:
             session.is_busy = False
 
@@ -293,7 +292,8 @@ class Sessions:
 
     async def _add(self, session: Session) -> None:
         owner, name = session.key
-        async with self._locked(session.key):
+        # one at a time for an owner, too, or sessions that are opened together would all find room
+        async with self._locked((owner, "")), self._locked(session.key):
             if session.key in self._resident or await self._store.call(store.read(owner, name)) is not None:
                 raise ApiError(409, sentence("name", f"{name!r}, which is taken", "a new one"), code="session_exists")
             if await self._store.call(store.count(owner)) >= self._settings.max_sessions:

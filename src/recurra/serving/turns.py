@@ -126,6 +126,13 @@ class Turn:
         return self.tells_read and bool(self.tokens) and (self.wanted.before or self.wanted.after)
 
     @property
+    def numbers_each(self) -> int:
+        """How many numbers it tells of a token, about: a measure of the memory that its events take."""
+        wanted = self.wanted
+        gates = wanted.gates * len(self.model.gate_layers) // 64 if wanted.gates else 0
+        return 1 + wanted.alternatives + wanted.answers + gates
+
+    @property
     def to_read(self) -> list[int]:
         """The tokens that stand between the stream's state and its last token, which the first step reads."""
         return [*self.place.unread, *self.tokens][:-1]
