@@ -1,5 +1,6 @@
 """Sweeps: what is tried, in which folders, and what a second call does."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from recurra.cli.sweep import sweep_table
 from recurra.runs import sweep
 from recurra.runs.start import start_run
 from recurra.runs.sweep import Range, Tried, grid, parse_space
-from recurra.training import optimizer_registry, read_metrics
+from recurra.training import RunFolder, optimizer_registry, read_metrics
 
 RECIPE = """
 experiment: text
@@ -191,3 +192,59 @@ def test_the_rate_test_leaves_nothing_behind(recipe, tmp_path, monkeypatch, caps
     assert main(["rates", str(recipe), "--steps", "4"]) == 0
     assert "the loss fell fastest at" in capsys.readouterr().out
     assert sorted(path for path in tmp_path.iterdir() if path.suffix not in (".bin", ".json")) == before
+
+
+def test_a_killed_trial_continues_and_others_are_not_repeated(tmp_path):
+    """The second trial is killed, the third diverges, the fourth ends with an error."""
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    asked = []
+    fates = [None, KeyboardInterrupt("SIGTERM"), "diverged", OSError("the disk is full")]
+
+    def attempt(values):
+        asked.append(values)
+        fate = fates.pop(0) if fates else None
+        if isinstance(fate, BaseException):
+            raise fate
+        return Tried(tmp_path / f"rate={values['a.rate']}", values, {} if fate else {"loss": 1.0}, fate or "")
+
+    def sweep_again(n_trials):
+        before = len(asked)
+        tried = sweep.search({"a.rate": Range(0.1, 1.0)}, tmp_path, attempt, n_trials, "loss")
+        return tried, [values["a.rate"] for values in asked[before:]]
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep_again(3)
+    first, killed = (values["a.rate"] for values in asked)
+    fates[:] = [None, None, "diverged", OSError("the disk is full")]
+    with pytest.raises(OSError, match="full"):
+        sweep_again(4)
+    assert [values["a.rate"] for values in asked[2:4]] == [first, killed], "one is read, the other continues"
+    diverged, failed = (values["a.rate"] for values in asked[4:])
+    tried, again = sweep_again(4)
+    assert again[:2] == [first, killed]
+    assert len(again) == 3
+    assert again[2] not in (diverged, failed)
+    assert [one.values["a.rate"] for one in tried] == [first, killed, diverged, again[2]]
+    assert [one.error for one in tried] == ["", "", "diverged", ""]
+
+
+def test_a_trial_that_another_process_trains_is_left_to_it(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    study = optuna.create_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    other = study.ask({"a.rate": optuna.distributions.FloatDistribution(0.1, 1.0)}).params["a.rate"]
+    folder = RunFolder(tmp_path / f"rate={other}")
+    script = "from recurra.training import RunFolder; import sys; from pathlib import Path\n"
+    script += "run = RunFolder(Path(sys.argv[1])); run.lock(); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(folder.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        asked = []
+
+        def attempt(values):
+            asked.append(values["a.rate"])
+            return Tried(tmp_path, values, {"loss": 1.0})
+
+        sweep.search({"a.rate": Range(0.1, 1.0)}, tmp_path, attempt, 1, "loss")
+        process.stdin.close()
+    assert len(asked) == 1
+    assert asked != [str(other)]

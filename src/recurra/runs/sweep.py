@@ -22,6 +22,9 @@ class Range:
     whole: bool = False
 
 
+_STOPPED = "stopped"
+"""What a trial says that a signal ended."""
+
 Space = Mapping[str, "list[str] | Range"]
 """What to try: values, or a range, by the dotted keys of the recipe."""
 
@@ -76,8 +79,7 @@ def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Seq
         BlockingIOError: another process trains the run.
         ValueError: the folder of these values has a run of other settings.
     """
-    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
-    folder = RunFolder(out / (name or "recipe"))
+    folder = _folder(out, values)
     words = [*overrides, *(f"--{key}={value}" for key, value in values.items())]
     try:
         trainer = _trainer(recipe, folder, words)
@@ -86,6 +88,11 @@ def try_values(recipe: str, out: Path, values: Mapping[str, str], overrides: Seq
     except FloatingPointError as error:
         return Tried(folder.path, dict(values), {}, str(error))
     return Tried(folder.path, dict(values), trainer.scores.get("best", {}))
+
+
+def _folder(out: Path, values: Mapping[str, str]) -> RunFolder:
+    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
+    return RunFolder(out / (name or "recipe"))
 
 
 def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
@@ -121,6 +128,9 @@ def search(
 ) -> list[Tried]:
     """Let Optuna choose the values of `n_trials` runs; its study lies in the folder, so that a sweep can continue.
 
+    A run that was stopped or killed is continued first. One that diverged is not tried again. One that ended with an
+    error does not count.
+
     Args:
         space: values and ranges.
         out: the folder of the sweep.
@@ -138,20 +148,63 @@ def search(
         load_if_exists=True,
         direction="minimize" if measure == "loss" else "maximize",
     )
-    before = [trial for trial in study.trials if trial.state.is_finished()]
-    study.sampler = optuna.samplers.TPESampler(seed=len(before))  # one seed for all would try its first values again
+    _queue_interrupted(study, out)
+    diverged = optuna.trial.TrialState.PRUNED
+    before = [trial for trial in study.trials if trial.state in (optuna.trial.TrialState.COMPLETE, diverged)]
+    study.sampler = optuna.samplers.TPESampler(
+        seed=len(study.trials)
+    )  # one seed for all would try its first values again
     tried: list[Tried] = []
 
     def objective(trial: Any) -> float:
         values = {key: str(_suggested(trial, key, where)) for key, where in space.items()}
-        tried.append(attempt(values))
+        try:
+            tried.append(attempt(values))
+        except KeyboardInterrupt:  # to Optuna an error like others
+            trial.set_user_attr(_STOPPED, True)
+            raise
         if not tried[-1].scores:
+            trial.set_user_attr("error", tried[-1].error)
             raise optuna.TrialPruned(tried[-1].error)
         return float(tried[-1].scores[measure])
 
-    tried += [attempt({key: str(value) for key, value in trial.params.items()}) for trial in before]
+    for trial in before:
+        values = _words(trial.params)
+        error = trial.user_attrs.get("error", "")
+        is_over = trial.state == diverged
+        tried.append(Tried(_folder(out, values).path, values, {}, error) if is_over else attempt(values))
     study.optimize(objective, n_trials=max(0, n_trials - len(before)))
     return tried
+
+
+def _queue_interrupted(study: Any, out: Path) -> None:
+    """Queue the values of runs that were stopped or killed, unless another process trains them."""
+    from optuna.trial import TrialState
+
+    last = {_folder(out, _words(trial.params)).path: trial for trial in study.trials}
+    waiting = [trial.system_attrs.get("fixed_params") for trial in study.get_trials(states=(TrialState.WAITING,))]
+    for path, trial in last.items():
+        if trial.state == TrialState.RUNNING and _is_free(path):
+            study.tell(trial.number, state=TrialState.FAIL)
+        elif not (trial.state == TrialState.FAIL and trial.user_attrs.get(_STOPPED)):
+            continue
+        if trial.params not in waiting:
+            study.enqueue_trial(trial.params)
+
+
+def _is_free(path: Path) -> bool:
+    """Whether no process trains a run."""
+    folder = RunFolder(path)
+    try:
+        folder.lock()
+    except BlockingIOError:
+        return False
+    folder.unlock()
+    return True
+
+
+def _words(params: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in params.items()}
 
 
 def _suggested(trial: Any, key: str, where: "list[str] | Range") -> Any:
