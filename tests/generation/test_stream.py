@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from tests.starting_tokenizers import with_start
 
 import recurra
+from recurra.data import BytePairEncoding
 from recurra.generation import SamplingConfig, Stream, greedy, sample
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
@@ -45,6 +47,21 @@ def test_text(gateloop, words):
     assert stream.position == 3
     with pytest.raises(ValueError, match="tokenizer is None"):
         Stream(gateloop).feed("the dog")
+
+
+def test_a_text_at_the_start_follows_what_its_tokenizer_puts_in_front():
+    tokenizer = with_start(BytePairEncoding.train(["the dog saw a cat\n"] * 3, 260))
+    model = LanguageModel(LanguageModelConfig(len(tokenizer), None, 1, 8, 8)).eval()
+    stream, start = Stream(model, tokenizer), list(tokenizer.start)
+    assert stream.encode("").tolist() == []
+    stream.feed("the dog")
+    stream.feed(" saw")
+    tokens = [*start, *tokenizer.encode("the dog").tolist(), *tokenizer.encode(" saw").tolist()]
+    assert stream.position == len(tokens)
+    expected = Stream(model).feed(tokens)
+    torch.testing.assert_close(stream.logits, expected)
+    stream.reset()
+    torch.testing.assert_close(stream.feed(tokens), expected)  # token ids are read as they are
 
 
 def test_the_logits_given_out_are_copies(model):

@@ -2,12 +2,13 @@ import pytest
 from benchmarks.faults.mutants import JSON, mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.starting_tokenizers import with_start
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from recurra.data import BytePairEncoding, Vocabulary
 from recurra.huggingface import fast_tokenizer, read_tokenizer
-from recurra.huggingface.tokenizer import line_start
+from recurra.huggingface.tokenizer import text_start
 
 TEXT = "a cat and a dog\nthe dog saw  a cat in the garden \nnaïve façade — 日本語 🙂 <unk>\n\n" * 4
 ENCODERS = {"words": Vocabulary.from_text([TEXT]), "bpe": BytePairEncoding.train([TEXT], 290)}
@@ -69,10 +70,19 @@ def test_batches_are_padded_on_the_left(pair):
 
 
 def test_where_a_text_begins():
-    assert line_start(ENCODERS["words"]) == ENCODERS["words"].eos
-    assert line_start(ENCODERS["bpe"]) == ENCODERS["bpe"].encode("\n").item()
+    assert text_start(ENCODERS["words"]) == ENCODERS["words"].eos
+    assert text_start(ENCODERS["bpe"]) == ENCODERS["bpe"].encode("\n").item()
     assert fast_tokenizer(ENCODERS["words"]).bos_token_id == ENCODERS["words"].eos
     assert fast_tokenizer(ENCODERS["bpe"]).eos_token_id is None
+
+
+def test_the_tokens_in_front_of_a_text_go_along(tmp_path):
+    encoder = with_start(ENCODERS["bpe"])
+    fast = fast_tokenizer(encoder)
+    assert fast("a cat")["input_ids"] == [*encoder.start, *encoder.encode("a cat").tolist()]
+    assert text_start(encoder) == encoder.start[0]
+    fast.save_pretrained(tmp_path)
+    assert read_tokenizer(tmp_path).start == encoder.start
 
 
 def test_a_tokenizer_that_transformers_reads_otherwise_is_refused(monkeypatch):

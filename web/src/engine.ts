@@ -1,7 +1,8 @@
 /** What runs models: a server, or this page itself. The views know nothing but these interfaces. */
 
 export type Task =
-  | { kind: "text"; start: number[] }
+  /** `start` begins a stream that is given nothing to read; `before` stands in front of a text that begins one. */
+  | { kind: "text"; start: number[]; before?: number[] }
   | { kind: "memory-horizon"; largest: number; reset: number; modulus: number };
 
 /** The transitions of a layer that a step shows: how many channels there are, of which some may be left out. */

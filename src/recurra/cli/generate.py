@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
 from recurra.data import BytePairEncoding
+from recurra.data.text_start import first_tokens
 from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.runs import open_run
@@ -159,16 +160,17 @@ def _with_drafts(stream: Stream, arguments: Namespace) -> Speculation:
 def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     """Feed the prompt, and return its number of tokens."""
     before = stream.position
+    tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
     if arguments.prompt == "-":
         texts = lines(sys.stdin.readline)
-        tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
         spanning = isinstance(tokenizer, BytePairEncoding) and not tokenizer.encodes_lines_apart
         for text in blocks(texts) if spanning else texts:
             stream.feed(text)
     elif arguments.prompt is not None:
         stream.feed(arguments.prompt)
     if not stream.position:  # a stream has to begin somewhere, as a line does
-        stream.feed("\n")
+        assert tokenizer is not None  # a run over text has one
+        stream.feed(first_tokens(tokenizer))
     return stream.position - before
 
 

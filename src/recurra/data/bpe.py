@@ -35,8 +35,8 @@ _LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", 
 class BytePairEncoding:
     """A tokenizer of the `tokenizers` library, set up for whole corpora.
 
-    No special tokens are added, and truncation and padding are switched off, even if the tokenizer.json asks for them;
-    otherwise a text has the tokens that the library gives it. A byte-level tokenizer decodes to exactly the same text.
+    A text has the tokens that the library gives it, but special tokens are not added (`start` has those in front), and
+    truncation and padding are switched off. A byte-level tokenizer decodes to exactly the same text.
 
     Those that `train` makes encode each line by itself, line feed included: the tokens of a file do not depend on how
     it is cut into blocks of lines. Others may have tokens that span lines, and encode each call's text as a whole.
@@ -50,13 +50,15 @@ class BytePairEncoding:
         tokenizer.no_padding()
         try:
             with library_errors():  # of a model that lacks its unknown token
-                keeps_all = bool(tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids)
+                plain = tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids
+                whole = tokenizer.encode(_RARE_LETTER).ids
         except ValueError as error:
             came = f"unable to encode characters that it does not know ({error})"
             raise ValueError(sentence("tokenizer", came, _KEEPS_ALL)) from error
-        if not keeps_all:
+        if not plain:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
+        self._start = _before(plain, whole)
         self._by_lines = _cuts_lines(json.loads(tokenizer.to_str()))
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
@@ -110,6 +112,11 @@ class BytePairEncoding:
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     @property
+    def start(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer.json puts in front of a text; none after `train`."""
+        return self._start
+
+    @property
     def encodes_lines_apart(self) -> bool:
         """Whether the tokens of a text are those of its lines, one after the other, as they are after `train`."""
         return self._by_lines
@@ -129,6 +136,12 @@ class BytePairEncoding:
         for number in numbers:
             require(0 <= number < self._length, "a token", number, f"0 to {self._length - 1}")
         return self._tokenizer.decode(numbers, skip_special_tokens=False)
+
+
+def _before(part: list[int], whole: list[int]) -> tuple[int, ...]:
+    """What stands before a part in the whole; nothing if the part is not there."""
+    places = range(len(whole) - len(part) + 1)
+    return tuple(whole[: next((place for place in places if whole[place : place + len(part)] == part), 0)])
 
 
 def _cuts_lines(content: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
 from recurra.data import TextEncoder
+from recurra.data.text_start import encode_first
 from recurra.decoding import prepare_for_decoding
 from recurra.generation.feeding import feed, require_evaluation_mode
 from recurra.generation.generating import Generation, GenerationConfig
@@ -121,8 +122,9 @@ class Stream:
     def feed(self, what: Input) -> Float[Tensor, " V"]:
         """Read any number of tokens, or a text, and give the logits after the last one.
 
-        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. An empty
-        input leaves the stream unchanged.
+        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. A text at
+        the start of the stream follows the tokens that its tokenizer puts in front, if it has any (a published model's
+        <bos>); token ids are read as they are. An empty input leaves the stream unchanged.
 
         Raises:
             ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
@@ -150,7 +152,9 @@ class Stream:
         """Give an input's tokens on the model's device. Raises what `feed` raises."""
         device = next(self.model.parameters()).device
         if isinstance(what, str):
-            return torch.from_numpy(self._require_tokenizer().encode(what)).to(device)
+            tokenizer = self._require_tokenizer()
+            ids = tokenizer.encode(what) if self.position else encode_first(tokenizer, what)
+            return torch.from_numpy(ids).to(device)
         tokens = torch.as_tensor(what)
         if tokens.ndim != 1:
             raise ValueError(sentence("tokens", kind_of(tokens), "one dimension: the tokens of one stream"))

@@ -13,7 +13,7 @@ from recurra.convert.portable import PortableModel
 from recurra.huggingface.configuration import RecurraConfig
 from recurra.huggingface.modeling import MODELS, causal_lm
 from recurra.huggingface.origin import MODEL_FILES, TOKENIZER_FILES, Origin, read_origin, require_sound, write_origin
-from recurra.huggingface.tokenizer import fast_tokenizer, line_start, read_tokenizer
+from recurra.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
 
 
 def save_folder(portable: PortableModel, folder: Path) -> None:
@@ -30,7 +30,7 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
     if portable.tokenizer is not None:
-        model.generation_config.bos_token_id = line_start(portable.tokenizer)
+        model.generation_config.bos_token_id = text_start(portable.tokenizer)
     with _quietly():
         model.save_pretrained(folder)
     if tokenizer is not None:

@@ -1,6 +1,5 @@
 """The tokenizers of runs as transformers reads them: the same ids for every text, and the same text back."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from recurra.checks import kind_of, sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
+from recurra.data.text_start import first_tokens
 from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, library_errors, parse_tokenizer, tokenizer_of
 from recurra.data.vocabulary import EOS, UNK
 from recurra.files.reading import read_text
@@ -30,7 +30,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
     It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
     is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
-    have no special tokens.
+    put in front of a text what they put there in their tokenizer.json.
 
     Args:
         encoder: a `Vocabulary` or a `BytePairEncoding`.
@@ -45,7 +45,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
         # special tokens of the text are words like others: x<eos>y is one word, and not a known one
         options |= {"bos_token": EOS, "eos_token": EOS, "unk_token": UNK, "split_special_tokens": True}
     elif isinstance(encoder, BytePairEncoding):
-        tokenizer = _of_byte_pairs(encoder)
+        tokenizer = Tokenizer.from_str(encoder.to_json())
     else:
         raise TypeError(f"encoder is a {type(encoder).__name__}; expected a Vocabulary or a BytePairEncoding")
     fast = PreTrainedTokenizerFast(
@@ -69,8 +69,9 @@ def read_tokenizer(folder: Path) -> TextEncoder | None:
     if content["model"].get("type") == "WordLevel":
         encoder: TextEncoder = _words_of(content["model"].get("vocab"), path)
     else:
-        content["post_processor"] = None
         encoder = BytePairEncoding(tokenizer_of(content, str(path)))
+        if not encoder.start:  # transformers writes a post-processor that adds nothing
+            encoder = BytePairEncoding(tokenizer_of({**content, "post_processor": None}, str(path)))
     try:
         with library_errors():
             theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -93,9 +94,9 @@ def _words_of(numbers: Mapping[str, int] | None, path: Path) -> Vocabulary:
         raise ValueError(f"{path}: {error}") from error
 
 
-def line_start(encoder: TextEncoder) -> int | None:
-    """The token of a line feed, after which a line begins; None if it takes several."""
-    tokens = encoder.encode("\n").tolist()
+def text_start(encoder: TextEncoder) -> int | None:
+    """The token that a text without a prompt begins with: the encoder's own, or a line feed; None for several."""
+    tokens = first_tokens(encoder)
     return tokens[0] if len(tokens) == 1 else None
 
 
@@ -117,15 +118,9 @@ def _of_words(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
-    content = parse_tokenizer(encoder.to_json(), "the tokenizer")
-    content["post_processor"] = None  # runs add no tokens of their own
-    return Tokenizer.from_str(json.dumps(content))
-
-
 def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: str) -> None:
     for text in _PROBES:
-        ours, theirs = encoder.encode(text).tolist(), fast(text)["input_ids"]
+        ours, theirs = encoder.encode(text).tolist(), fast(text, add_special_tokens=False)["input_ids"]
         if ours != theirs:
             raise ValueError(
                 f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, and {theirs[:12]}... in "

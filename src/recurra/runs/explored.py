@@ -4,6 +4,7 @@ from typing import Any
 
 from recurra.checks import sentence
 from recurra.data import MemoryHorizonConfig, TextConfig
+from recurra.data.text_start import first_tokens, start_of
 from recurra.export.gated_program import gate_layers
 from recurra.export.programs import state_tensors
 from recurra.models import LanguageModelShell
@@ -45,7 +46,7 @@ def task(run: Run) -> dict[str, Any] | None:
     """Say what a run's tokens are, or None if the explorer has no view for them."""
     data: Any = run.experiment.data
     if isinstance(data, TextConfig):
-        return {"kind": "text", "start": run.tokenizer.encode("\n").tolist()}
+        return {"kind": "text", "start": first_tokens(run.tokenizer), "before": list(start_of(run.tokenizer))}
     if isinstance(data, MemoryHorizonConfig):
         reset = data.largest_number + 1
         return {"kind": "memory-horizon", "largest": data.largest_number, "reset": reset, "modulus": data.modulus}

@@ -23,6 +23,7 @@ from recurra.convert.published import (
     to_huggingface,
     without_unused_tokens,
 )
+from recurra.data.text_start import start_of
 from recurra.files.digests import STAMP
 from recurra.runs.converted import save_run
 from recurra.runs.run import open_run
@@ -165,13 +166,13 @@ def _require_same(portable: PortableModel, written: PortableModel, target: Path)
 
 
 def _plain_tokenizer(portable: PortableModel) -> dict[str, Any] | None:
-    """The tokenizer as plain data, without what adds tokens to a text, which runs omit."""
+    """The tokenizer as plain data. Of what adds tokens to a text, which transformers may word otherwise, the tokens."""
     if portable.tokenizer is None:
         return None
     content: dict[str, Any] = json.loads(tokenizer_to_json(portable.tokenizer))
     if "model" in content:  # the digest of byte pairs depends on the rest
         del content["model"][STAMP]
-    return {**content, "post_processor": None}
+    return {**content, "post_processor": start_of(portable.tokenizer)}
 
 
 def _require_free(to: str, target: Path, force: bool) -> bool:

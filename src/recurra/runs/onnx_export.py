@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recurra.checks import sentence
+from recurra.data import Vocabulary
 from recurra.export.exportable import require_exportable
 from recurra.files.writing import replacing
 from recurra.runs.run import Run
@@ -62,7 +63,9 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
     except ImportError as error:
         raise ValueError(f"the extra export is missing: pip install 'recurra[export]' ({error})") from error
 
-    tokenizer = _without_special_tokens(fast_tokenizer(encoder).backend_tokenizer.to_str())
+    tokenizer = fast_tokenizer(encoder).backend_tokenizer.to_str()
+    if isinstance(encoder, Vocabulary):
+        tokenizer = _without_special_tokens(tokenizer)
     content = onnx_file.to_onnx(model, tokenizer=tokenizer)
     difference = onnx_file.largest_difference(model, OnnxModel(content.SerializeToString()))
     if not difference <= onnx_file.LARGEST_DIFFERENCE:
@@ -82,5 +85,5 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
 
 
 def _without_special_tokens(tokenizer: str) -> str:
-    """Strip a tokenizer's JSON of its special tokens: as in a run, <eos> is a word like any other."""
+    """Strip the JSON of words of its special tokens: as in a run, <eos> is a word like any other."""
     return json.dumps(json.loads(tokenizer) | {"added_tokens": []}, ensure_ascii=False)

@@ -42,11 +42,11 @@ def stops_of(model: ServedModel, stops: list[str]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-async def encoded(model: ServedModel, text: str) -> list[int]:
+async def encoded(model: ServedModel, text: str, *, is_first: bool = True) -> list[int]:
     """Turn a text into tokens. A long one, which takes a tokenizer long, is left to another thread: streams go on."""
     if len(text) <= _SHORT_TEXT:
-        return model.encode(text)
-    return await asyncio.to_thread(model.encode, text)
+        return model.encode(text, is_first=is_first)
+    return await asyncio.to_thread(model.encode, text, is_first=is_first)
 
 
 def allowed_tokens(service: Service, n_tokens: int, name: str) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 from recurra.data import TextEncoder
+from recurra.data.text_start import encode_first, first_tokens
 from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.recorded_step import recorded_rows
@@ -98,11 +99,11 @@ class ServedModel:
             magnitude = mixer.transition(x)[0]  # type: ignore[operator]
         return int(magnitude.shape[-1])
 
-    def encode(self, text: str) -> list[int]:
-        """Give a text's tokens. Raises ValueError if the model has no tokenizer."""
+    def encode(self, text: str, *, is_first: bool) -> list[int]:
+        """Give a text's tokens; is_first: it begins a stream. Raises ValueError if the model has no tokenizer."""
         if self.tokenizer is None:
             raise ValueError(sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
-        return self.tokenizer.encode(text).tolist()
+        return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
 
     def text_of(self, token: int) -> str:
         """Give the text of one token; for a model without a tokenizer, its number."""
@@ -113,8 +114,8 @@ class ServedModel:
         return str if self.tokenizer is None else TextPieces(self.tokenizer, before).add
 
     def first_tokens(self) -> list[int]:
-        """What a stream begins with that was given nothing to read: a line's end, as before the start of a line."""
-        tokens = [] if self.tokenizer is None else self.encode("\n")
+        """What a stream begins with that was given nothing to read."""
+        tokens = [] if self.tokenizer is None else first_tokens(self.tokenizer)
         if not tokens:
             raise ValueError(sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
         return tokens

@@ -182,7 +182,7 @@ async def _tokens(session: Session, text: str | None, tokens: list[int] | None, 
     if text is not None and tokens is not None:
         raise ApiError(400, "text and tokens are both given; expected one of them", param="tokens")
     if text is not None:
-        tokens = await encoded(session.model, text)
+        tokens = await encoded(session.model, text, is_first=session.place.n_tokens == 0)
     tokens = tokens or []
     session.model.require_tokens(tokens)
     allowed_tokens(service, len(tokens), "tokens")

@@ -61,7 +61,11 @@ export class LocalStream {
 
   encode(text: string): number[] {
     if (!this.runner.tokenizer) throw new Error(`${this.runner.model.name} has no tokenizer; expected tokens`);
-    return this.runner.tokenizer.encode(text);
+    const tokens = this.runner.tokenizer.encode(text);
+    const { task } = this.runner.model;
+    const before = task.kind === "text" ? (task.before ?? []) : [];
+    const begins = this.place.position === 0 && tokens.length > 0;
+    return begins && before.some((token, place) => token !== tokens[place]) ? [...before, ...tokens] : tokens;
   }
 
   async read(token: number, wasRead = true): Promise<Step> {
