@@ -100,8 +100,10 @@ def test_gradients_are_in_float32_under_autocast():
     expected = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs)
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs)
-    for one, other in zip(found, expected):
+        again = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs, create_graph=True)
+    for one, twice, other in zip(found, again, expected):
         assert torch.equal(one, other)
+        require_near(twice, other, 2e-5)
 
 
 def test_transforms_and_forward_derivatives():

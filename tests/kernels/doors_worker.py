@@ -4,14 +4,19 @@ Each printed line is a case's name, a tab, and the result of the call. test_door
 """
 
 import faulthandler
+import itertools
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recurra
 from recurra.cells import GRUCell, SLSTMParts, gru_sequence, slstm_sequence
 from recurra.cells.gru import RecurrentWeights
+from recurra.cells.gru_after import HiddenWeights, gru_after
 from recurra.decoding.operators import decoding_linear
 from recurra.gateloop import Planes, gate_loop, gate_loop_real_part, softmax_attention
+from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.positive_features import positive_features
 from recurra.layers.shifted_products import shifted_products
 from recurra.scan import operators
@@ -336,11 +341,69 @@ def of_shifted_products():
     return each_wrong(shifted_products, x, bad)
 
 
+def of_saved_tensors():
+    """What a hook has made of a saved tensor, by its place among them: of half the bytes, or with one number alone."""
+    slstm = [ones(4, 6, 4, 2, 5), ones(2, 5, 20), *(ones(4, 2, 5) for _ in SLSTMParts._fields)]
+    rotated = [ones(4, 6, 2, 8), ones(4, 6, 2, 8), ones(4, 6, 2, 3), ones(4, 6, 2, 1)]
+    calls = {
+        "shifted products": (shifted_products, [ones(4, 6, 5), ones(4, 3, 5), ones(4, 5), ones(5)], range(4), range(4)),
+        "sLSTM": (lambda p, w, *state: slstm_sequence(p, w, SLSTMParts(*state))[0], slstm, range(8), range(8)),
+        "turned": (lambda *x: sum(part.sum() for part in turned(*x)), rotated, range(5), range(5)),
+        "cross-entropy": (cross_entropy, [ones(6, 9), torch.arange(6)], (2, 3), (2, 3)),
+        "GRU": (
+            lambda p, h, *w: gru_sequence(GRUCell(2, 5), p, h, RecurrentWeights(*w))[0],
+            [ones(4, 6, 15), ones(4, 5), ones(10, 5), ones(5, 5)],
+            (4, 5, 7),
+            (2, 3, 4, 7),
+        ),
+        "GRU, reset after": (
+            lambda p, h, *w: gru_after(p, h, HiddenWeights(*w))[0],
+            [ones(4, 6, 15), ones(4, 5), ones(15, 5), ones(15)],
+            (4, 5, 6, 7),
+            (2, 4, 6, 7),
+        ),
+    }
+    changes = {"type": Tensor.bfloat16, "shape": lambda x: x.flatten()[:1]}
+    return {
+        f"{name}, {change} of number {number}": (
+            lambda call=call, x=x, number=number, how=how: hooked(call, x, number, how),
+            "",
+        )
+        for name, (call, x, *numbers) in calls.items()
+        for (change, how), those in zip(changes.items(), numbers)
+        for number in those
+    }
+
+
+def hooked(call, x, number, change):
+    saved = itertools.count()
+    x = [t.requires_grad_(t.is_floating_point()) for t in x]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: change(t) if next(saved) == number else t, lambda t: t):
+        y = call(*x)
+    assert next(saved) > number
+    y.sum().backward()
+
+
+def of_fake_results():
+    """Tensors without memory, which would have to be written into; nothing may refuse them, or end the process."""
+
+    def call(**options):
+        with FakeTensorMode(), torch.no_grad():
+            b = ones(2, 4, 80)
+            out = torch.empty(2, 4, 80)
+            found = recurra.linear_scan(b * 0.5, b, out=out, **options)
+        if found is out and found.shape == (2, 4, 80):
+            raise ValueError("out is fake; expected nothing else")
+
+    return {"out": (call, "out"), "out, reverse": (lambda: call(reverse=True), "out")}
+
+
 ROOMS = {
     "scan": of_scan, "scan, backward": of_scan_backward, "out": of_out, "fused": of_fused,
     "fused, backward": of_fused_backward, "chunk": of_chunk, "heads": of_heads, "front": of_the_front_doors,
     "products": of_products, "cells": of_sequences, "sLSTM": of_slstm, "positive features": of_features,
     "delta rule": of_the_delta_rule, "turned": of_turned, "shifted products": of_shifted_products,
+    "saved": of_saved_tensors, "fake": of_fake_results,
 }  # fmt: skip
 
 
@@ -354,7 +417,7 @@ def main():
                 call()
             except ValueError as error:
                 says = str(error)
-                is_named = says.startswith(f"{argument} is ") and "; expected " in says
+                is_named = (not argument or says.startswith(f"{argument} is ")) and "; expected " in says
                 print("refused" if is_named else f"refused, but not by name ({argument}): {says!r}", flush=True)
             except Exception as error:
                 print(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)

@@ -28,6 +28,15 @@ def test_a_word_is_dropped_wherever_it_stands():
     assert set(y.unique().tolist()) == {0.0, 2.0}
 
 
+def test_vmap_gives_each_a_mask_of_its_own():
+    x, tokens = torch.ones(3, 2, 9, 50), torch.randint(20, (3, 2, 9))
+    y = torch.func.vmap(LockedDropout(0.5), randomness="different")(x)
+    assert not torch.equal(y[0], y[1])
+    assert torch.equal(y, y[:, :, :1].expand_as(y))
+    y = torch.func.vmap(WordDropout(20, 0.5), randomness="different")(x, tokens)
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
 @pytest.mark.parametrize("build", [LockedDropout, lambda p: WordDropout(5, p)])
 def test_nothing_is_dropped_in_evaluation_or_with_p_0(build):
     x, tokens = torch.randn(2, 3, 4), torch.randint(5, (2, 3))

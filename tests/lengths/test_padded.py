@@ -153,3 +153,17 @@ def test_masks_of_recurrences_compile(mixer):
     compiled = compile_by_tracing(model)
     tokens = torch.randint(9, (4, 5))
     torch.testing.assert_close(compiled(tokens, mask=MASK)[0], model(tokens, mask=MASK)[0])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_sequence_without_steps_does_not_decide_the_type(packed):
+    """Under autocast what has no step comes back in its own type, beside results in bfloat16."""
+    mixer, x = recurra.create_mixer("gru", 8), torch.randn(2, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        if packed:
+            borders = [torch.tensor(b) for b in ([0, 2, 3], [0, 0, 3])]
+            found = [mixer(x[:1], cu_seqlens=cu_seqlens)[0] for cu_seqlens in borders]
+        else:
+            masks = [torch.tensor([[1, 1, 1], last]).bool() for last in ([1, 0, 0], [0, 0, 0])]
+            found = [mixer(x, mask=mask)[0] for mask in masks]
+    assert found[0].dtype == found[1].dtype

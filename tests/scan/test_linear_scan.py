@@ -353,6 +353,42 @@ def test_out_of_mixed_types(gates, plain_scan):
         assert_near(out, plain_scan(a, b))
 
 
+def test_a_graph_that_has_saved_out_refuses_to_go_on():
+    """Its gradients would be those of other numbers."""
+    out, weight = torch.ones(1, 4, 80), torch.ones(1, 4, 80, requires_grad=True)
+    loss = (out * weight).sum()
+    with torch.no_grad():
+        linear_scan(torch.full((80,), 0.5), torch.ones(1, 4, 80), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_out_in_inference_mode():
+    with torch.inference_mode():
+        b, out = torch.ones(1, 4, 3), torch.empty(1, 4, 3)
+        assert torch.equal(linear_scan(torch.ones(3), b, out=out), b.cumsum(1))
+
+
+def test_out_takes_no_forward_derivatives():
+    b, out = torch.ones(1, 4, 3), torch.empty(1, 4, 3)
+    with pytest.raises(RuntimeError, match=r"out is given under torch\.func or forward derivatives; expected None"):
+        torch.func.jvp(lambda b: linear_scan(torch.ones(3), b, out=out), (b,), (b,))
+    with pytest.raises(RuntimeError, match=r"out is given under torch\.func or forward derivatives; expected None"):
+        torch.func.vmap(lambda b: linear_scan(torch.ones(3), b, out=out))(b[None])
+
+
+@pytest.mark.compile
+def test_out_is_written_in_a_traced_program():
+    def into(a, b, out):
+        return linear_scan(a, b, out=out)
+
+    a, b, out = torch.full((3,), 0.5), torch.ones(1, 4, 3), torch.empty(1, 4, 3)
+    with torch.no_grad():
+        found = torch.compile(into, backend="aot_eager")(a, b, out)
+    assert torch.equal(found, linear_scan(a, b))
+    assert torch.equal(out, found)
+
+
 def test_out_of_an_empty_scan():
     out = torch.empty(2, 0, 3)
     assert linear_scan(torch.ones(3), torch.ones(2, 0, 3), out=out) is out

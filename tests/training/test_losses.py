@@ -53,6 +53,9 @@ def test_the_change_from_one_packed_sequence_to_the_next_is_no_penalty(model):
     torch.testing.assert_close(packed, (2 * apart[0] + 4 * apart[1]) / 6)
     _, none, _ = loss_by_parts(model, inputs, targets, None, config, cu_seqlens=torch.arange(10))
     assert none == 0.0
+    for with_empty in ([0, 0, 3, 3, 4, 9], [0, 3, 4, 9, 9]):
+        _, same, _ = loss_by_parts(model, inputs, targets, None, config, cu_seqlens=torch.tensor(with_empty))
+        torch.testing.assert_close(same, packed)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -97,6 +97,7 @@ def _gradients_in(steps: Steps, d_y: Tensor | None, d_last: Tensor | None) -> tu
     """Check what a backward pass was given, and return d_y by time and a copy of d_last, to be changed."""
     length, batch, size = steps.c.shape
     like = (torch.float32, torch.device("cpu"))
+    require_layout("steps.c", steps.c, (length, batch, size), *like)
     require_layout("steps.ru", steps.ru, (length, batch, 2 * size), *like)
     require_layout("steps.states", steps.states, (length + 1, batch, size), *like)
     first = steps.states[0]
@@ -115,6 +116,8 @@ def backward(
 
     length, batch, size = steps.c.shape
     d_y, d_h = _gradients_in(steps, d_y, d_last)
+    for name, weight, n_outputs in (("gates", of_gates, 2 * size), ("candidate", of_candidate, size)):
+        require_layout(f"the weight of the {name}", weight, (n_outputs, size), weight.dtype, d_h.device)
     (d_inputs,), scratch = _make(length, d_h, 3 * size), torch.empty_like(d_h)
     ru, c, _, states = (x.contiguous() for x in steps)
     panels = [in_panels(w) for w in (of_gates, of_candidate)]
@@ -132,6 +135,7 @@ def backward_after(
     length, batch, size = steps.c.shape
     d_y, d_h = _gradients_in(steps, d_y, d_last)
     require_layout("steps.hidden", steps.hidden, (length, batch, 3 * size), torch.float32, torch.device("cpu"))
+    require_layout("the weight", weight, (3 * size, size), weight.dtype, d_h.device)
     d_inputs, d_hidden = _make(length, d_h, 3 * size, 3 * size)
     sizes, work = _sizes(length, batch, size)
     tensors, panels = [x.contiguous() for x in steps], in_panels(weight)  # held, because the kernel has addresses

@@ -126,7 +126,13 @@ class _SLSTMSequence(torch.autograd.Function):
             return differentiable_gradients(_reference_of_tensors, inputs, gradients)
         from recurra.cells.slstm_kernels import slstm_kernels
 
-        weights, (heads, length, batch, _, size) = inputs[1], gates.shape
+        _check(inputs[0], inputs[1], SLSTMParts(*inputs[2:]))  # again: hooks may have changed what was saved
+        weights, (batch, length, _, heads, size) = inputs[1], inputs[0].shape
+        like = (torch.float32, torch.device("cpu"))
+        require_layout("weights", weights, (heads, size, 4 * size), *like)
+        require_layout("gates", gates, (heads, length, batch, 4, size), *like)
+        require_layout("states", states, (4, heads, length + 1, batch, size), *like)
+        gates, states = gates.contiguous(), states.contiguous()
         d_y, d_c, d_n, _, d_h = gradients
         by_time = states.new_zeros(heads, length, batch, size) if d_y is None else _by_heads(d_y)
         carried = states.new_zeros(3, heads, batch, size)

@@ -91,6 +91,8 @@ def differentiable_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Compute a backward pass through plain torch, so that its result can be differentiated in turn.
 
+    It computes as the kernel does, in the types of its inputs: autocast has had its say before them.
+
     Args:
         reference: computes the outputs of the kernel from its inputs.
         inputs: the tensors saved by the forward pass.
@@ -99,7 +101,8 @@ def differentiable_gradients(
     Returns:
         The gradient of each input, None where it needs none.
     """
-    with torch.enable_grad():
+    device = next(x.device.type for x in inputs if x is not None)
+    with torch.enable_grad(), torch.autocast(device, enabled=False):
         # Aliases, because one input can be another or come from it, and each must get only its own share.
         aliases = [None if x is None else x.view_as(x) for x in inputs]
         outputs = reference(*aliases)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from recurra.checks import require_layout
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.operators import differentiable_gradients, has_numbers, transforms_are_active
 from recurra.layers.vocabulary import IGNORED_TARGET
@@ -70,6 +71,9 @@ class _CrossEntropy(torch.autograd.Function):
         from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
 
         dense, (rows, columns) = logits.contiguous(), logits.shape
+        for name, saved in {"largest": largest, "log_sums": log_sums, "gradient": gradient}.items():
+            require_layout(name, saved, (rows,), torch.float32, torch.device("cpu"))  # hooks may have changed it
+        largest, log_sums = largest.contiguous(), log_sums.contiguous()
         counts = targets != IGNORED_TARGET
         scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
         cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(

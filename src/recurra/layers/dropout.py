@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -67,7 +66,8 @@ DROPOUTS: dict[str, Callable[[float], nn.Module]] = {"independent": nn.Dropout, 
 
 def _mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """Draw 0 with probability p and 1 / (1 - p) otherwise, so that the mean is 1."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1.0 - p).div_(1.0 - p)
+    # made of `like`, so that vmap gives each of its inputs a mask of its own
+    return like.new_empty(shape).bernoulli_(1.0 - p).div_(1.0 - p)
 
 
 def _probability(p: float) -> float:

@@ -25,20 +25,24 @@ def shifted_products(
     Raises:
         ValueError: a tensor has another shape than above, or another type or device than x.
     """
+    _check(x, state, weight, bias)
+    needs_gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, state, weight, bias)
+    )
+    if (x.shape[1] == 1 and not needs_gradient) or not float32_kernels_take(x):
+        return shifted_products_reference(x, state, weight, bias)
+    y: Tensor = _ShiftedProducts.apply(x, state, weight, bias)
+    return y
+
+
+def _check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.ndim != 3:
         raise ValueError(sentence("x", kind_of(x), "(B, L, D)"))
-    (batch, length, row), kind = x.shape, (x.dtype, x.device)
+    (batch, _, row), kind = x.shape, (x.dtype, x.device)
     require_layout("weight", weight, (weight.shape[0], row), *kind)
     require_layout("state", state, (batch, weight.shape[0] - 1, row), *kind)
     if bias is not None:
         require_layout("bias", bias, (row,), *kind)
-    needs_gradient = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, state, weight, bias)
-    )
-    if (length == 1 and not needs_gradient) or not float32_kernels_take(x):
-        return shifted_products_reference(x, state, weight, bias)
-    y: Tensor = _ShiftedProducts.apply(x, state, weight, bias)
-    return y
 
 
 def shifted_products_reference(
@@ -86,6 +90,8 @@ class _ShiftedProducts(torch.autograd.Function):
             return differentiable_gradients(reference, (x, state, weight, bias), (gradient,))
         from recurra.layers.shifted_products_kernels import shifted_products_kernels
 
+        _check(x, state, weight, bias)  # again: hooks may have changed what was saved
+        require_layout("x", x, tuple(gradient.shape), torch.float32, torch.device("cpu"))
         inputs, before, rows = with_neighbouring_channels(x), state.contiguous(), weight.contiguous()
         given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
         d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)

@@ -159,7 +159,9 @@ class PackedSequences:
 
     def packed(self, batches: Sequence[Shaped[Tensor, "_ _ *rest"]]) -> Shaped[Tensor, "1 T *rest"]:
         """Put the steps of all groups end to end again."""
-        return torch.cat([padded.flatten(0, 1) for padded in batches]).index_select(0, self._back)[None]
+        steps = [padded.flatten(0, 1) for padded in batches]
+        steps = [padded for padded in steps if padded.numel()] or steps  # what has no step has no type of its own
+        return torch.cat(steps).index_select(0, self._back)[None]
 
     def states(self, state: State) -> list[State]:
         """Take the states of every group out of one of all sequences; None is the start of every stream.

@@ -95,7 +95,7 @@ def _in_pieces(run: Run, x: Tensor, state: Any, mask: Tensor | None, cu_seqlens:
             n_left = len(following.sequences) if following else 0
             finished.append((piece.sequences[n_left:], select(current, slice(n_left, None))))
             current = select(current, slice(n_left))
-    flat = torch.cat(outputs)
+    flat = torch.cat([y for y in outputs if y.numel()] or outputs)  # what has no step has no type of its own
     y = flat.new_zeros(x.shape[0] * x.shape[1], *flat.shape[1:]).index_copy(0, order, flat)
     return y.unflatten(0, x.shape[:2]), _in_order(finished)
 

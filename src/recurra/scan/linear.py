@@ -3,9 +3,11 @@
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from recurra.checks import kind_of, require, require_layout, require_tensor, sentence
 from recurra.kernels.backends import choose_backend
+from recurra.kernels.operators import has_numbers, transforms_are_active
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
 from recurra.lengths.reset import check_reset, cut_transitions
@@ -71,6 +73,7 @@ def linear_scan(
         from recurra.scan.sharded import sharded_scan  # which calls this function for its own piece
 
         require(cu_seqlens is None and reset is None and not reverse, "a scan over pieces", "cut", "one sequence")
+        require(out is None, "out", "given for a scan over pieces", "None")
         with over(None):
             return sharded_scan(a, b, h0, group=pieces.group, backend=backend)
     computed = torch.float32 if dtype in HALF else dtype
@@ -92,14 +95,15 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
     batch, length = b.shape[:2]
     flat_a = a.expand(b.shape).reshape(batch, length, -1)
     flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
-    if out is not None:
+    if out is not None and not torch.compiler.is_compiling() and all(map(has_numbers, (out, a, b, h0))):
         scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
+        increment_version(out)  # so that a graph that has saved it refuses to go on
         return out
     if backend == "reference":
         h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
     else:
         h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, backend)
-    return h.reshape(b.shape)
+    return h.reshape(b.shape) if out is None else out.copy_(h.reshape(b.shape))
 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
@@ -147,6 +151,8 @@ def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torc
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, a, b, h0)):
         mend = "omit it or call under torch.no_grad()"
         raise RuntimeError(sentence("out", "given where a gradient is needed", "None", mend))
+    if transforms_are_active():
+        raise RuntimeError(sentence("out", "given under torch.func or forward derivatives", "None"))
     if backend != "numba":
         mend = "omit it, for only the CPU kernel writes into a given tensor"
         raise RuntimeError(sentence("out", f"given for the backend {backend!r}", "None", mend))

@@ -38,17 +38,21 @@ def turned(
         ValueError: a tensor has another shape than above, or another type or device than b; or there are too many
             angles.
     """
+    inputs = (b, c, angles, scale)
+    _check(*inputs)
+    is_one_step = b.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
+    if is_one_step or not float32_kernels_take(b):
+        return turned_reference(*inputs)
+    return Turned(*_Turned.apply(*inputs))
+
+
+def _check(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> None:
     shape, kind = b.shape, (b.dtype, b.device)
     if 2 * angles.shape[-1] > shape[-1]:
         raise ValueError(sentence("angles", kind_of(angles), f"at most one for two of {shape[-1]} channels"))
     require_layout("c", c, shape, *kind)
     require_layout("angles", angles, (*shape[:-1], angles.shape[-1]), *kind)
     require_layout("scale", scale, (*shape[:-1], 1), *kind)
-    inputs = (b, c, angles, scale)
-    is_one_step = shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    if is_one_step or not float32_kernels_take(b):
-        return turned_reference(*inputs)
-    return Turned(*_Turned.apply(*inputs))
 
 
 def turned_reference(
@@ -98,6 +102,10 @@ class _Turned(torch.autograd.Function):
             return differentiable_gradients(turned_reference, (b, c, angles, scale), gradients)
         from recurra.ssm.turned_kernels import turned_kernels
 
+        _check(b, c, angles, scale)  # again: hooks may have changed what was saved
+        like = (torch.float32, torch.device("cpu"))
+        require_layout("b", b, tuple(gradients[0].shape), *like)
+        require_layout("unit", unit, (*angles.shape, 2), *like)
         dense, given = [x.contiguous() for x in (b, c, unit, scale)], [x.contiguous() for x in gradients]
         d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)

@@ -125,9 +125,9 @@ def _penalty(
     if config.change_penalty and wide.shape[1] > 1:
         changes = wide.diff(dim=1).square()
         if cu_seqlens is not None:
-            within = torch.ones(changes.shape[1], dtype=torch.bool, device=changes.device)
-            within[cu_seqlens[1:-1].to(changes.device) - 1] = False  # from one sequence to the next
-            changes = changes[:, within]
+            within = torch.ones(wide.shape[1] + 1, dtype=torch.bool, device=changes.device)
+            within[cu_seqlens.to(changes.device)] = False  # from one sequence to the next
+            changes = changes[:, within[1:-1]]
         if changes.numel():
             penalty = penalty + config.change_penalty * changes.mean()
     return penalty
