@@ -1,4 +1,5 @@
 import json
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,7 @@ def test_tokens_of_others_may_span_lines(text):
     tokenizer.decoder = decoders.ByteLevel()
     encoding = BytePairEncoding.from_json(BytePairEncoding(tokenizer).to_json(), "a file")
     assert not encoding.encodes_lines_apart
+    assert encoding.fingerprint != sha256(tokenizer.to_str().encode()).hexdigest(), "nothing of lines is taken for its"
     assert encoding.encode(text).tolist() == tokenizer.encode(text).ids
     tokens = encoding.encode("a\n\n\nb").tolist()
     assert [letters[i] for i in tokens] == ["a", feed + feed, feed, "b"]
@@ -89,6 +91,20 @@ def test_lines_that_may_depend_on_each_other_are_encoded_together(encoding, chan
     assert not changed.encodes_lines_apart
     text = "low\nwide\n  new\n\nlow"
     assert changed.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_tokenizer_of_ours_that_did_not_cut_lines_itself_is_recognised(tmp_path):
+    """Its tokens at the ends of lines are those that its run has learned, and it keeps its fingerprint."""
+    encoding = BytePairEncoding.train(["wide \nnew \n"] * 9, 300)
+    tokenizer = Tokenizer.from_str(encoding.to_json())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    older = BytePairEncoding(tokenizer)
+    assert older.encodes_lines_apart
+    text = "wide \nnew"
+    assert older.encode(text).tolist() == encoding.encode(text).tolist() != tokenizer.encode(text).ids
+    assert Tokenizer.from_str(older.to_json()).encode(text).ids == older.encode(text).tolist()
+    assert older.fingerprint == encoding.fingerprint == sha256(tokenizer.to_str().encode()).hexdigest()
+    assert BytePairEncoding.from_json(older.to_json(), "a file").fingerprint == older.fingerprint
 
 
 def test_saving_and_loading(tmp_path, encoding):

@@ -107,6 +107,7 @@ def test_a_tokenizer_whose_tokens_span_lines(tmp_path):
 def test_a_folder_of_another_tokenizer(tmp_path):
     tokenizer = Tokenizer.from_str(ENCODERS["bpe"].to_json())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = read_tokenizer(tmp_path)
     assert not found.encodes_lines_apart

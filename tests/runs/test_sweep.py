@@ -1,6 +1,5 @@
 """Sweeps: what is tried, in which folders, and what a second call does."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from recurra.cli.sweep import sweep_table
 from recurra.runs import sweep
 from recurra.runs.start import start_run
 from recurra.runs.sweep import Range, Tried, grid, parse_space
-from recurra.training import RunFolder, optimizer_registry, read_metrics
+from recurra.training import optimizer_registry, read_metrics
 
 RECIPE = """
 experiment: text
@@ -228,23 +227,33 @@ def test_a_killed_trial_continues_and_others_are_not_repeated(tmp_path):
     assert [one.error for one in tried] == ["", "", "diverged", ""]
 
 
-def test_a_trial_that_another_process_trains_is_left_to_it(tmp_path):
+def test_one_process_sweeps_at_a_time(tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+
+    def attempt(values):
+        with pytest.raises(BlockingIOError, match=r"^the sweep in .* is under way in another process; expected one"):
+            sweep.search({"a.rate": ["1"]}, tmp_path, attempt, 1, "loss")
+        return Tried(tmp_path, values, {"loss": 1.0})
+
+    assert len(sweep.search({"a.rate": ["1"]}, tmp_path, attempt, 1, "loss")) == 1
+
+
+@pytest.mark.parametrize("n_kills", [1, 2, 3])
+def test_what_kills_its_process_is_not_tried_for_ever(tmp_path, n_kills):
     optuna = pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
     study = optuna.create_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    other = study.ask({"a.rate": optuna.distributions.FloatDistribution(0.1, 1.0)}).params["a.rate"]
-    folder = RunFolder(tmp_path / f"rate={other}")
-    script = "from recurra.training import RunFolder; import sys; from pathlib import Path\n"
-    script += "run = RunFolder(Path(sys.argv[1])); run.lock(); print(flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", script, str(folder.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()
-        asked = []
+    deadly = {"a.rate": 0.25}
+    for number in range(n_kills):
+        study.enqueue_trial(deadly)
+        study.ask({"a.rate": optuna.distributions.FloatDistribution(0.1, 1.0)})
+        if number < n_kills - 1:
+            study.tell(number, state=optuna.trial.TrialState.FAIL)
+    asked = []
 
-        def attempt(values):
-            asked.append(values["a.rate"])
-            return Tried(tmp_path, values, {"loss": 1.0})
+    def attempt(values):
+        asked.append(values["a.rate"])
+        return Tried(tmp_path, values, {"loss": 1.0})
 
-        sweep.search({"a.rate": Range(0.1, 1.0)}, tmp_path, attempt, 1, "loss")
-        process.stdin.close()
+    sweep.search({"a.rate": Range(0.1, 1.0)}, tmp_path, attempt, 1, "loss")
+    assert (asked == ["0.25"]) == (n_kills < 3)
     assert len(asked) == 1
-    assert asked != [str(other)]

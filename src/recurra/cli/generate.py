@@ -77,7 +77,7 @@ def _parser() -> ArgumentParser:
         "--prompt",
         metavar="TEXT",
         help="text to continue; - reads the standard input, in lines or blocks of them and in constant memory, and "
-        "continues where it ends (default: the start of a line, or the loaded state)",
+        "continues where it ends (default: the loaded state, or where the tokenizer lets texts begin: in ours, a line)",
     )
     add("--max-tokens", type=int, default=100, metavar="N", help="maximum number of tokens to add (default: 100)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")

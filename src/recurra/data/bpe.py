@@ -30,6 +30,9 @@ _KEEPS_ALL = "one with a byte-level alphabet, byte fallback or an unknown token"
 _LINE = r"[^\n]*\n|[^\n]+"
 # Cuts a text into lines, each with its line feed. The library for browsers knows this behaviour of those that would do.
 _LINES = {"type": "Split", "pattern": {"Regex": _LINE}, "behavior": "Isolated", "invert": False}
+_OUR_WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_LINE_FEED = "\u010a"
+"""In the alphabet of bytes."""
 
 
 class BytePairEncoding:
@@ -59,7 +62,11 @@ class BytePairEncoding:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer
         self._start = _before(plain, whole)
-        self._by_lines = _cuts_lines(json.loads(tokenizer.to_str()))
+        content = json.loads(tokenizer.to_str())
+        if _is_our_older_form(content):
+            tokenizer.pre_tokenizer = _by_lines()
+            content = json.loads(tokenizer.to_str())
+        self._by_lines = _cuts_lines(content)
         self._length = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
     @classmethod
@@ -70,8 +77,7 @@ class BytePairEncoding:
         """
         require_whole_number(256, vocab_size=vocab_size)
         tokenizer = Tokenizer(models.BPE())
-        cut = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        tokenizer.pre_tokenizer = _by_lines()
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -108,8 +114,18 @@ class BytePairEncoding:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests."""
-        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+        """A digest of the whole tokenizer, in hexadecimal: equal tokenizers have equal digests.
+
+        It also differs from what it was while all tokenizers were given lines, if the tokens of a text do.
+        """
+        text = self._tokenizer.to_str()
+        if self._by_lines:
+            content = json.loads(text)
+            words = content["pre_tokenizer"]["pretokenizers"][1]
+            text = Tokenizer.from_str(json.dumps({**content, "pre_tokenizer": words})).to_str()
+        else:
+            text = f"whole texts\n{text}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def start(self) -> tuple[int, ...]:
@@ -142,6 +158,20 @@ def _before(part: list[int], whole: list[int]) -> tuple[int, ...]:
     """What stands before a part in the whole; nothing if the part is not there."""
     places = range(len(whole) - len(part) + 1)
     return tuple(whole[: next((place for place in places if whole[place : place + len(part)] == part), 0)])
+
+
+def _by_lines() -> pre_tokenizers.PreTokenizer:
+    """Cut a text into lines, and those into words."""
+    lines = pre_tokenizers.Split(Regex(_LINE), behavior="isolated")
+    return pre_tokenizers.Sequence([lines, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def _is_our_older_form(content: dict[str, Any]) -> bool:
+    """Whether `train` made this before its tokenizers cut lines themselves: then no token goes on after a line feed."""
+    plain = content["normalizer"] is content["post_processor"] is None and not content["added_tokens"]
+    if not plain or content["pre_tokenizer"] != _OUR_WORDS or content["model"]["type"] != "BPE":
+        return False
+    return not any(_LINE_FEED in token[:-1] for token in content["model"]["vocab"])
 
 
 def _cuts_lines(content: dict[str, Any]) -> bool:

@@ -3,10 +3,12 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from recurra.checks import require, sentence
+from recurra.files.locking import locked
 from recurra.runs.start import resume_run, start_run
 from recurra.training import CheckpointFolder, Experiment, RunFolder, Trainer, load_recipe
 from recurra.training.experiment import require_resumable, to_plain
@@ -24,6 +26,8 @@ class Range:
 
 _STOPPED = "stopped"
 """What a trial says that a signal ended."""
+_MOST_KILLS = 3
+"""Values whose run ended so often with its process, as for want of memory, are not tried again."""
 
 Space = Mapping[str, "list[str] | Range"]
 """What to try: values, or a range, by the dotted keys of the recipe."""
@@ -137,11 +141,29 @@ def search(
         attempt: trains with some values.
         n_trials: runs in all, those of an earlier call included.
         measure: what to optimise.
+
+    Raises:
+        BlockingIOError: another process does this.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / ".sweep.lock", partial(_refuse, out)):
+        return _search(space, out, attempt, n_trials, measure)
+
+
+def _refuse(out: Path) -> None:
+    raise BlockingIOError(sentence(f"the sweep in {out}", "under way in another process", "one at a time"))
+
+
+def _search(
+    space: Space,
+    out: Path,
+    attempt: Callable[[dict[str, str]], Tried],
+    n_trials: int,
+    measure: Literal["loss", "accuracy"],
+) -> list[Tried]:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    out.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name="sweep",
         storage=f"sqlite:///{out / 'study.db'}",
@@ -178,29 +200,22 @@ def search(
 
 
 def _queue_interrupted(study: Any, out: Path) -> None:
-    """Queue the values of runs that were stopped or killed, unless another process trains them."""
+    """Queue the values of runs that were stopped, or whose process was killed, but not for ever."""
     from optuna.trial import TrialState
 
     last = {_folder(out, _words(trial.params)).path: trial for trial in study.trials}
     waiting = [trial.system_attrs.get("fixed_params") for trial in study.get_trials(states=(TrialState.WAITING,))]
-    for path, trial in last.items():
-        if trial.state == TrialState.RUNNING and _is_free(path):
+    for trial in last.values():
+        stopped = trial.state == TrialState.FAIL and trial.user_attrs.get(_STOPPED)
+        if trial.state == TrialState.RUNNING:  # though no process is there: `search` has the lock
             study.tell(trial.number, state=TrialState.FAIL)
-        elif not (trial.state == TrialState.FAIL and trial.user_attrs.get(_STOPPED)):
+            kills = [one for one in study.trials if one.params == trial.params and not one.user_attrs.get(_STOPPED)]
+            if len(kills) >= _MOST_KILLS:
+                continue
+        elif not stopped:
             continue
         if trial.params not in waiting:
             study.enqueue_trial(trial.params)
-
-
-def _is_free(path: Path) -> bool:
-    """Whether no process trains a run."""
-    folder = RunFolder(path)
-    try:
-        folder.lock()
-    except BlockingIOError:
-        return False
-    folder.unlock()
-    return True
 
 
 def _words(params: Mapping[str, Any]) -> dict[str, str]:

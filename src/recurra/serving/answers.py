@@ -9,7 +9,7 @@ from recurra.serving.hearing import message
 from recurra.serving.served_model import ServedModel
 from recurra.serving.turns import Event, TokenEvent, Turn
 
-_REASONS = {"cancelled": "stop", "timeout": "length", "read": "length"}
+_REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
 """OpenAI's words for the ends that it does not know."""
 
 

@@ -13,7 +13,8 @@ minutes."""
 class Backlog(AsyncIterator[list[Event]]):
     """Passes on the events of a turn, in their order, and all that wait at once.
 
-    Beyond the limit, the turn is cancelled: nothing is lost of what it has told until then, and its end comes, too.
+    If more than the limit waits when others come, the turn is cancelled: nothing is lost of what it has told until
+    then, and its end comes, too.
 
     Args:
         turn: whose events they are.
@@ -30,9 +31,10 @@ class Backlog(AsyncIterator[list[Event]]):
 
     def put(self, events: list[Event]) -> None:
         """Add events."""
-        self._waiting += events
+        # not those that come: what the engine tells at once may be more, and nobody had the time to take it
         if len(self._waiting) * self._turn.numbers_each > self._most and not self._turn.is_cancelled:
             self._cancel(self._turn)
+        self._waiting += events
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.checks import sentence
+from recurra.data.text_start import start_of
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import Answer, AnswerPiece, error_message
@@ -71,7 +72,8 @@ async def completions(request: Request, body: CompletionBody, asked: Asked) -> E
 
 
 def _text_of_prompt(served: ServedModel, body: CompletionBody, prompt: list[int]) -> str:
-    if isinstance(body.prompt, str):
+    text_alone = served.tokenizer is None or not start_of(served.tokenizer)
+    if isinstance(body.prompt, str) and text_alone:
         return body.prompt
     return " ".join(map(str, prompt)) if served.tokenizer is None else served.tokenizer.decode(prompt)
 

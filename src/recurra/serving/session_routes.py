@@ -15,6 +15,7 @@ from recurra.serving.asking import allowed_tokens, encoded, sampling_of, stops_o
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, unless_gone, whole
 from recurra.serving.marks import EVERY
+from recurra.serving.place import Place
 from recurra.serving.requests import (
     NAME,
     FeedBody,
@@ -110,11 +111,12 @@ async def transcript(
 async def feed(request: Request, name: Named, body: FeedBody, asked: Asked) -> EventSourceResponse | Response:
     """Read a text or tokens."""
     session = await _session(asked, name)
-    tokens = await _tokens(session, body.text, body.tokens, asked.service)
+    place = session.place
+    tokens = await _tokens(session, place, body.text, body.tokens, asked.service)
     if not tokens:
         raise ApiError(400, "text is empty; expected a text, or tokens, to read", param="text")
     wanted = _wanted(session.model, body, body.answers)
-    turn = _turn(asked.service, session, tokens, None, wanted)
+    turn = _turn(asked.service, session, place, tokens, None, wanted)
     return await _answer(request, asked.service, session, turn, body.stream)
 
 
@@ -125,8 +127,9 @@ async def generate(request: Request, name: Named, body: GenerateBody, asked: Ask
     if not session.model.predicts_tokens:
         message = f"model is {session.model.name!r}, which predicts classes; expected one that predicts tokens"
         raise ApiError(400, message, code="cannot_generate")
-    tokens = await _tokens(session, body.text, body.tokens, asked.service)
-    if not tokens and not session.place.n_tokens:
+    place = session.place
+    tokens = await _tokens(session, place, body.text, body.tokens, asked.service)
+    if not tokens and not place.n_tokens:
         tokens = session.model.first_tokens()
     config = GenerationConfig(
         max_tokens=allowed_tokens(asked.service, body.max_tokens, "max_tokens"),
@@ -135,7 +138,7 @@ async def generate(request: Request, name: Named, body: GenerateBody, asked: Ask
         stop=stops_of(session.model, body.stop),
     )
     wanted = _wanted(session.model, body, 0)
-    turn = _turn(asked.service, session, tokens, config, wanted)
+    turn = _turn(asked.service, session, place, tokens, config, wanted)
     return await _answer(request, asked.service, session, turn, body.stream)
 
 
@@ -178,11 +181,14 @@ async def _session(asked: Caller, name: str) -> Session:
     return await asked.service.sessions.get(asked.owner, name)
 
 
-async def _tokens(session: Session, text: str | None, tokens: list[int] | None, service: Service) -> list[int]:
+async def _tokens(
+    session: Session, place: Place, text: str | None, tokens: list[int] | None, service: Service
+) -> list[int]:
+    """The tokens that a turn from `place` reads. While they are encoded the session may move on: then it is refused."""
     if text is not None and tokens is not None:
         raise ApiError(400, "text and tokens are both given; expected one of them", param="tokens")
     if text is not None:
-        tokens = await encoded(session.model, text, is_first=session.place.n_tokens == 0)
+        tokens = await encoded(session.model, text, is_first=place.n_tokens == 0)
     tokens = tokens or []
     session.model.require_tokens(tokens)
     allowed_tokens(service, len(tokens), "tokens")
@@ -196,10 +202,10 @@ def _wanted(model: ServedModel, body: TellBody, answers: int) -> Wanted:
 
 
 def _turn(
-    service: Service, session: Session, tokens: list[int], config: GenerationConfig | None, wanted: Wanted
+    service: Service, session: Session, place: Place, tokens: list[int], config: GenerationConfig | None, wanted: Wanted
 ) -> Turn:
     configs = [] if config is None else [config]
-    return Turn(session.model, session.place, tokens, configs, wanted, mark_every=EVERY, deadline=service.deadline())
+    return Turn(session.model, place, tokens, configs, wanted, mark_every=EVERY, deadline=service.deadline())
 
 
 async def _answer(

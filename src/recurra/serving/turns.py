@@ -129,8 +129,9 @@ class Turn:
     def numbers_each(self) -> int:
         """How many numbers it tells of a token, about: a measure of the memory that its events take."""
         wanted = self.wanted
-        gates = wanted.gates * len(self.model.gate_layers) // 64 if wanted.gates else 0
-        return 1 + wanted.alternatives + wanted.answers + gates
+        layers = self.model.gate_layers.values() if wanted.gates else ()
+        gates = sum(min(channels, wanted.gates) for channels in layers)  # two bytes each
+        return 1 + wanted.alternatives + wanted.answers + gates // 64
 
     @property
     def to_read(self) -> list[int]:

@@ -96,6 +96,8 @@ class ServerStream implements Stream {
         if (event !== "end") continue;
         ended = true;
         if (item.finish_reason === "error") throw new Error(item.message || "the model failed on this turn");
+        const cutShort = item.finish_reason === "cancelled" || item.finish_reason === "timeout";
+        if (cutShort && !signal.aborted) throw new Error(`the server ended this turn early (${item.finish_reason})`);
       }
       if (steps.length) yield steps;
     }
