@@ -115,6 +115,15 @@ def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_pa
             prepared(other)
 
 
+def test_shards_of_another_kind_of_vocabulary_are_refused(corpus, tmp_path):
+    """A run keeps their tokenizer, and reads it by what its settings say: it could never be resumed."""
+    out = tmp_path / "out"
+    prepare(Preparation("folder", str(corpus), out, vocabulary="bpe", vocab_size=300))
+    assert TextConfig(str(out), source="shards", vocabulary="bpe").build().vocab_size > 256
+    with pytest.raises(ValueError, match=r"vocabulary is words; expected bpe, as the shards in .*out have"):
+        TextConfig(str(out), source="shards").build()
+
+
 def test_another_tokenizer_than_the_one_there_is_refused(corpus, tmp_path):
     prepare(Preparation("folder", str(corpus), tmp_path / "out"))
     prepare(Preparation("folder", str(corpus), tmp_path / "few", vocab_size=9))

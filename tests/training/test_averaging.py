@@ -119,3 +119,10 @@ def test_what_a_forward_pass_made_whole_is_cut_again_before_the_next_update():
     for step in (1, 2):
         average.update(step)
         assert Sharded.calls == step
+
+
+def test_a_decay_without_a_start_is_no_average():
+    with pytest.raises(
+        ValueError, match=r"^averaging\.decay is 0\.9; expected null without averaging\.start_step: set"
+    ):
+        AveragingConfig(decay=0.9)

@@ -139,6 +139,18 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default():
         require_resumable(saved, changed)
 
 
+def test_the_corpora_of_a_mixture_may_move():
+    def experiment(mixture):
+        data = TextConfig(path=next(iter(mixture)), source="shards", sampling="windows", mixture=mixture)
+        return TextExperiment(data=data)
+
+    saved = to_plain(experiment({"/old/a": 3.0, "/old/b": 1.0}))
+    require_resumable(saved, experiment({"/new/a": 3.0, "/new/b": 1.0}))
+    for other in ({"/old/a": 3.0, "/old/b": 2.0}, {"/old/a": 3.0}):
+        with pytest.raises(ValueError, match=r"not that of the checkpoint in data\.mixture\.1 \(was 1\.0, now"):
+            require_resumable(saved, experiment(other))
+
+
 @pytest.mark.parametrize("change", [{"seed": 7}, {"precision": "bf16-mixed"}, {"accumulate": 2}])
 def test_what_would_be_ignored_or_change_the_experiment_may_not(change):
     experiment = MemoryHorizonExperiment()

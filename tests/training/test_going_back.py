@@ -59,6 +59,25 @@ def test_nothing_is_deleted_before_the_way_back_is_saved(ended, make_trainer, se
     assert ended.checkpoints.steps() == before
 
 
+def test_a_way_back_that_is_refused_changes_nothing(ended, make_trainer, settings):
+    before = ended.checkpoints.steps()
+    with pytest.raises(ValueError, match="is 2 steps in all; expected at least 3, which the run has already made"):
+        make_trainer(max_steps=2, **settings).resume("best")
+    assert ended.checkpoints.steps() == before
+
+
+@pytest.mark.parametrize(("length", "losses", "best"), [(6, (1.0, 2.0), (5, 1.0)), (8, (3.5, 3.2, 3.3, 3.4), (6, 3.2))])
+def test_a_best_checkpoint_of_an_abandoned_way_is_forgotten(make_trainer, settings, length, losses, best):
+    """With another length the rate is another: the best of step 5, after the checkpoint of step 4, is gone."""
+    make_trainer(max_steps=6, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0, 2.0), **settings).fit(quiet())
+    back = make_trainer(max_steps=length, scorer=scorer(*losses), **settings)
+    back.resume("previous")
+    assert back.checkpoints.best.exists() == (length == 6)
+    back.fit(quiet())
+    assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == best
+    assert load_checkpoint(back.checkpoints.best)["position"]["step"] == best[0]
+
+
 def test_a_checkpoint_of_a_step_is_not_written_twice(ended, make_trainer, settings, monkeypatch):
     back = make_trainer(max_steps=8, **settings)
     monkeypatch.setattr(back.checkpoints, "save", lambda *given: 1 / 0)

@@ -69,6 +69,19 @@ def test_what_has_no_weights_is_refused(tmp_path):
         start_language_model(fresh(), str(tmp_path))
 
 
+@pytest.mark.parametrize("place", ["model.safetensors", "run", "run/checkpoints/best.pt"])
+def test_a_vocabulary_of_the_same_size_is_another(trained, tmp_path, place):
+    model, file = fresh(), str(tmp_path / place)
+    assert start_language_model(model, file, WORDS)
+    other = Vocabulary.from_text(["a cat and a hen\n"])
+    assert len(other) == len(WORDS)
+    with pytest.raises(ValueError, match="is a model with another vocabulary of the same size; expected that of the d"):
+        start_language_model(model, file, other)
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    if place != "model.safetensors":  # nothing to compare with
+        assert start_language_model(model, file, other)
+
+
 def test_an_experiment_loads_them(trained, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"""

@@ -32,6 +32,9 @@ def open_shards(config: "TextConfig", encoder: TextEncoder | None) -> ShardCorpu
     if config.source != "shards":
         folder = _prepared(config)
     corpus = ShardCorpus(folder)
+    if corpus.vocabulary != config.vocabulary:  # a run reads its tokenizer by what its settings say
+        expected = f"{corpus.vocabulary}, as the shards in {folder} have"
+        raise ValueError(sentence("data.vocabulary", config.vocabulary, expected))
     if encoder is not None and corpus.encoder.fingerprint != encoder.fingerprint:
         came, mend = f"{folder}, whose vocabulary is another one", "prepare the corpus with --tokenizer"
         raise ValueError(sentence("data.path", came, "shards of that vocabulary", mend))

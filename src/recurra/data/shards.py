@@ -159,7 +159,8 @@ def _shuffled(tokens: ShardedTokens, seed: int, epoch: int) -> ShardedTokens:
 class ShardCorpus:
     """A corpus that `recurra prepare` wrote.
 
-    encoder: the vocabulary or tokenizer of its tokens. splits: those in it. cache_folder: its folder.
+    vocabulary: "words", "bpe" or "bytes". encoder: the vocabulary or tokenizer of its tokens. splits: those in it.
+    cache_folder: its folder.
 
     Raises OSError or ValueError for a folder that is no such corpus, or has files missing or cut short.
     """
@@ -170,7 +171,8 @@ class ShardCorpus:
             raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", mend))
         index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, mend=_AGAIN)
         self.cache_folder = folder
-        self.encoder: TextEncoder = ENCODERS[index["vocabulary"]].load(folder / TOKENIZER)
+        self.vocabulary: str = index["vocabulary"]
+        self.encoder: TextEncoder = ENCODERS[self.vocabulary].load(folder / TOKENIZER)
         if self.encoder.fingerprint != index["fingerprint"]:
             raise ValueError(sentence(str(folder / TOKENIZER), "another vocabulary", "that of the shards", _AGAIN))
         self._tokens: dict[Split, ShardedTokens] = {}

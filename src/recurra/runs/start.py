@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from recurra.checks import sentence
 from recurra.data import TextData
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
@@ -63,10 +62,6 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
         experiment = _with_own_precision(load_recipe(run.config, overrides), run)
         trainer = Trainer(experiment, run, evaluate, open_data=lambda given, ranks: own_data(given, run, ranks))
         trainer.resume(checkpoint)
-        at = trainer.position.step
-        if at > trainer.total_steps:
-            came, expected = f"{trainer.total_steps} steps in all", f"at least {at}, which the run has already made"
-            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", came, expected))
         if trainer.ranks.is_first:
             _describe(trainer)
     trainer.ranks.wait()

@@ -160,6 +160,8 @@ class AveragingConfig:
         require_whole_number(0, **fields_of(self, "averaging", "start_step"))
         decay = self.decay
         require(decay is None or 0 < decay < 1, "averaging.decay", decay, "a weight in (0, 1), or null")
+        begins = self.start_step is not None
+        require(decay is None or begins, "averaging.decay", decay, "null without averaging.start_step", "set that, too")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from torch import nn
 
 from recurra.checks import kind_of, require, sentence
-from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TokenDataSet
+from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TextData, TokenDataSet
 from recurra.data.tasks import InductionConfig, RecallConfig, StateTrackingConfig
 from recurra.data.video import MotionsConfig, VideoConfig
 from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
@@ -69,8 +69,12 @@ class Experiment:
         """Return the sizes that the model takes from `data`."""
         return DataSizes(_vocab_size(data), data.output_size)
 
-    def load_initial_weights(self, model: nn.Module) -> str:
+    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
         """Load the weights that the run starts from into a fresh model, if the experiment names any.
+
+        Args:
+            model: changed in place.
+            data: what it is trained on, whose vocabulary the weights have to have; None takes any.
 
         Returns:
             a line that says where the weights are from; empty if the fresh ones stay.
@@ -111,9 +115,10 @@ class TextExperiment(Experiment):
         """Return the sizes that the model takes from `data`: the vocabulary and the length of a segment."""
         return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
 
-    def load_initial_weights(self, model: nn.Module) -> str:
+    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
         """Load the weights of `model.init_from` into a fresh model."""
-        return start_language_model(model, self.model.init_from) if self.model.init_from else ""
+        encoder = data.corpus.encoder if isinstance(data, TextData) else None
+        return start_language_model(model, self.model.init_from, encoder) if self.model.init_from else ""
 
 
 def experiment_name(entry: ModelEntry) -> str:
@@ -185,7 +190,7 @@ class VideoExperiment(Experiment):
         """Return the sizes for a data set with this many classes; it does not have to exist on disk."""
         return VideoSizes(n_classes, self.data.n_frames, self.data.image_size)
 
-    def load_initial_weights(self, model: nn.Module) -> str:
+    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
         """Load the weights of `model.init_from` into a fresh model."""
         return start_from(model, self.model.init_from) if self.model.init_from else ""  # type: ignore[arg-type]
 
@@ -327,11 +332,19 @@ def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
     Raises:
         ValueError: a setting outside `RESUMABLE` differs; the message names the keys and both values.
     """
-    changed = _changes(saved, experiment, lambda key: key not in RESUMABLE)
+    changed = _changes(_with_numbered_mixture(saved), experiment, lambda key: key not in RESUMABLE)
     if changed:
         came = f"not that of the checkpoint in {', '.join(changed)}"
         mend = f"only {', '.join(sorted(RESUMABLE))} may change"
         raise ValueError(sentence("the experiment", came, "the same settings", mend))
+
+
+def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let the weights of a mixture have numbers in place of folders, which may lie elsewhere now."""
+    data = plain.get("data")
+    if not (isinstance(data, Mapping) and isinstance(mixture := data.get("mixture"), Mapping)):
+        return plain
+    return {**plain, "data": {**data, "mixture": {str(n): weight for n, weight in enumerate(mixture.values())}}}
 
 
 def _describes_model(key: str) -> bool:
@@ -345,7 +358,7 @@ def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[
     known = {key for key, _ in flat(saved)}
     return [
         f"{key} (was {before!r}, now {now!r})"
-        for key, (before, now) in differences(saved, to_plain(experiment)).items()
+        for key, (before, now) in differences(saved, _with_numbered_mixture(to_plain(experiment))).items()
         if counts(key) and (key in known or now != _plain(_default(experiment, key)))
     ]
 

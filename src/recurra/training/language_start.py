@@ -10,19 +10,23 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.convert import load_single_file
 from recurra.convert.published import ARCHITECTURES, from_huggingface, model_type_of, without_unused_tokens
+from recurra.data import TextEncoder
+from recurra.data.shards import ENCODERS
 from recurra.training.checkpoint import load_weights, scored_weights
 from recurra.training.run_folder import RunFolder, load_best_checkpoint
 
 _READ = "the folder of a run, a checkpoint (.pt), a .safetensors file of ours, or a folder of a published model"
 
 
-def start_language_model(model: nn.Module, path: str) -> str:
+def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | None = None) -> str:
     """Load trained weights into a fresh language model of the same shape and vocabulary; dropouts may differ.
 
     Args:
         model: changed in place.
         path: the folder of a run (its best checkpoint), a checkpoint of a run (.pt), a single file (.safetensors), or
             a folder of a published model that `recurra convert` reads.
+        encoder: of the text that the model is trained on, whose numbers have to mean the words that they meant; None
+            takes any.
 
     Returns:
         a line that says what was done.
@@ -34,7 +38,7 @@ def start_language_model(model: nn.Module, path: str) -> str:
     place = Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(sentence("model.init_from", f"{place}, which does not exist", _READ))
-    weights, shape, what = _read(place)
+    weights, shape, what, tokenizer = _read(place)
     ours = asdict(model.config)  # type: ignore[call-overload]
     differing = [
         f"{name} {value!r}, not {ours[name]!r}"
@@ -43,22 +47,33 @@ def start_language_model(model: nn.Module, path: str) -> str:
     ]
     if differing:
         raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
+    if None not in (encoder, tokenizer) and encoder.fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
+        mend = "set data.tokenizer to its tokenizer.json"
+        raise ValueError(sentence(what, "a model with another vocabulary of the same size", "that of the data", mend))
     load_weights(model, weights, place)
     return f"starts from {what}"
 
 
-def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str]:
-    """Weights by our names, the shape of their model, and what messages call them."""
+def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextEncoder | None]:
+    """Weights by our names, the shape of their model, what messages call them, and the tokenizer if there is one."""
     if place.suffix == ".safetensors":
         portable = load_single_file(place)
     elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
         portable = without_unused_tokens(from_huggingface(place))
     elif RunFolder(place).checkpoints.is_dir() or place.suffix == ".pt":
         file, saved = load_best_checkpoint(place)
-        return scored_weights(saved), saved["config"]["model"], f"{file}, step {saved['position']['step']}"
+        what = f"{file}, step {saved['position']['step']}"
+        return scored_weights(saved), saved["config"]["model"], what, _tokenizer_of(file, saved["config"]["data"])
     else:
         raise ValueError(sentence("model.init_from", f"{place}, which is none of these", _READ))
-    return portable.model.state_dict(), asdict(portable.model.config), str(place)  # type: ignore[call-overload]
+    shape = asdict(portable.model.config)  # type: ignore[call-overload]
+    return portable.model.state_dict(), shape, str(place), portable.tokenizer
+
+
+def _tokenizer_of(checkpoint: Path, data: Mapping[str, Any]) -> TextEncoder | None:
+    """The tokenizer of a checkpoint's run, if the file still lies in its folder."""
+    file = RunFolder(checkpoint.parent.parent).tokenizer
+    return ENCODERS[data["vocabulary"]].load(file) if file.is_file() and data.get("vocabulary") in ENCODERS else None
 
 
 def _same(theirs: Any, ours: Any) -> bool:

@@ -8,9 +8,10 @@ from torch import nn
 
 from recurra.checks import sentence
 from recurra.data import BatchSource, DataSet
+from recurra.files.writing import discard
 from recurra.saved_state import state_to_plain
 from recurra.training.averaging import WeightAverage
-from recurra.training.checkpoint import CheckpointFolder, Payload, load_weights
+from recurra.training.checkpoint import CheckpointFolder, Payload, load_checkpoint, load_weights
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.levels import Levels
 from recurra.training.losses import Objective
@@ -127,9 +128,9 @@ class ResumableRun:
 
     def _load_initial_weights(self) -> str:
         if self._shard is None:
-            return self.experiment.load_initial_weights(self.model)
+            return self.experiment.load_initial_weights(self.model, self.data)
         whole = self.experiment.build_model(self.data)
-        if note := self.experiment.load_initial_weights(whole):
+        if note := self.experiment.load_initial_weights(whole, self.data):
             self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
         return note
 
@@ -165,7 +166,8 @@ class ResumableRun:
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
-            ValueError: the experiment differs from that of the checkpoint in a setting that may not change.
+            ValueError: the experiment differs from that of the checkpoint in a setting that may not change, or ends
+                before it.
             BlockingIOError: another process trains the run.
         """
         if which == "last" and not self.checkpoints.steps():
@@ -175,6 +177,9 @@ class ResumableRun:
         target = self._layout.target if self.ranks.several else None
         path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
         require_resumable(saved["config"], self.experiment)
+        if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
+            came, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", came, expected))
         if self.ranks.several:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)
@@ -197,6 +202,22 @@ class ResumableRun:
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
         self.checkpoints.drop_after(self.position.step)
+        lengths = ("epochs", "max_steps")
+        if any(saved["config"]["training"].get(name) != getattr(self.config, name) for name in lengths):
+            self._forget_later_best()
+
+    def _forget_later_best(self) -> None:
+        """Forget a best checkpoint of a step that is yet to come: with another length the run takes another way there.
+
+        With the same length it comes to the same weights again.
+        """
+        path = self.checkpoints.best
+        if not path.exists() or load_checkpoint(path)["position"]["step"] <= self.position.step:
+            return
+        self.ranks.wait()  # all have read it
+        self.scores.pop("best", None)
+        if self.ranks.is_first:
+            discard(path)
 
     @property
     def _loaded_to(self) -> Any:

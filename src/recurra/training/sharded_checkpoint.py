@@ -150,7 +150,10 @@ def split_tensors(payload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
             here = local(value)
-            first = paths.setdefault((here.data_ptr(), value.shape, here.stride()) if here.numel() else path, path)
+            # by its memory, which FSDP pads: a rank that has nothing of a tied tensor must count it once, too
+            memory = here.untyped_storage().data_ptr()
+            key = (memory, here.storage_offset(), value.shape, here.stride()) if memory else path
+            first = paths.setdefault(key, path)
             tensors[first] = value
             return {_MARK: first}
         if isinstance(value, Mapping):
