@@ -105,7 +105,8 @@ def test_a_run_keeps_its_precision_on_another_machine(machine, tmp_path, begun_o
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPES["horizon"])
     machine(begun_on)
-    run = start_run(recipe, tmp_path / "run", ["--training.precision", "auto"])
+    threads = str(torch.get_num_threads())  # a run sets those of its process, and this one has to keep its own
+    run = start_run(recipe, tmp_path / "run", ["--training.precision", "auto", "--training.threads", threads])
     run.fit()
     assert load_recipe(run.folder.config).training.precision == chosen
     machine(not begun_on)
