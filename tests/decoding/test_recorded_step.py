@@ -42,6 +42,20 @@ def test_a_recorded_stream_is_the_models(mixer, numbers):
         assert all(map(torch.equal, tensors(other), tensors(state)))
 
 
+def test_a_callers_autocast_does_not_stay():
+    """The recording for two rows is made in the first call that has them."""
+    model, tokens = language_model("retnet", n_heads=2), torch.randint(31, (2, 3))
+    recorded = RecordedStep(model, 31)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = recorded(tokens[:, :1])
+        recorded(tokens[:, 1:2], state)
+    (expected, after), (logits, state) = model(tokens[:, :1]), recorded(tokens[:, :1])
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        recorded(tokens[:, 1:2], state)[0], model(tokens[:, 1:2], after)[0], rtol=1e-6, atol=1e-6
+    )
+
+
 def test_batches_of_every_size():
     model = language_model("gateloop")
     recorded = RecordedStep(model, 31)

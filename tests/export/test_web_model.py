@@ -113,6 +113,13 @@ def test_weights_are_stored_in_fewer_bits_and_once():
     assert types["float32"]["int8"] == types["float32"]["float16"] == 0
 
 
+def test_outputs_that_are_equal_constants_stay_two():
+    """Each RG-LRU says in its state that it has begun."""
+    torch.manual_seed(0)
+    config = LanguageModelConfig(vocab_size=11, n_layer=2, d_model=6, d_channel_mixing=7, mixer=["rg-lru", "rg-lru"])
+    assert web_difference(to_web_model(LanguageModel(config).eval(), "float32")) < 2e-5
+
+
 def test_other_weights_are_refused():
     with pytest.raises(ValueError, match="weights is 'int3'; expected one of int8, float16, float32"):
         to_web_model(make_model(), "int3")

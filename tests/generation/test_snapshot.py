@@ -303,6 +303,10 @@ def reseal(path: Path, change) -> None:
             lambda content, tensors: tensors.update(logits=torch.ones(2, 3)),
             r"logits in .* is float32 \(2, 3\) on cpu",
         ),
+        (
+            lambda content, tensors: tensors.update(logits=torch.ones(500)),
+            r"logits in .* is float32 \(500,\) on cpu; expected one number for each of",
+        ),
     ],
 )
 def test_a_file_with_its_digest_and_another_content_is_refused(change, message, tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from recurra.data import BytePairEncoding
-from recurra.generation import TextPieces
+from recurra.generation import GenerationConfig, TextPieces
 from recurra.generation.text import StopText
 
 
@@ -124,6 +124,13 @@ def test_what_cannot_be_a_stop_is_not_held_back():
 def test_an_empty_stop_is_refused():
     with pytest.raises(ValueError, match=r"stop is .*; expected texts of at least one letter"):
         StopText(["end", ""])
+
+
+def test_a_stop_that_is_no_list_is_refused():
+    """Its letters would be the stops."""
+    for build in (StopText, lambda stop: GenerationConfig(stop=stop)):
+        with pytest.raises(ValueError, match="stop is 'END'; expected texts in a list"):
+            build("END")
 
 
 @pytest.mark.parametrize("text", ["日本", "\n日", "\n🙂é", "日本語のテキスト" * 9, "a\n日a本" * 20])

@@ -87,9 +87,45 @@ def test_the_copy_is_neither_saved_nor_kept_in_training(gateloop, prompt):
         assert gateloop._prepared is None
 
 
+def scale_a_weight(lm):
+    with torch.no_grad():
+        next(iter(lm.model.parameters())).mul_(1.5)
+
+
+def train_the_model_within(lm):
+    lm.model.train()
+    scale_a_weight(lm)
+    lm.model.eval()
+
+
+@pytest.mark.parametrize("numbers", ["float32", "int8"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        scale_a_weight,
+        train_the_model_within,
+        lambda lm: lm.model.load_state_dict({name: 2 * weight for name, weight in lm.model.state_dict().items()}),
+        lambda lm: setattr(
+            next(iter(lm.model.parameters())), "data", torch.zeros_like(next(iter(lm.model.parameters())))
+        ),
+    ],
+    ids=["a change in place", "training", "loading", "other memory"],
+)
+def test_no_copy_is_used_of_weights_that_have_changed(gateloop, prompt, change, numbers):
+    gateloop.eval().prepare_for_decoding(numbers)
+    with torch.no_grad():
+        gateloop(prompt)
+        assert gateloop._prepared is not None
+        change(gateloop)
+        expected = gateloop.model(prompt)[0]
+        assert torch.equal(gateloop(prompt).logits, expected)
+
+
 def test_a_copy_of_a_prepared_model_is_prepared(gateloop, prompt):
     gateloop.prepare_for_decoding()
     twin = copy.deepcopy(gateloop)
+    with torch.no_grad():
+        twin(prompt)
     assert twin._prepared is not gateloop._prepared
     assert torch.equal(generate(twin, prompt), generate(gateloop, prompt))
 

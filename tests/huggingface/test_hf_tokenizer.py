@@ -3,7 +3,7 @@ from benchmarks.faults.mutants import JSON, mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.starting_tokenizers import with_start
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from recurra.data import BytePairEncoding, Vocabulary
@@ -82,6 +82,20 @@ def test_the_tokens_in_front_of_a_text_go_along(tmp_path):
     assert fast("a cat")["input_ids"] == [*encoder.start, *encoder.encode("a cat").tolist()]
     assert text_start(encoder) == encoder.start[0]
     fast.save_pretrained(tmp_path)
+    assert read_tokenizer(tmp_path).start == encoder.start
+
+
+def test_what_would_stand_behind_a_text_does_not_go_along(tmp_path):
+    """A run continues a text; after its end it would write something else."""
+    tokenizer = Tokenizer.from_str(ENCODERS["bpe"].to_json())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokens = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
+    encoder = BytePairEncoding(tokenizer)
+    fast = fast_tokenizer(encoder)
+    assert fast("a cat")["input_ids"] == [tokens[0][1], *encoder.encode("a cat").tolist()]
+    fast.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a cat")["input_ids"] == fast("a cat")["input_ids"]
     assert read_tokenizer(tmp_path).start == encoder.start
 
 

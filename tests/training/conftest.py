@@ -135,10 +135,22 @@ def make_trainer(tmp_path: Path):
     return partial(trainer_in, tmp_path)
 
 
+_UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
 @pytest.fixture
 def file_size_limit():
     """file_size_limit(n): from now on no file may grow beyond n bytes, as on a full disk"""
-    ignored, before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, _UNLIMITED[1]))
     signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """The report of a test, which may go to a long file, is written before fixtures end."""
+    try:
+        return (yield)
+    finally:
+        if "file_size_limit" in item.fixturenames:
+            resource.setrlimit(resource.RLIMIT_FSIZE, _UNLIMITED)

@@ -144,7 +144,8 @@ class RecordedStep(nn.Module):
         device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.vocab_size, (_CHECKED_STEPS + 2, batch, 1), generator=generator).to(device)
-        with torch.inference_mode(False), torch.no_grad():
+        # in the types of the model: a caller's autocast must not stay in what later calls run
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             _, like = self.model(tokens[0])
             _require_steady(like, self.model(tokens[1], like)[1])
             program = self._record(tokens[1], like)

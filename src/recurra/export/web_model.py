@@ -155,11 +155,15 @@ def _plain_linear(layer: DecodingLinear, codes: Codes) -> nn.Linear:
 
 def _share_equal_matrices(graph: onnx.GraphProto) -> None:
     """Keep equal matrices once: a transition is in the graph twice, for its layer and for the outputs."""
-    first: dict[tuple[tuple[int, ...], bytes], str] = {}
+    first: dict[tuple[tuple[int, ...], str, bytes], str] = {}
     instead: dict[str, str] = {}
+    outputs = {output.name for output in graph.output}  # which keep their names
     for stored in list(graph.initializer):
         values = numpy_helper.to_array(stored)
-        if values.ndim > 1 and (name := first.setdefault((values.shape, values.tobytes()), stored.name)) != stored.name:
+        if values.ndim < 2 or stored.name in outputs:
+            continue
+        name = first.setdefault((values.shape, values.dtype.str, values.tobytes()), stored.name)
+        if name != stored.name:
             instead[stored.name] = name
             graph.initializer.remove(stored)
     for node in graph.node:

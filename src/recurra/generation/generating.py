@@ -18,7 +18,7 @@ class GenerationConfig:
     """How one stream is continued; the default draws from the model's own probabilities without end.
 
     Raises:
-        ValueError: `max_tokens` is below 1.
+        ValueError: `max_tokens` is below 1, or `stop` is one text.
     """
 
     max_tokens: int | None = None
@@ -36,6 +36,8 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         is_possible = self.max_tokens is None or self.max_tokens >= 1
         require(is_possible, "max_tokens", self.max_tokens, "at least 1, or None for a stream without end")
+        alone = isinstance(self.stop, str)
+        require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
 
 
 class Generation:

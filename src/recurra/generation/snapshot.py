@@ -121,3 +121,6 @@ def _require_reading(path: Path, model: nn.Module, position: int, recent: Any, l
         raise ValueError(sentence(f"recent in {path}", "another list", expected))
     if logits is not None and (logits.dim() != 1 or not logits.is_floating_point()):
         raise ValueError(sentence(f"logits in {path}", kind_of(logits), "one number for each token"))
+    n_outputs = getattr(getattr(model, "config", None), "output_size", None) or n_tokens
+    if logits is not None and n_outputs not in (math.inf, len(logits)):
+        raise ValueError(sentence(f"logits in {path}", kind_of(logits), f"one number for each of {n_outputs} outputs"))

@@ -29,6 +29,18 @@ LONGEST_AGAIN = 24
 to them, a text whose drafts are wrong again and again would be read from its start in every call."""
 
 
+class _Versions(tuple):
+    """Where the weights of a model lie, and how often each has changed. A copy of a model has to count anew."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Versions":
+        weights = (*model.parameters(), *model.buffers())
+        return cls((weight.data_ptr(), weight._version) for weight in weights if not weight.is_inference())
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model of this package, `model`, under transformers' interface; there is a subclass for each.
 
@@ -47,6 +59,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     model: Any
     _prepared: Any = None
+    _prepared_of: Any = None
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -139,15 +152,23 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _runner(self) -> Any:
         """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
-        prepared = None if self.training or torch.is_grad_enabled() else self._prepared
-        return self.model if prepared is None else prepared
+        if self.training or torch.is_grad_enabled() or self._prepared is None:
+            return self.model
+        versions = _Versions.of(self.model)
+        if self._prepared_of is None:
+            self._prepared_of = versions
+        if self._prepared_of != versions:  # trained, merged or loaded behind this class's back
+            self.prepare_for_decoding(None)
+            return self.model
+        return self._prepared
 
     def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
         """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
 
         Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
         make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
-        The copy is dropped when the model is put in training mode, or to another type or device, or loads weights.
+        The copy is dropped when a weight of the model changes, or it is put in training mode, or to another type or
+        device.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
@@ -158,6 +179,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """
         prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
+        self._prepared_of = None if prepared is None else _Versions.of(self.model)
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
         """Set training or evaluation mode; training drops the copy for decoding, whose weights would grow old."""

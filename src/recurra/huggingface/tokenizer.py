@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from recurra.checks import kind_of, sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.data.text_start import first_tokens
+from recurra.data.text_start import encode_first, first_tokens
 from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, library_errors, parse_tokenizer, tokenizer_of
 from recurra.data.vocabulary import EOS, UNK
 from recurra.files.reading import read_text
@@ -30,7 +30,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
     It pads on the left, and has no token for padding: set `pad_token` to any there is, for with the attention mask it
     is not read. Of a word-level vocabulary <eos>, the end of a line, is also where a text begins; byte pair encodings
-    put in front of a text what they put there in their tokenizer.json.
+    put in front of a text what they put there in their tokenizer.json, and nothing behind it.
 
     Args:
         encoder: a `Vocabulary` or a `BytePairEncoding`.
@@ -45,7 +45,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
         # special tokens of the text are words like others: x<eos>y is one word, and not a known one
         options |= {"bos_token": EOS, "eos_token": EOS, "unk_token": UNK, "split_special_tokens": True}
     elif isinstance(encoder, BytePairEncoding):
-        tokenizer = Tokenizer.from_str(encoder.to_json())
+        tokenizer = _of_byte_pairs(encoder)
     else:
         raise TypeError(f"encoder is a {type(encoder).__name__}; expected a Vocabulary or a BytePairEncoding")
     fast = PreTrainedTokenizerFast(
@@ -118,6 +118,15 @@ def _of_words(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
+def _of_byte_pairs(encoder: BytePairEncoding) -> Tokenizer:
+    """The tokenizer without what it adds behind a text, after which no run continues."""
+    tokenizer = Tokenizer.from_str(encoder.to_json())
+    start = [(tokenizer.id_to_token(token), token) for token in encoder.start]
+    words = [*(word for word, _ in start), "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(single=words, special_tokens=start) if start else None
+    return tokenizer
+
+
 def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: str) -> None:
     for text in _PROBES:
         ours, theirs = encoder.encode(text).tolist(), fast(text, add_special_tokens=False)["input_ids"]
@@ -126,5 +135,8 @@ def _require_equal(encoder: TextEncoder, fast: PreTrainedTokenizerFast, what: st
                 f"{what} cannot be taken over: {text!r} becomes {ours[:12]}... in a run, and {theirs[:12]}... in "
                 "transformers"
             )
+        first = encode_first(encoder, text).tolist()
+        if isinstance(encoder, BytePairEncoding) and fast(text)["input_ids"] != first:
+            raise ValueError(f"{what} cannot be taken over: in transformers it does not begin {text!r} as in a run")
         if encoder.decode(ours) != fast.decode(theirs):
             raise ValueError(f"{what} cannot be taken over: {ours[:12]}... is not the same text in transformers")
