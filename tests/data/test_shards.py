@@ -115,6 +115,20 @@ def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_pa
             prepared(other)
 
 
+def test_what_a_hub_says_of_a_data_set_is_passed_on(monkeypatch):
+    def refuse(message):
+        def stream(*_):
+            raise ValueError(message)
+
+        monkeypatch.setattr(documents, "_stream", stream)
+        return lambda: documents.find_units("hf", "wikitext")
+
+    with pytest.raises(ValueError, match=r"cannot be opened \(Config name is missing: a, b\); expected .*--name"):
+        refuse("Config name is missing: a, b")()
+    with pytest.raises(ValueError, match="expected a corpus of hf with a train, valid or test split"):
+        refuse("Bad split: train. Available splits: ['x']")()
+
+
 def test_shards_of_another_kind_of_vocabulary_are_refused(corpus, tmp_path):
     """A run keeps their tokenizer, and reads it by what its settings say: it could never be resumed."""
     out = tmp_path / "out"

@@ -80,6 +80,18 @@ def test_a_run_that_another_process_trains_keeps_its_recipe(recipe, tmp_path):
     assert sweep.try_values(str(recipe), out, values, []).scores
 
 
+def test_a_run_that_begins_again_has_the_vocabulary_of_its_settings(recipe, tmp_path):
+    """It ended before its first checkpoint, and its corpus is another now."""
+    out, values = tmp_path / "out", {"optimizer.learning_rate": "0.001"}
+    begun = start_run(recipe, out / "learning_rate=0.001", ["--optimizer.learning_rate=0.001"])
+    before = begun.folder.tokenizer.read_text()
+    begun.folder.unlock()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("x y z x y w\n" * 5)
+    assert sweep.try_values(str(recipe), out, values, []).scores
+    assert begun.folder.tokenizer.read_text() != before
+
+
 def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(recipe, tmp_path, capsys):
     words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "optimizer.learning_rate=0.001"]
     assert main([*words, "--training.max_steps", "3"]) == 0

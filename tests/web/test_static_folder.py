@@ -177,3 +177,11 @@ def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):
     assert main(["export", "web", str(runs / "words"), str(tmp_path)]) == 2
     assert "which is not empty; expected another name: --force writes into it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_run_is_never_written_over(runs, capsys):
+    """The last argument, forgotten, makes a run the target; the page's tokenizer has the name of its vocabulary."""
+    before = (runs / "bpe" / "tokenizer.json").read_bytes()
+    assert main(["export", "web", str(runs / "words"), str(runs / "bpe"), "--force"]) == 2
+    assert "which contains a run; expected another name: a run is never overwritten" in capsys.readouterr().err
+    assert (runs / "bpe" / "tokenizer.json").read_bytes() == before

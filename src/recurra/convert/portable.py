@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recurra.checks import sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
 from recurra.files.reading import parse_json
 
@@ -38,14 +39,17 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
+_TOKENIZERS = "a Vocabulary (words) or a BytePairEncoding, the ones that a file of a model can hold"
+
+
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     """Return a tokenizer as text.
 
     Raises:
-        TypeError: it is neither a `Vocabulary` nor a `BytePairEncoding`.
+        ValueError: it is neither a `Vocabulary` nor a `BytePairEncoding`.
     """
     if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
-        raise TypeError(f"the tokenizer is a {type(tokenizer).__name__}; expected a Vocabulary or a BytePairEncoding")
+        raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", _TOKENIZERS))
     return tokenizer.to_json()
 
 

@@ -120,7 +120,9 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
             continue
         try:
             rows = _stream(source, path, name, split)
-        except ValueError:  # the hub's way to say that a split is not there
+        except ValueError as error:
+            if not _says_no_split(error):
+                raise ValueError(sentence("data.path", f"{path}, which cannot be opened ({error})", _OPENED)) from error
             continue
         n = max(1, int(rows.num_shards))
         identity = "" if source == "hf" else _identity([Path(file) for file in _files(source, path, split)])
@@ -185,6 +187,14 @@ def _split_of(file: Path) -> Split | None:
     return None
 
 
+_OPENED = "a data set of one configuration (--name, data.subset) with a train, valid or test split"
+
+
+def _says_no_split(error: ValueError) -> bool:
+    """Whether this is how the library says that a split is not there."""
+    return "Bad split" in str(error) or "Unknown split" in str(error)
+
+
 def _stream(source: Source, path: str, name: str | None, split: Split) -> Any:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     import datasets  # slow to import, and an extra
@@ -193,8 +203,9 @@ def _stream(source: Source, path: str, name: str | None, split: Split) -> Any:
         for there in _HUB_SPLITS[split][:-1]:
             try:
                 return datasets.load_dataset(path, name, split=there, streaming=True)
-            except ValueError:
-                continue
+            except ValueError as error:
+                if not _says_no_split(error):
+                    raise
         return datasets.load_dataset(path, name, split=_HUB_SPLITS[split][-1], streaming=True)
     files = _files(source, path, split)
     return datasets.load_dataset(_BUILDERS[source], data_files={split: files}, split=split, streaming=True)

@@ -36,8 +36,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
         encoder: a `Vocabulary` or a `BytePairEncoding`.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: the numbers of some text would be others.
+        ValueError: it is something else, or the numbers of some text would be others.
     """
     options: dict[str, Any] = {"padding_side": "left", "clean_up_tokenization_spaces": False}
     if isinstance(encoder, Vocabulary):
@@ -47,7 +46,8 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
     elif isinstance(encoder, BytePairEncoding):
         tokenizer = _of_byte_pairs(encoder)
     else:
-        raise TypeError(f"encoder is a {type(encoder).__name__}; expected a Vocabulary or a BytePairEncoding")
+        came = f"a {type(encoder).__name__}"
+        raise ValueError(sentence("the tokenizer", came, "words or byte pairs, which transformers has, too"))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **options
     )

@@ -107,6 +107,7 @@ def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
         folder.lock()
         try:
             folder.config.unlink()
+            folder.tokenizer.unlink(missing_ok=True)  # of settings that may be others now
         finally:
             folder.unlock()
     return start_run(recipe, folder.path, words)

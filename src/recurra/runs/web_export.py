@@ -12,6 +12,7 @@ from recurra.export.exportable import require_exportable
 from recurra.files.writing import replacing
 from recurra.runs.explored import explored, require_task
 from recurra.runs.run import Run
+from recurra.training import RunFolder
 from recurra.web import PAGE, RUNTIME, WEBGPU, page_file
 
 LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
@@ -49,12 +50,15 @@ def export_web(
         force: write into a folder that is not empty.
 
     Raises:
-        FileExistsError: the folder is not empty.
+        FileExistsError: the folder is not empty, or contains a run.
         ValueError: there is no run, or two have one name; a run's model cannot be exported or shown; a package is
             missing; or the outputs differ.
     """
     names = [run.name for run in runs]
     require(bool(names) and len(set(names)) == len(names), "runs", ", ".join(names), "folders with distinct names")
+    if RunFolder(folder).config.exists():  # whose tokenizer.json would be written over
+        came = f"{folder}, which contains a run"
+        raise FileExistsError(sentence("target", came, "another name", "a run is never overwritten"))
     if folder.is_dir() and any(folder.iterdir()) and not force:
         came = f"{folder}, which is not empty"
         raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
