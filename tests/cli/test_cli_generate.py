@@ -219,16 +219,6 @@ def test_long_lines_are_cut_before_blanks(text, length):
         assert [word for part in parts for word in part.split()] == text.split()
 
 
-@pytest.mark.parametrize("length", [1, 5, 100])
-def test_lines_are_joined_to_blocks_for_tokens_that_span_them(length):
-    text = "ab\n\ncd\ne\n" * 3
-    parts = list(generate.blocks(text.splitlines(keepends=True), length))
-    assert "".join(parts) == text
-    assert all(len(part) >= length for part in parts[:-1])
-    assert length == 1 or len(parts) < text.count("\n")
-    assert list(generate.blocks([], length)) == []
-
-
 # --- the run's folder ---
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from time import perf_counter
 
 from torch.nn.utils import parametrize
@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
 from recurra.data import BytePairEncoding
+from recurra.data.text_files import joined
 from recurra.data.text_start import first_tokens
 from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
@@ -164,7 +165,7 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     if arguments.prompt == "-":
         texts = lines(sys.stdin.readline)
         spanning = isinstance(tokenizer, BytePairEncoding) and not tokenizer.encodes_lines_apart
-        for text in blocks(texts) if spanning else texts:
+        for text in joined(texts, LINE_LENGTH) if spanning else texts:  # most tokens are those of the whole
             stream.feed(text)
     elif arguments.prompt is not None:
         stream.feed(arguments.prompt)
@@ -195,22 +196,6 @@ def lines(readline: Callable[[int], str], length: int = LINE_LENGTH) -> Iterator
         held = text[end:]
     if held:
         yield held
-
-
-def blocks(texts: Iterable[str], length: int = LINE_LENGTH) -> Iterator[str]:
-    """Join short texts to longer ones, of at least `length` characters but for the last: for a tokenizer whose tokens
-    may span lines, which reads most of them as it would read the whole."""
-    held: list[str] = []
-    size = 0
-    for text in texts:
-        held.append(text)
-        size += len(text)
-        if size >= length:
-            yield "".join(held)
-            held.clear()
-            size = 0
-    if held:
-        yield "".join(held)
 
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:

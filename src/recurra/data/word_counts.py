@@ -1,17 +1,18 @@
 """How often each word of a text is there, in order of appearance: by a kernel where the text is long."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
 
+from recurra.data.text_files import joined
 from recurra.data.vocabulary import LONG, has_kernels, with_ends
 
 
 def count_words(blocks: Iterable[str]) -> dict[str, int]:
     """Count the words of a text in blocks of whole lines, <eos> at each line end, in order of appearance."""
-    texts = _joined(blocks)
+    texts = joined(blocks, LONG, " ")
     first = next(texts, "")
     if len(first) < LONG or not has_kernels():
         counts: Counter[str] = Counter()
@@ -48,17 +49,3 @@ def merged_counts(parts: Iterable[tuple[str, np.ndarray]]) -> dict[str, int]:
 def _sum(less: np.ndarray, more: np.ndarray) -> np.ndarray:
     more[: len(less)] += less
     return more
-
-
-def _joined(blocks: Iterable[str]) -> Iterator[str]:
-    """Put blocks together until they are long; white space between them makes no word."""
-    waiting: list[str] = []
-    size = 0
-    for block in blocks:
-        waiting.append(block)
-        size += len(block)
-        if size >= LONG:
-            yield " ".join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield " ".join(waiting)

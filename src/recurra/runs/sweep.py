@@ -146,37 +146,10 @@ def search(
     Raises:
         BlockingIOError: another process does this.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out / ".sweep.lock", partial(_refuse, out)):
-        return _search(space, out, attempt, n_trials, measure)
-
-
-def _refuse(out: Path) -> None:
-    raise BlockingIOError(sentence(f"the sweep in {out}", "under way in another process", "one at a time"))
-
-
-def _search(
-    space: Space,
-    out: Path,
-    attempt: Callable[[dict[str, str]], Tried],
-    n_trials: int,
-    measure: Literal["loss", "accuracy"],
-) -> list[Tried]:
     import optuna
+    from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name="sweep",
-        storage=f"sqlite:///{out / 'study.db'}",
-        load_if_exists=True,
-        direction="minimize" if measure == "loss" else "maximize",
-    )
-    _queue_interrupted(study, out)
-    diverged = optuna.trial.TrialState.PRUNED
-    before = [trial for trial in study.trials if trial.state in (optuna.trial.TrialState.COMPLETE, diverged)]
-    study.sampler = optuna.samplers.TPESampler(
-        seed=len(study.trials)
-    )  # one seed for all would try its first values again
     tried: list[Tried] = []
 
     def objective(trial: Any) -> float:
@@ -191,13 +164,35 @@ def _search(
             raise optuna.TrialPruned(tried[-1].error)
         return float(tried[-1].scores[measure])
 
-    for trial in before:
-        values = _words(trial.params)
-        error = trial.user_attrs.get("error", "")
-        is_over = trial.state == diverged
-        tried.append(Tried(_folder(out, values).path, values, {}, error) if is_over else attempt(values))
-    study.optimize(objective, n_trials=max(0, n_trials - len(before)))
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / ".sweep.lock", partial(_refuse, out)):
+        study = _study(out, measure)
+        for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            values, diverged = _words(trial.params), trial.state == TrialState.PRUNED
+            error = trial.user_attrs.get("error", "")
+            tried.append(Tried(_folder(out, values).path, values, {}, error) if diverged else attempt(values))
+        study.optimize(objective, n_trials=max(0, n_trials - len(tried)))
     return tried
+
+
+def _refuse(out: Path) -> None:
+    raise BlockingIOError(sentence(f"the sweep in {out}", "under way in another process", "one at a time"))
+
+
+def _study(out: Path, measure: Literal["loss", "accuracy"]) -> Any:
+    """Open the study of a sweep, or begin it."""
+    import optuna
+
+    study = optuna.create_study(
+        study_name="sweep",
+        storage=f"sqlite:///{out / 'study.db'}",
+        load_if_exists=True,
+        direction="minimize" if measure == "loss" else "maximize",
+    )
+    _queue_interrupted(study, out)
+    # one seed for all calls would try its first values again
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
+    return study
 
 
 def _queue_interrupted(study: Any, out: Path) -> None:
