@@ -69,3 +69,11 @@ def test_an_error_comes_after_what_was_written_before_it_and_ends_the_answer(ans
     *_, told, failed = writes(answer, rounds)
     assert pieces_of(told) == [(0, "d")]
     assert json.loads(failed[0])["error"]["code"] == "turn_failed"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_an_answer_that_was_cut_short_does_not_look_like_its_end(answer, models, reason):
+    start = models[0].start
+    *told, _ = writes(answer, [[TokenEvent(0, 3, "d"), EndEvent(0, reason, start), EndEvent(1, "stop", start)]])
+    reasons = [json.loads(message)["choices"][0]["finish_reason"] for message in told[-1]]
+    assert reasons == [None, "length", "stop"]
