@@ -33,9 +33,8 @@ class _Versions(tuple):
     """Where the weights of a model lie, and how often each has changed. A copy of a model has to count anew."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> "_Versions":
-        weights = (*model.parameters(), *model.buffers())
-        return cls((weight.data_ptr(), weight._version) for weight in weights if not weight.is_inference())
+    def of(cls, weights: list[Tensor]) -> "_Versions":
+        return cls([(weight.data_ptr(), weight._version) for weight in weights])
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -60,6 +59,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     model: Any
     _prepared: Any = None
     _prepared_of: Any = None
+    _weights: Any = None
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -154,7 +154,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
         if self.training or torch.is_grad_enabled() or self._prepared is None:
             return self.model
-        versions = _Versions.of(self.model)
+        versions = _Versions.of(self._weights)
         if self._prepared_of is None:
             self._prepared_of = versions
         if self._prepared_of != versions:  # trained, merged or loaded behind this class's back
@@ -179,7 +179,10 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """
         prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
-        self._prepared_of = None if prepared is None else _Versions.of(self.model)
+        # listed once: to look for them takes several times as long as to ask each for its version
+        weights = [] if prepared is None else [*self.model.parameters(), *self.model.buffers()]
+        self._weights = [weight for weight in weights if not weight.is_inference()]
+        self._prepared_of = _Versions.of(self._weights)
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
         """Set training or evaluation mode; training drops the copy for decoding, whose weights would grow old."""
