@@ -67,6 +67,13 @@ def test_groups_must_hold_every_parameter_exactly_once(toy_model):
         check_groups(toy_model, [*groups, {"params": [nn.Parameter(torch.zeros(1))]}])
 
 
+@pytest.mark.parametrize("name", ["transition_learning_rate", "transition_weight_decay"])
+def test_settings_for_parameters_that_a_model_does_not_have_are_refused(name):
+    message = f"optimizer.{name} is 0.5, for a model without parameters that make a state transition; expected null"
+    with pytest.raises(ValueError, match=message):
+        parameter_groups(nn.Linear(2, 3), OptimizerConfig(**{name: 0.5}))
+
+
 def test_decay_pulls_matrices_alone(toy_model):
     optimizer = build_optimizer(toy_model, OptimizerConfig(learning_rate=0.1, weight_decay=0.5))
     before = {name: parameter.detach().clone() for name, parameter in toy_model.named_parameters()}

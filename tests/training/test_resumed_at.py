@@ -131,3 +131,22 @@ def test_a_checkpoint_of_before_is_resumed(make_trainer):
     second.resume("last")
     second.fit(quiet())
     assert summary(second)["resumed_at"] == [3]
+
+
+def test_epochs_of_another_length_go_on_with_their_next_batch_and_a_note(make_trainer):
+    """More ranks may leave out the small last batch of an epoch; here the text has lost it."""
+    trainer = make_trainer(
+        scorer=ends_at(2, terminate), data={"n_tokens": 3 * 5 * 8 + 1}, **SETTINGS | {"epochs": 3, "eval_every": 7}
+    )
+    trainer.fit(quiet())
+    assert (trainer.position.epoch, trainer.position.batch) == (1, 6)
+    shorter = make_trainer(data={"n_tokens": 3 * 5 * 6 + 1}, **SETTINGS | {"epochs": 3})
+    shorter.experiment.data.n_tokens = trainer.experiment.data.n_tokens  # what a resumed run is compared by
+    shorter.resume("last")
+    assert (shorter.position.epoch, shorter.position.batch) == (2, 0)
+    console = quiet()
+    shorter.fit(console)
+    assert shorter.position.step == shorter.total_steps == 18
+    assert "an epoch has 6 updates here, and had another number before step 14" in " ".join(
+        console.file.getvalue().split()
+    )

@@ -1,6 +1,7 @@
 """A video run applied to a video: predictions segment by segment, and a contact sheet of what was seen."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -60,22 +61,28 @@ def classify_video(
     experiment = run.expect(VideoExperiment, "over videos")
     data = experiment.data
     with VideoFile(path) as file:
-        rate = rate or _training_rate(experiment, file)
-        frames = _prepared(file, rate, data.image_size, sheet)
+        rate, n_frames = (rate, None) if rate else _training_rate(experiment, file)
+        frames = islice(_prepared(file, rate, data.image_size, sheet), n_frames)
         for prediction in classify_stream(run.model, frames, n_frames=data.n_frames, frame_seconds=1 / rate):
             if sheet is not None:
                 sheet.segments.add((prediction.end, prediction.probabilities))
             yield prediction
 
 
-def _training_rate(experiment: VideoExperiment, file: VideoFile) -> float:
-    """The frames per second at which a training clip would show this video."""
+def _training_rate(experiment: VideoExperiment, file: VideoFile) -> tuple[float, int | None]:
+    """The frames per second at which a training clip would show this video, and their number if it spans the video.
+
+    Durations are rounded in some files: without the number, n_frames + 1 frames might fit, and the last one would make
+    a segment of its own.
+    """
     data = experiment.data
     n_frames = data.n_segments * data.n_frames
     if not isinstance(data, VideoConfig):  # motions: a clip spans a whole video
-        return n_frames / file.probe().duration
+        return n_frames / file.probe().duration, n_frames
     sampling = FrameSampling(n_frames, data.frame_rate, data.frame_stride)
-    return sampling.rate or n_frames / sampling.seconds(file.probe())
+    if sampling.rate:
+        return sampling.rate, None
+    return n_frames / sampling.seconds(file.probe()), n_frames
 
 
 def _prepared(

@@ -136,7 +136,7 @@ class Trainer(ResumableRun):
     def _notes(self) -> Iterator[str]:
         yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
         yield self.begin()
-        yield self._resumed_note
+        yield from self._resumed_notes
         yield warm_up_note(self.total_steps, self.experiment.schedule)
         size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
         yield space_note(self.checkpoints.path, size)

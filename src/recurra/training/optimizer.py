@@ -47,9 +47,12 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
     `orthogonal`. Tied parameters count once, under their first name.
 
     Raises:
-        ValueError: a module names a transition parameter that the model does not have.
+        ValueError: a module names a transition parameter that the model does not have, or the configuration has a
+            setting for such parameters and there are none.
     """
     transition = transition_parameter_ids(model)
+    if not transition:
+        _require_no_transition_settings(config)
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
     members: dict[tuple[str, float, float], list[nn.Parameter]] = defaultdict(list)
@@ -75,6 +78,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
     ]
     check_groups(model, groups)
     return groups
+
+
+def _require_no_transition_settings(config: OptimizerConfig) -> None:
+    for name in ("transition_learning_rate", "transition_weight_decay"):
+        if (value := getattr(config, name)) is not None:
+            came = f"{value}, for a model without parameters that make a state transition"
+            raise ValueError(sentence(f"optimizer.{name}", came, "null (none)"))
 
 
 def transition_parameter_ids(model: nn.Module) -> set[int]:

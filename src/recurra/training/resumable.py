@@ -1,5 +1,6 @@
 """A run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -73,7 +74,7 @@ class ResumableRun:
         self.scores: dict[str, dict[str, int | float]] = {}
         self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
         self._begun: str | None = None
-        self._resumed_note = ""
+        self._resumed_notes: list[str] = []
 
     def _set_up_model(self) -> None:
         # Sharding leaves nothing to copy: what averages the weights is made before.
@@ -198,6 +199,7 @@ class ResumableRun:
         if self.ranks.is_first:
             self.folder.lock()
         self._resume_random(saved["random"])
+        self._resume_epoch()
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
@@ -231,9 +233,23 @@ class ResumableRun:
         else:
             reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
         if len(states) != self.ranks.count and _draws(self.model):
-            self._resumed_note = (
+            self._resumed_notes.append(
                 f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
                 "dropout draws other numbers from here on"
+            )
+
+    def _resume_epoch(self) -> None:
+        """Go on with the next epoch if this one has no more batches here, and say so if epochs have another length.
+
+        All ranks have equally many samples of a batch, so a small last batch may be left out on more ranks.
+        """
+        at = self.position
+        if at.batch >= len(self.source):
+            at.epoch, at.batch, self.state = at.epoch + 1, 0, None
+        if at.step != at.epoch * self.steps_per_epoch + math.ceil(at.batch / self.config.accumulate):
+            self._resumed_notes.append(
+                f"note: an epoch has {self.steps_per_epoch} updates here, and had another number before step {at.step}: "
+                f"the run ends after {self.total_steps}, wherever in an epoch that is"
             )
 
     @property
