@@ -251,6 +251,27 @@ def test_damage_is_found(corpus, tmp_path):
         ShardCorpus(tmp_path / "out")
 
 
+def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(corpus, tmp_path):
+    """A training may run for days beside a preparation of the same folder; the sizes need not differ."""
+    prepare(Preparation("folder", str(corpus), tmp_path / "out"))
+    file = tmp_path / "out" / "train-00000.npy"
+    tokens = ShardCorpus(tmp_path / "out").tokens("train")
+    whole, content = tokens[:], bytearray(file.read_bytes())
+
+    def replaced_by(content):
+        other = file.with_name("other")
+        other.write_bytes(content)
+        other.replace(file)
+
+    content[-1] ^= 1
+    replaced_by(content)
+    with pytest.raises(ValueError, match=r"train-00000.npy is damaged; expected"):
+        tokens[:]
+    content[-1] ^= 1
+    replaced_by(content)  # another file with the same tokens is as good
+    assert np.array_equal(tokens[:], whole)
+
+
 @pytest.mark.parametrize(("source", "suffix"), [("parquet", "parquet"), ("jsonl", "jsonl")])
 def test_columns_of_files(tmp_path, source, suffix):
     datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")

@@ -80,7 +80,7 @@ def kernel(monkeypatch):
     kernel.taken = taken
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
     monkeypatch.setattr(numba, "get_num_threads", lambda: set_to[-1])
-    set_to = [1]
+    kernel.set_to = set_to = [1]
     monkeypatch.setattr(numba, "set_num_threads", set_to.append)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -91,6 +91,7 @@ def kernel(monkeypatch):
 def test_threads_run_where_there_is_work_for_them(kernel):
     kernel(5, jobs=4, work=1_000_000)
     assert kernel.taken == [("parallel", 2)]
+    assert kernel.set_to == [1, 2, 1]  # the caller's own Numba code runs as before
 
 
 def test_no_more_threads_than_torch_may_use(kernel, monkeypatch):

@@ -48,8 +48,8 @@ class Shard:
     sha256: str
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Read tokens `first` to `last`. Raises OSError or ValueError for a file that is missing or damaged."""
-        dtype, offset = _opened(self)
+        """Read tokens `first` to `last`. Raises OSError or ValueError for a file that is missing, damaged or replaced."""
+        dtype, offset = _opened(self, _version(self.path))
         if self.path.suffix == MDS_SUFFIX:
             return self._from_documents(first, last, dtype)
         return np.frombuffer(self._bytes(offset + first * dtype.itemsize, offset + last * dtype.itemsize), dtype=dtype)
@@ -77,8 +77,8 @@ class Shard:
 
 
 @lru_cache(maxsize=4096)
-def _opened(shard: Shard) -> tuple[np.dtype, int]:
-    """Compare a shard with its digest, once in a process, and find the type of its tokens and where they begin."""
+def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
+    """Compare a shard with its digest, once for each version, and find the type of its tokens and where they begin."""
     if file_sha256(shard.path) != shard.sha256:
         raise ValueError(sentence(str(shard.path), "damaged", "the shard that its digest was made of", _AGAIN))
     if shard.path.suffix == MDS_SUFFIX:
@@ -87,6 +87,12 @@ def _opened(shard: Shard) -> tuple[np.dtype, int]:
         np.lib.format.read_magic(file)
         _, _, dtype = np.lib.format.read_array_header_1_0(file)
         return dtype, file.tell()
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What differs once a file was written again or another one has taken its place."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _mds(shard: Shard) -> MdsShard:

@@ -71,10 +71,14 @@ class Kernel:
         if threads == 1 or jobs == 1 or work < _WORK_FOR_THREADS or is_forked_child():
             self._serial(*arguments)
         elif _parallel_kernels.acquire(blocking=False):
+            callers = numba.get_num_threads()
             try:
                 numba.set_num_threads(threads)
                 self._parallel(*arguments)
             finally:
+                numba.set_num_threads(
+                    callers
+                )  # it is the calling thread's own setting, for all that it runs with Numba
                 _parallel_kernels.release()
         else:
             self._serial(*arguments)
