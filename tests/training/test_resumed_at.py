@@ -147,6 +147,4 @@ def test_epochs_of_another_length_go_on_with_their_next_batch_and_a_note(make_tr
     console = quiet()
     shorter.fit(console)
     assert shorter.position.step == shorter.total_steps == 18
-    assert "an epoch has 6 updates here, and had another number before step 14" in " ".join(
-        console.file.getvalue().split()
-    )
+    assert "epochs have 6 updates here, another number before step 14" in " ".join(console.file.getvalue().split())

@@ -48,7 +48,7 @@ class Shard:
     sha256: str
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Read tokens `first` to `last`. Raises OSError or ValueError for a file that is missing, damaged or replaced."""
+        """Read tokens `first` to `last`. Raises OSError or ValueError if the file is missing, damaged or replaced."""
         dtype, offset = _opened(self, _version(self.path))
         if self.path.suffix == MDS_SUFFIX:
             return self._from_documents(first, last, dtype)

@@ -248,7 +248,7 @@ class ResumableRun:
             at.epoch, at.batch, self.state = at.epoch + 1, 0, None
         if at.step != at.epoch * self.steps_per_epoch + math.ceil(at.batch / self.config.accumulate):
             self._resumed_notes.append(
-                f"note: an epoch has {self.steps_per_epoch} updates here, and had another number before step {at.step}: "
+                f"note: epochs have {self.steps_per_epoch} updates here, another number before step {at.step}: "
                 f"the run ends after {self.total_steps}, wherever in an epoch that is"
             )
 
