@@ -46,13 +46,13 @@ class DecodingLinear(nn.Module):
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise ValueError(sentence("linear.weight", kind_of(weight), "float32 on the CPU"))
         self.numbers, self.in_features, self.out_features = numbers, linear.in_features, linear.out_features
-        scale = torch.ones(self.out_features, dtype=torch.float32)
+        scale = torch.ones(self.out_features, dtype=torch.float32, device=weight.device)
         if numbers == "int8":
             scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
             weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
         self.register_buffer("stored", _stored(weight, numbers))
         self.register_buffer("scale", scale)
-        bias = torch.zeros(self.out_features, dtype=torch.float32) if linear.bias is None else linear.bias.detach()
+        bias = linear.bias.detach() if linear.bias is not None else torch.zeros_like(scale)
         self.register_buffer("bias", bias)
 
     def forward(self, x: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:

@@ -299,8 +299,8 @@ def _layer_norm(
     small: float,
 ) -> None:
     width = torch.Size(shape).numel()
-    weight = memory.constant(torch.ones(width, dtype=torch.float32)) if weight is None else weight
-    bias = memory.constant(torch.zeros(width, dtype=torch.float32)) if bias is None else bias
+    weight = memory.constant(torch.ones(width, dtype=torch.float32, device="cpu")) if weight is None else weight
+    bias = memory.constant(torch.zeros(width, dtype=torch.float32, device="cpu")) if bias is None else bias
     memory.normalise(outs[0], x, width, weight, bias, small)
 
 

@@ -143,7 +143,8 @@ class RecordedStep(nn.Module):
         """Record a step of this many rows and check it; give a state of it, and the program."""
         device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.vocab_size, (_CHECKED_STEPS + 2, batch, 1), generator=generator).to(device)
+        size = (_CHECKED_STEPS + 2, batch, 1)
+        tokens = torch.randint(self.vocab_size, size, device="cpu", generator=generator).to(device)
         # in the types of the model: a caller's autocast must not stay in what later calls run
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             _, like = self.model(tokens[0])

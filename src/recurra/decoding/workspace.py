@@ -43,7 +43,7 @@ def share_workspace(
             if storage not in lasting:
                 uses[storage] = _Use(uses[storage].first if storage in uses else number, number, sizes[storage])
     starts, size = _arrange(uses)
-    shared = torch.empty(size, dtype=torch.uint8)
+    shared = torch.empty(size, dtype=torch.uint8, device="cpu")
     base = shared.untyped_storage().data_ptr()
     moved = [
         instruction._replace(

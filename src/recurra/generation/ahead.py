@@ -56,7 +56,7 @@ class ModelAhead:
         """Note a token that is given out."""
         self._unread.append(token)
         if self._read is not None and self._read.tokens == self._unread:
-            self._stream.advance(torch.tensor(self._unread), self._read.logits, self._read.state)
+            self._stream.advance(torch.tensor(self._unread, device="cpu"), self._read.logits, self._read.state)
             self._unread, self._read = [], None
 
     def settle(self) -> None:
@@ -91,7 +91,8 @@ class DraftAhead:
             if number:
                 self._stream.step(self._drafted[-1])
                 self._marks.append(self._stream.mark())
-            shares.append(distribution(self._stream.logits.cpu(), sampling, torch.tensor(self._stream.recent)))
+            recent = torch.tensor(self._stream.recent, device="cpu")
+            shares.append(distribution(self._stream.logits.cpu(), sampling, recent))
             self._drafted.append(int(shares[-1].multinomial(1, generator=generator)))
         return list(self._drafted), shares
 

@@ -50,7 +50,8 @@ def choose(logits: Float[Tensor, "B V"], rows: Sequence[RowChoice], *, backend: 
 
 def _alone(logits: Tensor, row: RowChoice) -> int | ValueError:
     try:
-        return int(sample(logits, row.config, row.generator, torch.tensor(row.recent, dtype=torch.int64)))
+        recent = torch.tensor(row.recent, dtype=torch.int64, device=logits.device)
+        return int(sample(logits, row.config, row.generator, recent))
     except ValueError as error:
         return error
 
@@ -63,17 +64,19 @@ def _by_kernel(logits: Tensor, rows: Sequence[RowChoice]) -> list[int]:
     settings = [_in_numbers(row.config, n_words) for row in rows]
     temperatures, ks, ps, belows = zip(*settings) if settings else ((), (), (), ())
     shares = [
-        torch.rand((), dtype=torch.float64, generator=row.generator).item() if row.config.temperature else 0.0
+        torch.rand((), dtype=torch.float64, device="cpu", generator=row.generator).item()
+        if row.config.temperature
+        else 0.0
         for row in rows
     ]
-    tokens = torch.empty(n_rows, dtype=torch.int64)
+    tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
     choose_kernel(
         _penalised(logits, rows).contiguous().numpy(),
-        torch.tensor(temperatures, dtype=logits.dtype).numpy(),
-        torch.tensor(ks, dtype=torch.int64).numpy(),
-        torch.tensor(ps, dtype=torch.float64).numpy(),
-        torch.tensor(belows, dtype=logits.dtype).numpy(),
-        torch.tensor(shares, dtype=torch.float64).numpy(),
+        torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
+        torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
+        torch.tensor(belows, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(shares, dtype=torch.float64, device="cpu").numpy(),
         tokens.numpy(),
         jobs=n_rows,
         work=n_rows * n_words,
@@ -98,6 +101,6 @@ def _penalised(logits: Tensor, rows: Sequence[RowChoice]) -> Tensor:
     if penalties:
         logits = logits.clone()
     for place, config in penalties.items():
-        recent = torch.tensor(rows[place].recent[-config.repetition_window :], dtype=torch.int64)
+        recent = torch.tensor(rows[place].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
         logits[place] = penalise_repetition(logits[place], recent, config.repetition_penalty)
     return logits

@@ -61,7 +61,10 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """
     stream = snapshot.stream
     recent = [-1] * (RECENT_TOKENS - len(stream.recent)) + list(stream.recent)
-    tensors = {"position": torch.tensor(stream.position), "recent": torch.tensor(recent)}
+    tensors = {
+        "position": torch.tensor(stream.position, device="cpu"),
+        "recent": torch.tensor(recent, device="cpu"),
+    }
     if stream.logits is not None:
         tensors["logits"] = stream.logits
     content = {

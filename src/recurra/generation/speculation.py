@@ -140,7 +140,10 @@ class Speculation:
         drafted, draft_shares = draft.draw(n_drafted, sampling, generator)
         before = model.recent
         rows = zip(model.read(drafted).cpu(), range(n_drafted + 1))
-        shares = [distribution(row, sampling, torch.tensor((*before, *drafted[:number]))) for row, number in rows]
+        shares = [
+            distribution(row, sampling, torch.tensor((*before, *drafted[:number]), device="cpu"))
+            for row, number in rows
+        ]
         n_accepted, token = accept(drafted, draft_shares, shares, generator)
         self.drafts.n_drafted += n_drafted
         self.drafts.n_accepted += n_accepted
@@ -173,7 +176,8 @@ def accept(
         the number of accepted tokens, and the token after them.
     """
     for number, (token, q, p) in enumerate(zip(drafted, draft_shares, shares)):
-        if float(torch.rand((), dtype=torch.float64, generator=generator) * q[token]) < float(p[token]):
+        share = torch.rand((), dtype=torch.float64, device="cpu", generator=generator)
+        if float(share * q[token]) < float(p[token]):
             continue
         rest = (p - q).clamp(min=0)
         # Rounding can leave nothing where p and q are the same.

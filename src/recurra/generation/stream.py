@@ -155,7 +155,7 @@ class Stream:
             tokenizer = self._require_tokenizer()
             ids = tokenizer.encode(what) if self.position else encode_first(tokenizer, what)
             return torch.from_numpy(ids).to(device)
-        tokens = torch.as_tensor(what)
+        tokens = what if isinstance(what, Tensor) else torch.as_tensor(what, device="cpu")
         if tokens.ndim != 1:
             raise ValueError(sentence("tokens", kind_of(tokens), "one dimension: the tokens of one stream"))
         if tokens.numel() and (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool):

@@ -1,0 +1,54 @@
+"""Weights, workspaces and recordings are in the CPU's memory, whatever device torch makes tensors on by default."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from recurra.decoding import CompiledStep, RecordedStep, prepare_for_decoding
+from recurra.decoding.linear import NUMBERS, DecodingLinear
+from recurra.decoding.step_graph import lower_step
+from recurra.decoding.step_program import StepProgram
+from recurra.models import LanguageModel, LanguageModelConfig
+
+
+@pytest.fixture
+def elsewhere():
+    """A default device whose memory no kernel can write."""
+    return torch.device("meta")
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_a_linear_layer_is_the_same(numbers, elsewhere):
+    layer, x = nn.Linear(40, 70, bias=False), torch.randn(3, 40)
+    expected = DecodingLinear(layer, numbers)(x)
+    with elsewhere:
+        assert DecodingLinear(layer, numbers)(x).equal(expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [RecordedStep, CompiledStep])
+def test_a_step_is_the_same(kind, weights, elsewhere):
+    model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 8)).eval()
+    tokens = torch.randint(11, (2, 1))
+
+    def steps():
+        prepared = prepare_for_decoding(model, weights)
+        step = kind(prepared.model, 11)
+        assert step.program(2) is not None
+        y, state = step(tokens)
+        return [y, step(tokens, state)[0]]
+
+    expected = steps()
+    with elsewhere:
+        found = steps()
+    for one, other in zip(found, expected, strict=True):
+        assert one.equal(other)
+
+
+def test_the_constants_of_a_norm_are_the_same(elsewhere):
+    like = torch.randn(2, 6)
+    with elsewhere:
+        step = StepProgram(lower_step(lambda x: (functional.layer_norm(x, (6,)) + 1,), [like]))
+        torch.testing.assert_close(step.run([like])[0], functional.layer_norm(like, (6,)) + 1)
