@@ -90,6 +90,12 @@ def test_impossible_settings(settings, message):
         SamplingConfig(**settings)
 
 
+@pytest.mark.parametrize("name", ["top_k", "repetition_window"])
+def test_numbers_of_tokens_are_whole(name):
+    with pytest.raises(TypeError, match=f"{name} is True, a bool; expected a whole number"):
+        SamplingConfig(**{name: True})  # not 1.5, which the checks of types in tests refuse before
+
+
 def test_transformers_agrees():
     process = pytest.importorskip("transformers.generation.logits_process")
     logits, recent = torch.randn(64, 301) * 3, torch.randint(301, (64, 40))
@@ -200,6 +206,8 @@ def test_fewer_possible_tokens_than_k():
 def test_impossible_k(k):
     with pytest.raises(ValueError, match=f"k is {k}"):
         keep_top_k(torch.zeros(3), k)
+    with pytest.raises(TypeError, match="k is True, a bool"):
+        keep_top_k(torch.zeros(3), True)
 
 
 # --- top-p ---

@@ -230,6 +230,8 @@ def test_what_cannot_be_generated(gateloop):
     stream.feed([1])
     with pytest.raises(ValueError, match="max_tokens is 0"):
         stream.generate(0)
+    with pytest.raises(TypeError, match="max_tokens is True, a bool; expected a whole number"):
+        stream.generate(True)  # not 2.5, which the checks of types in tests refuse before
     with pytest.raises(ValueError, match="tokenizer is None"):
         stream.generate_text(3)
     classes = Stream(LanguageModel(LanguageModelConfig(6, 51, 1, 8, 8)).eval())

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import require
+from recurra.checks import require, require_whole_number
 from recurra.generation.choosing import RowChoice, choose
 from recurra.generation.sampling import SamplingConfig
 
@@ -18,6 +18,7 @@ class GenerationConfig:
     """How one stream is continued; the default draws from the model's own probabilities without end.
 
     Raises:
+        TypeError: `max_tokens` is not a whole number.
         ValueError: `max_tokens` is below 1, or `stop` is one text.
     """
 
@@ -34,8 +35,8 @@ class GenerationConfig:
     """Texts to end at, for generated text only: the first to appear is left out. The stream has read it."""
 
     def __post_init__(self) -> None:
-        is_possible = self.max_tokens is None or self.max_tokens >= 1
-        require(is_possible, "max_tokens", self.max_tokens, "at least 1, or None for a stream without end")
+        if self.max_tokens is not None:
+            require_whole_number(1, max_tokens=self.max_tokens)
         alone = isinstance(self.stop, str)
         require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
 

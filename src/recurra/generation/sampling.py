@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_positive, require_share, sentence
+from recurra.checks import require, require_positive, require_share, require_whole_number, sentence
 from recurra.layers.precision import at_least_float32
 
 RECENT_TOKENS = 64
@@ -25,6 +25,7 @@ class SamplingConfig:
     The settings apply in the order listed here, each to the logits that the previous one left.
 
     Raises:
+        TypeError: `repetition_window` or `top_k` is not a whole number.
         ValueError: a value is out of range, or would have no effect; the message names the field.
     """
 
@@ -49,6 +50,7 @@ class SamplingConfig:
             self.repetition_window,
             f"a number from 1 to {RECENT_TOKENS}",
         )
+        require_whole_number(1, repetition_window=self.repetition_window)
         require(
             self.temperature >= 0 and math.isfinite(self.temperature),
             "temperature",
@@ -56,7 +58,7 @@ class SamplingConfig:
             "0, which takes the likeliest token, or a finite number above 0",
         )
         if self.top_k is not None:
-            require_at_least(1, top_k=self.top_k)
+            require_whole_number(1, top_k=self.top_k)
         shares = {"top_p": self.top_p, "min_p": self.min_p}
         require_share(**{name: share for name, share in shares.items() if share is not None})
         if self.temperature == 0:
@@ -176,9 +178,10 @@ def keep_top_k(logits: Float[Tensor, "*batch V"], k: int) -> Float[Tensor, "*bat
     stay.
 
     Raises:
+        TypeError: k is not a whole number.
         ValueError: k is below 1.
     """
-    require_at_least(1, k=k)
+    require_whole_number(1, k=k)
     logits = at_least_float32(logits)
     smallest = logits.topk(min(k, logits.shape[-1]), -1).values[..., -1:]
     return logits.masked_fill(logits < smallest, -torch.inf)

@@ -95,7 +95,7 @@ class Speculation:
         is closed, the stream has read all tokens that it gave out; in between, it may be behind.
 
         Raises:
-            ValueError: as `Stream.generate`.
+            TypeError, ValueError: as `Stream.generate`.
         """
         sampling = sampling or SamplingConfig()
         config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)

@@ -182,6 +182,7 @@ class Stream:
             stop_tokens: generation ends after any of these, which is given out too.
 
         Raises:
+            TypeError: max_tokens is not a whole number.
             ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are not tokens
                 that it can read.
         """
@@ -208,7 +209,7 @@ class Stream:
             seed: of the choices.
 
         Raises:
-            ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
+            TypeError, ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
         """
         text = self.generated_text(stop)
         return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
