@@ -1,7 +1,9 @@
-"""torch.func works on every mixer: ensembles by vmap, gradients per sequence, forward derivatives."""
+"""Every mixer works with torch.func (ensembles by vmap, gradients per sequence, forward derivatives), and
+torch.autograd can take a batch of gradients through it."""
 
 import copy
 
+import pytest
 import torch
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
@@ -81,3 +83,20 @@ def test_forward_derivatives_are_those_of_the_backward_pass(mixer):
     forwards = sum((t * c).sum() for t, c in zip(tangents, cotangents))
     backwards = sum((g * d).sum() for g, d in zip(gradients, direction.values()))
     torch.testing.assert_close(forwards, backwards, **TIGHT)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's loop where its older vmap has no rule
+def test_a_batch_of_gradients_is_those_gradients_one_by_one(mixer):
+    mixer = mixer.float()  # kernels take float32
+    x = draw(2, 6, mixer).float().requires_grad_()
+    outputs = [t for t in call(mixer, weights_of(mixer), x) if t.requires_grad]
+    cotangents = [torch.randn(3, *t.shape) for t in outputs]
+    leaves = [x, *mixer.parameters()]
+
+    def gradients(cotangents, **options):
+        return torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, **options)
+
+    together = gradients(cotangents, is_grads_batched=True)
+    for number in range(3):
+        alone = gradients([c[number] for c in cotangents])
+        torch.testing.assert_close([t[number] for t in together], [*alone], rtol=1e-4, atol=1e-4)

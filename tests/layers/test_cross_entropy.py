@@ -103,3 +103,12 @@ def test_transforms():
     torch.testing.assert_close(torch.func.grad(loss)(logits.detach()), expected)
     _, tangent = torch.func.jvp(loss, (logits.detach(),), (torch.ones_like(logits),))
     torch.testing.assert_close(tangent, expected.sum(), rtol=0, atol=1e-5)
+
+
+def test_a_jacobian_in_one_call():
+    logits, targets = draw(5, 9)
+    found, row_by_row = (
+        torch.autograd.functional.jacobian(lambda x: cross_entropy(x, targets), logits, vectorize=vectorize)
+        for vectorize in (True, False)
+    )
+    torch.testing.assert_close(found, row_by_row)

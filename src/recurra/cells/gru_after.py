@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.cells.gru_steps import Steps, backward_after, forward_after
 from recurra.checks import require_layout
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -68,7 +68,7 @@ class _GRUAfter(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
         projected, h, weight, bias, *saved = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(d_y, d_last):
             reference = lambda projected, h, *weights: gru_after_reference(projected, h, HiddenWeights(*weights))  # noqa: E731
             return differentiable_gradients(reference, (projected, h, weight, bias), (d_y, d_last))
         steps = Steps(*saved)

@@ -15,7 +15,7 @@ from torch import Tensor
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.gru_steps import Steps, backward, forward, kernels_take
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, transforms_are_active
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
@@ -132,14 +132,14 @@ class _GRUSequence(torch.autograd.Function):
             return None, *differentiable_gradients(reference, inputs, (d_y, d_last))
         projected, h, of_gates, of_candidate = inputs
         # A batch of gradients, which torch's vmap may pass in, has no address.
-        if _by_kernels(projected, h) and not transforms_are_active():
+        if _by_kernels(projected, h) and not are_batched(d_y, d_last):
             steps = Steps(ru, c, reset, states)
             d_inputs, d_h = backward(steps, of_gates, of_candidate, d_y, d_last)
         else:
             ru, c = ru.to(projected.dtype), c.to(projected.dtype)
             d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
         d_inputs = d_inputs.to(projected.dtype)
-        rows = d_inputs.flatten(0, 1)
+        rows = d_inputs.reshape(-1, d_inputs.shape[-1])  # vmap may have no rule for flatten
         d_gates, d_candidate = rows.split([ru.shape[-1], c.shape[-1]], -1)
         return (
             None,

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.cells.gru_steps import in_panels
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
 from recurra.kernels.tensors import addresses, usable_threads
 
 _NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
@@ -122,7 +122,7 @@ class _SLSTMSequence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *inputs, gates, states = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(*gradients):
             return differentiable_gradients(_reference_of_tensors, inputs, gradients)
         from recurra.cells.slstm_kernels import slstm_kernels
 

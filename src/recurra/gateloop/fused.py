@@ -15,6 +15,7 @@ from torch import Tensor
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import (
+    are_batched,
     differentiable_gradients,
     register_derivatives,
     transforms_are_active,
@@ -302,7 +303,7 @@ class _Fused(torch.autograd.Function):
         if not is_complex:
             dh_im = dlast_im = None
         # gradients that will be differentiated again, or a batch of them
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(dy, dh_re, dh_im, dlast_re, dlast_im):
             gradients = (dy, dh_re, dh_im, dlast_re, dlast_im)
             return *differentiable_gradients(_reference_outputs, inputs, gradients), None, None
         gradients = torch.ops.recurra.gate_loop_fused_backward(

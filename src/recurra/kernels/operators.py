@@ -21,6 +21,20 @@ def transforms_are_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def are_batched(*gradients: Tensor | None) -> bool:
+    """Return whether these gradients of a backward pass are a batch of gradients, which has no address.
+
+    They come from torch.func or, with `is_grads_batched=True` and in `torch.autograd.functional` with `vectorize=True`,
+    from torch's older vmap, which `transforms_are_active` does not see.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    is_old_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)  # a private name, which may go
+    return transforms_are_active() or (
+        is_old_batch is not None and any(is_old_batch(g) for g in gradients if g is not None)
+    )
+
+
 def has_numbers(x: Tensor) -> bool:
     """Return whether x has memory that a kernel may read by its address, and nobody records or counts operators.
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.checks import require_layout
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import differentiable_gradients, has_numbers, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, has_numbers, transforms_are_active
 from recurra.layers.vocabulary import IGNORED_TARGET
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -65,7 +65,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         logits, targets, largest, log_sums = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(gradient):
             reference = lambda logits: (cross_entropy_reference(logits, targets),)  # noqa: E731
             return differentiable_gradients(reference, (logits,), (gradient,))[0], None
         from recurra.layers.cross_entropy_kernels import cross_entropy_kernels

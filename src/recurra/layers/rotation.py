@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operators import are_batched, transforms_are_active
 
 
 def phases(positions: Int[Tensor, "*n"], n_channels: int, base: float = 10000.0) -> Float[Tensor, "*n pairs"]:
@@ -36,8 +36,8 @@ def rotate(x: Float[Tensor, "*batch d"], angles: Float[Tensor, "*#batch pairs"])
 
 
 def _by_parts(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    re, im = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)
+    re, im = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).unbind(-1)  # vmap may have no rule for unflatten
+    return torch.stack([re * cos - im * sin, re * sin + im * cos], -1).reshape(x.shape)
 
 
 def _trains_eagerly(x: Tensor, angles: Tensor) -> bool:
@@ -61,6 +61,6 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (unit,) = ctx.saved_tensors
-        if transforms_are_active():  # a batch of gradients
+        if are_batched(gradient):
             return _by_parts(gradient, unit.real, -unit.imag), None
         return _Rotation.apply(gradient, unit.conj().resolve_conj()), None

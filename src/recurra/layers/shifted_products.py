@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
 from recurra.kernels.tensors import describe, span_of_job, with_neighbouring_channels
 
 
@@ -85,7 +85,7 @@ class _ShiftedProducts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, state, weight, bias = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(gradient):
             reference = lambda *inputs: (shifted_products_reference(*inputs),)  # noqa: E731
             return differentiable_gradients(reference, (x, state, weight, bias), (gradient,))
         from recurra.layers.shifted_products_kernels import shifted_products_kernels

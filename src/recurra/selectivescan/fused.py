@@ -14,6 +14,7 @@ from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.backends import NUMBA_IS_MISSING
 from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import (
+    are_batched,
     differentiable_gradients,
     register_derivatives,
     transforms_are_active,
@@ -163,7 +164,7 @@ class _SelectiveScan(torch.autograd.Function):
     def backward(ctx: Any, dy, dlast, _):  # type: ignore[no-untyped-def]
         *inputs, kept = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(dy, dlast):
             return *differentiable_gradients(at_once, inputs, (dy, dlast)), None
         return *torch.ops.recurra.selective_scan_backward(dy, dlast, *inputs, kept), None
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import differentiable_gradients, float32_kernels_take, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
 from recurra.kernels.tensors import addresses, usable_threads
 from recurra.layers.rotation import rotate
 
@@ -98,7 +98,7 @@ class _Turned(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         b, c, angles, scale, unit = ctx.saved_tensors
         # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or transforms_are_active():
+        if torch.is_grad_enabled() or are_batched(*gradients):
             return differentiable_gradients(turned_reference, (b, c, angles, scale), gradients)
         from recurra.ssm.turned_kernels import turned_kernels
 
