@@ -237,6 +237,32 @@ def test_the_cache_is_that_of_the_corpus(tmp_path, monkeypatch):
     assert shards_folder(config) != found[0]
 
 
+def test_a_local_data_set_is_its_place_and_its_files(tmp_path, monkeypatch):
+    """Projects may call their folders alike, and files may be written again; a name of the hub says all there is."""
+    pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    config = TextConfig("data", source="hf", cache=str(tmp_path / "cache"), segment_length=4)
+
+    def decoded(folder, word=None):
+        if word is not None:
+            (folder / "data").mkdir(parents=True, exist_ok=True)
+            (folder / "data" / "train.jsonl").write_text(json.dumps({"text": f"{word} {word}"}))
+        monkeypatch.chdir(folder)
+        data = config.build()
+        return data.decode(data.tokens("train")[:])
+
+    assert decoded(tmp_path / "one", "a") == "a a\n"
+    assert decoded(tmp_path / "two", "b") == "b b\n"
+    assert decoded(tmp_path / "one") == "a a\n"
+    assert decoded(tmp_path / "one", "longer") == "longer longer\n"
+    (unit,) = find_units("hf", "data")
+    assert unit.path == str(tmp_path / "one" / "data")
+    assert unit.identity
+    hub = TextConfig("of/hub", source="hf", cache=str(tmp_path / "cache"))
+    folders = [shards_folder(hub)]
+    monkeypatch.chdir(tmp_path)
+    assert shards_folder(hub) == folders[0]
+
+
 def test_damage_is_found(corpus, tmp_path):
     prepare(Preparation("folder", str(corpus), tmp_path / "out"))
     file = tmp_path / "out" / "train-00001.npy"

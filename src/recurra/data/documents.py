@@ -7,6 +7,7 @@ and streams them.
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class Unit:
         """What its documents depend on, for deciding whether what was made of them before still holds."""
         if self.source == "folder":
             return self.identity
-        place = self.path if self.source == "hf" else ""  # which has no files; elsewhere a corpus may be moved
+        place = self.path if self.source == "hf" else ""  # which need not have files; elsewhere a corpus may be moved
         return "\n".join((self.source, self.field, self.name or "", place, self.identity))
 
     def documents(self) -> Iterator[str]:
@@ -114,7 +115,9 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     if source == "folder":
         files = find_text_files(Path(path).expanduser())
         return [unit for split, file in files.items() for unit in _pieces(split, file.path, file.n_bytes)]
+    path = corpus_path(source, path) if source == "hf" else path
     units = list(_mds_units(path, field)) if source == "mds" else []
+    everything = _everything(path) if source == "hf" else ""
     for split in () if source == "mds" else SPLITS:
         if source != "hf" and not _files(source, path, split):
             continue
@@ -125,7 +128,7 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
                 raise ValueError(sentence("data.path", f"{path}, which cannot be opened ({error})", _OPENED)) from error
             continue
         n = max(1, int(rows.num_shards))
-        identity = "" if source == "hf" else _identity([Path(file) for file in _files(source, path, split)])
+        identity = everything if source == "hf" else _identity([Path(file) for file in _files(source, path, split)])
         units += [
             Unit(split, number, source, path, name=name, field=field, n_units=n, identity=identity)
             for number in range(n)
@@ -160,10 +163,29 @@ def _identity(paths: list[Path]) -> str:
     return names if len(paths) == 1 else hashlib.sha256(names.encode()).hexdigest()
 
 
-def training_identity(source: Source, path: str) -> str:
-    """Say what the training files of a local corpus are, to see whether they have changed; "" for the hub."""
-    if source == "hf":
+def _everything(path: str) -> str:
+    """Identity of all files of a local data set, whose splits only its library knows; "" for a name of the hub."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
         return ""
+    hidden = re.compile(r"(^|/)\.")  # which the library does not read either
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return _identity([file for file in files if not hidden.search(file.relative_to(folder).as_posix())])
+
+
+def corpus_path(source: Source, path: str) -> str:
+    """Return the resolved path of a folder; for "hf", a name of the hub stays as it is."""
+    folder = Path(path).expanduser()
+    return path if source == "hf" and not folder.is_dir() else str(folder.resolve())
+
+
+def training_identity(source: Source, path: str) -> str:
+    """Say what the training files of a local corpus are, to see whether they have changed; "" for the hub.
+
+    For "hf", a local data set counts as a whole.
+    """
+    if source == "hf":
+        return _everything(path)
     if source != "mds":
         return _identity([Path(file) for file in _files(source, path, "train")])
     folders = (Path(path).expanduser() / name / MDS_INDEX for name in _MDS_SPLITS["train"])

@@ -8,7 +8,7 @@ from recurra.checks import sentence
 from recurra.data.batches import BatchSource
 from recurra.data.cache import user_cache_folder
 from recurra.data.corpus import TextEncoder
-from recurra.data.documents import training_identity
+from recurra.data.documents import corpus_path, training_identity
 from recurra.data.mixture import MixtureSource
 from recurra.data.packed_batches import PackedSource
 from recurra.data.prepare import Preparation, prepare
@@ -86,7 +86,7 @@ def shards_folder(config: "TextConfig") -> Path:
     """Name the folder of the cache into which a corpus is prepared."""
     assert config.source != "folder"
     assert config.source != "shards"
-    path = config.path if config.source == "hf" else str(Path(config.path).expanduser().resolve())
+    path = corpus_path(config.source, config.path)
     training = training_identity(config.source, config.path)  # of which a vocabulary is made
     words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
     own = None if config.tokenizer is None else config.load_tokenizer(config.tokenizer).fingerprint
