@@ -10,6 +10,8 @@ from recurra.generation import SamplingConfig, Stream
 
 from .conftest import Letters
 
+CHAT = [{"role": "user", "content": "hello"}]
+
 
 @pytest.fixture
 def api(server):
@@ -45,6 +47,26 @@ def test_more_texts_than_streams_are_refused(serving):
     assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
     refused = client.post("/v1/completions", json=body | {"n": 3})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "hello", "max_tokens": 2, "n": 3, "logprobs": 2}),  # 6 tokens with 3 numbers each
+        ("completions", {"prompt": "hello", "max_tokens": 0, "n": 3, "logprobs": 0, "echo": True}),  # 15 with 1
+        ("chat/completions", {"messages": CHAT, "max_tokens": 2, "n": 3, "logprobs": True, "top_logprobs": 2}),
+    ],
+)
+def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
+    most = 15 if body.get("echo") else 18
+    body = {"model": "letters", **body}
+    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most)
+    assert client.post(f"/v1/{path}", json=body).status_code == 200
+    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most - 1)
+    refused = client.post(f"/v1/{path}", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]
+    assert client.post(f"/v1/{path}", json=body | {"stream": True}).status_code == 200
 
 
 def test_a_stream_gives_the_same_text(api, models):

@@ -105,6 +105,8 @@ def test_names_are_unique_and_listed_until_they_are_closed(serving):
     assert (again.status_code, again.json()["error"]["code"]) == (409, "session_exists")
     page = client.get("/v1/sessions", params={"limit": 2}).json()
     assert ([one["id"] for one in page["data"]], page["has_more"]) == (["a", "b"], True)
+    page = client.get("/v1/sessions", params={"limit": 1, "after": "b"}).json()
+    assert ([one["id"] for one in page["data"]], page["has_more"]) == (["c"], False)
     assert client.delete("/v1/sessions/a").json()["deleted"]
     assert client.delete("/v1/sessions/a").status_code == 404
     assert client.get("/v1/sessions/a").json()["error"]["code"] == "session_not_found"
@@ -293,7 +295,7 @@ def test_going_back_beyond_the_transcript(serving, models):
 
 
 def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch):
-    monkeypatch.setattr("recurra.serving.session_routes.MOST_TOLD", 20)
+    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", 20)
     name = opened(client)
     body = {"text": "hello", "alternatives": 3}  # 5 tokens with 4 numbers each
     assert client.post(f"/v1/sessions/{name}/feed", json=body).status_code == 200

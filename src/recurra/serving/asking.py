@@ -8,7 +8,10 @@ from recurra.generation.sampling import SamplingConfig
 from recurra.serving.errors import ApiError
 from recurra.serving.served_model import ServedModel
 from recurra.serving.service import Service
+from recurra.serving.turns import Turn
 
+MOST_TOLD = 500_000
+"""What an answer that is not a stream may tell, in numbers: it is in memory as a whole."""
 _SHORT_TEXT = 2000
 
 
@@ -47,6 +50,21 @@ async def encoded(model: ServedModel, text: str, *, is_first: bool = True) -> li
     if len(text) <= _SHORT_TEXT:
         return model.encode(text, is_first=is_first)
     return await asyncio.to_thread(model.encode, text, is_first=is_first)
+
+
+def require_short(turn: Turn, n_choices: int = 1) -> None:
+    """Refuse an answer in one piece that would tell too much for it. Raises ApiError.
+
+    Args:
+        turn: what is asked for.
+        n_choices: continuations, each of which tells the tokens that are read, if any are told.
+    """
+    n_written = sum(config.max_tokens or 0 for config in turn.configs)
+    n_tokens = n_written + (len(turn.tokens) * n_choices if turn.tells_read else 0)
+    each = turn.numbers_each
+    if n_tokens * each > MOST_TOLD:
+        message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_TOLD:,} in all"
+        raise ApiError(400, f"{message}: stream the answer, or ask for fewer tokens or less of each", param="stream")
 
 
 def allowed_tokens(service: Service, n_tokens: int, name: str) -> int:

@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse
 from recurra.checks import sentence
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import Answer, AnswerPiece, error_message
-from recurra.serving.asking import allowed_tokens, encoded
+from recurra.serving.asking import allowed_tokens, encoded, require_short
 from recurra.serving.completions import turn_of
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, whole
@@ -48,6 +48,8 @@ async def chat(
     wanted = Wanted(True, body.top_logprobs or 0) if body.logprobs else Wanted()
     turn = turn_of(service, served, prompt or served.first_tokens(), body, max_tokens, wanted)
     turn.tells_read = False
+    if not body.stream:
+        require_short(turn)
     answer = ChatAnswer(Answer(served, turn, body.n, every_token=body.logprobs), body)
     heard = await begun(request, service.live.run(service.engine, turn))
     if body.stream:

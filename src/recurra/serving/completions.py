@@ -15,7 +15,7 @@ from recurra.data.text_start import start_of
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import Answer, AnswerPiece, error_message
-from recurra.serving.asking import allowed_tokens, encoded, sampling_of, stops_of
+from recurra.serving.asking import allowed_tokens, encoded, require_short, sampling_of, stops_of
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, whole
 from recurra.serving.openai_requests import Asking, CompletionBody
@@ -63,6 +63,8 @@ async def completions(request: Request, body: CompletionBody, asked: Asked) -> E
     wanted = Wanted() if body.logprobs is None else Wanted(True, body.logprobs)
     turn = turn_of(service, served, prompt, body, body.max_tokens, wanted)
     turn.tells_read = body.echo
+    if not body.stream:
+        require_short(turn, body.n)
     echo = _text_of_prompt(served, body, prompt) if body.echo else None
     answer = CompletionAnswer(Answer(served, turn, body.n, echo, body.logprobs is not None), body)
     heard = await begun(request, service.live.run(service.engine, turn))

@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from recurra.generation.generating import GenerationConfig
 from recurra.serving.access import Caller, caller
 from recurra.serving.answers import turn_failed
-from recurra.serving.asking import allowed_tokens, encoded, sampling_of, stops_of
+from recurra.serving.asking import allowed_tokens, encoded, require_short, sampling_of, stops_of
 from recurra.serving.errors import ApiError
 from recurra.serving.hearing import begun, event_stream, message, unless_gone, whole
 from recurra.serving.marks import EVERY
@@ -34,9 +34,6 @@ from recurra.serving.wire import end_json, number, session_json, token_json
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-MOST_TOLD = 500_000
-"""What an answer that is not a stream may tell, in numbers: it is in memory as a whole."""
-
 Asked = Annotated[Caller, Depends(caller)]
 Named = Annotated[str, Path(pattern=NAME)]
 
@@ -53,7 +50,7 @@ async def list_sessions(
     asked: Asked, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: Annotated[str, Query(max_length=64)] = ""
 ) -> dict[str, Any]:
     """List sessions by name, from the one after `after` on."""
-    lines = await asked.service.sessions.lines(asked.owner, limit, after)
+    lines = await asked.service.sessions.lines(asked.owner, limit + 1, after)  # one more tells whether there are more
     data = [
         {
             "id": line.name,
@@ -63,9 +60,9 @@ async def list_sessions(
             "used": int(line.used),
             "position": line.n_tokens,
         }
-        for line, model in lines
+        for line, model in lines[:limit]
     ]
-    return {"object": "list", "data": data, "has_more": len(data) == limit}
+    return {"object": "list", "data": data, "has_more": len(lines) > limit}
 
 
 @router.get("/{name}")
@@ -212,21 +209,12 @@ async def _answer(
     request: Request, service: Service, session: Session, turn: Turn, streams: bool
 ) -> EventSourceResponse | Response:
     if not streams:
-        _require_short(turn)
+        require_short(turn)
     heard = await begun(request, service.sessions.turn(session, turn))
     numbered = _numbered(session.model, turn, heard)
     if streams:
         return event_stream(heard, _messages(numbered))
     return await whole(request, heard, _turn_json(session, numbered))
-
-
-def _require_short(turn: Turn) -> None:
-    """Refuse an answer in one that would be told too much for it."""
-    n_tokens = len(turn.tokens) + sum(config.max_tokens or 0 for config in turn.configs)
-    each = turn.numbers_each
-    if n_tokens * each > MOST_TOLD:
-        message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_TOLD:,} in all"
-        raise ApiError(400, f"{message}: stream the answer, or ask for less of each token", param="stream")
 
 
 async def _turn_json(session: Session, numbered: AsyncIterator[list[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
