@@ -96,6 +96,20 @@ def test_a_text_recipe_needs_a_path(recipe):
     assert experiment.data.path == "/somewhere"
 
 
+def test_the_order_of_a_mixture_is_kept(recipe):
+    """Batches depend on it, so a run that is resumed needs the order that it was started with."""
+    words = [
+        "--data.path=web",
+        "--data.source=shards",
+        "--data.sampling=windows",
+        "--data.mixture",
+        "{web: 1, books: 1}",
+    ]
+    started = load_recipe(recipe("experiment: text"), words)
+    resumed = load_recipe(recipe(to_yaml(started)))
+    assert list(started.data.mixture) == list(resumed.data.mixture) == ["web", "books"]
+
+
 def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
     experiment = load_recipe(recipe(), ["--optimizer.gradient_clip", "1e-3"])
     path = tmp_path / "config.yaml"

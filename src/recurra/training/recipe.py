@@ -46,7 +46,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
         tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
-        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree), *words]))
+        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
         return kind(**{field.name: values[field.name] for field in fields(kind)})
     except (ArgumentError, ValueError, TypeError) as error:
         raise RecipeError(f"{path}: {one_line(error)}") from error
