@@ -99,6 +99,35 @@ def test_what_waits_is_written_when_the_store_closes(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("n_tables", [1, 2])
+def test_a_file_whose_making_was_cut_short_is_made_anew(tmp_path, n_tables):
+    database = sqlite3.connect(tmp_path / "s")
+    for statement in store._SCHEMA.split(";")[:n_tables]:
+        database.execute(statement)
+    database.commit()
+    database.close()
+    made = SessionStore(tmp_path / "s")
+    do(made, store.write(record("a"), piece(0, 5)))
+    made.close()
+    again = SessionStore(tmp_path / "s")
+    assert do(again, store.read("me", "a")) == (record("a"), [piece(0, 5)])
+    again.close()
+    database = sqlite3.connect(tmp_path / "s")
+    database.execute("PRAGMA user_version = 0")
+    database.close()
+    with pytest.raises(ValueError, match="in format 0"):  # there is a session in it
+        SessionStore(tmp_path / "s")
+
+
+def test_a_file_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_SCHEMA", f"{store._SCHEMA} INSERT INTO missing VALUES (1);")
+    with pytest.raises(OSError, match=r"s cannot be opened: no such table: missing"):
+        SessionStore(tmp_path / "s")
+    database = sqlite3.connect(tmp_path / "s")
+    assert database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    database.close()
+
+
 def test_foreign_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("no database at all, but long enough to be looked at" * 20)
     with pytest.raises(ValueError, match="no database"):

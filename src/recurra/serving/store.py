@@ -64,7 +64,7 @@ class SessionStore:
 
     Raises:
         BlockingIOError: another server has it.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or not be written.
         ValueError: it is another program's, or of another version.
     """
 
@@ -161,22 +161,42 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        n_tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        try:
+            _set_up(database, path)
+        except BaseException:
+            database.close()
+            raise
     except sqlite3.OperationalError as error:
         raise OSError(f"{path} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
         raise ValueError(
             sentence("sessions file", f"{path}, which is no database", "one that recurra serve wrote")
         ) from error
-    if n_tables and version != FORMAT:
+    return database
+
+
+def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT and (version or not _is_new(database)):
         raise ValueError(sentence("sessions file", f"{path}, in format {version}", f"format {FORMAT}"))
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.execute("PRAGMA foreign_keys = ON")
-    database.executescript(_SCHEMA)
-    database.execute(f"PRAGMA user_version = {FORMAT}")
-    return database
+    database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+
+
+def _is_new(database: sqlite3.Connection) -> bool:
+    """Whether a file without a version has no tables, or empty ones of ours: earlier code could be killed after it made
+    them, and before it wrote the version."""
+    ours = sqlite3.connect(":memory:")
+    ours.executescript(_SCHEMA)
+    query = "SELECT name, sql FROM sqlite_master"
+    expected, found = set(ours.execute(query)), set(database.execute(query))
+    ours.close()
+    tables = [name for name, sql in found if sql]
+    return found <= expected and not any(
+        database.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in tables
+    )
 
 
 # --- actions ---
