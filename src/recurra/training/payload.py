@@ -106,11 +106,11 @@ def _record(optional: Sequence[str] = (), *, open_ended: bool = False, **checks:
 
 
 def _optimizer(name: str, value: Any) -> None:
-    # Not a record: the states of parameters are by number.
+    # Not a record: the states of parameters are by number. A registered optimiser may add keys.
     _anything_by_name(name, value)
-    _require(value.keys() == {"state", "param_groups"}, name, value, "a dict with state, param_groups alone")
-    _states(f"state of {name}", value["state"])
-    _groups(f"param_groups of {name}", value["param_groups"])
+    _require(value.keys() >= {"state", "param_groups"}, name, value, "a dict with state, param_groups")
+    for key, item in value.items():
+        {"state": _states, "param_groups": _groups}.get(key, _plain)(f"{key} of {name}", item)
 
 
 def _or_none(check: Check) -> Check:

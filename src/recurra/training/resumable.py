@@ -185,10 +185,11 @@ class ResumableRun:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)
             saved["state"] = self._layout.own_state(saved["state"])
-        self.state = resumed_state(saved, path, self.model, self.optimizer)
+        state = resumed_state(saved, path, self.model, self.optimizer, self.experiment.optimizer.algorithm)
+        self.optimizer.load_state_dict(saved["optimizer"])  # first: a registered one may refuse it
+        self.state = state
         load_weights(self.model, saved["model"], path)
         self.average.load_state_dict(saved["average"])
-        self.optimizer.load_state_dict(saved["optimizer"])
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
         if "levels" in saved:  # older checkpoints have none

@@ -10,10 +10,11 @@ from recurra.checks import kind_of, sentence
 from recurra.files.weights import shape_difference
 from recurra.saved_state import state_from_plain
 from recurra.training.checkpoint import CheckpointError, Payload
+from recurra.training.config import OPTIMIZER_OPTIONS
 from recurra.training.random_state import require_random_state
 
 
-def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer) -> Any:
+def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer, algorithm: str) -> Any:
     """Refuse a checkpoint whose parts do not fit, before any of them is used; return the state that it carries.
 
     Args:
@@ -21,6 +22,7 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
         path: its file, for messages.
         model: the model that continues, with weights of any values.
         optimizer: its optimiser.
+        algorithm: the optimiser's name. One that is registered by others may keep tensors of any shape.
 
     Raises:
         CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
@@ -33,7 +35,7 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
         if difference := shape_difference(model, own):
             came = f"a checkpoint of another model (it has {difference})"
             raise CheckpointError(sentence(str(path), came, "one of this model"))
-    _require_optimizer_state(saved["optimizer"], path, optimizer)
+    _require_optimizer_state(saved["optimizer"], path, optimizer, any_shape=algorithm not in OPTIMIZER_OPTIONS)
     try:
         for state in saved["random"] if isinstance(saved["random"], list) else [saved["random"]]:  # one for each rank
             require_random_state(state)
@@ -42,7 +44,7 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optimizer) -> None:
+def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optimizer, *, any_shape: bool) -> None:
     own = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
     found = [group["params"] for group in saved["param_groups"]]
     if list(map(len, found)) != list(map(len, own)):
@@ -51,7 +53,7 @@ def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optim
     shapes = {number: shape for numbers, group in zip(found, own) for number, shape in zip(numbers, group)}
     for number, values in saved["state"].items():
         for name, value in values.items():
-            fits = not isinstance(value, Tensor) or tuple(value.shape) in ((), shapes.get(number))
+            fits = any_shape or not isinstance(value, Tensor) or tuple(value.shape) in ((), shapes.get(number))
             if number not in shapes or not fits:
                 expected = f"one of shape {shapes.get(number, 'of no parameter')}, as its parameter"
                 raise CheckpointError(
