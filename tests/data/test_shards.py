@@ -102,6 +102,25 @@ def test_a_changed_corpus_is_prepared_again(corpus, tmp_path):
     assert shards.encoder.decode(shards.tokens("valid")[:]) == "w1 w2 w3\n"
 
 
+@pytest.mark.parametrize("vocabulary", ["words", "bpe", "bytes"])
+def test_a_changed_training_text_is_not_read_with_the_vocabulary_of_the_old_one(corpus, tmp_path, vocabulary):
+    out, size = tmp_path / "out", {"bpe": 300}.get(vocabulary)
+    what = Preparation("folder", str(corpus), out, vocabulary=vocabulary, vocab_size=size)
+    prepare(what)
+    (corpus / "train.txt").write_text("new words and\nmore\n" * 20)
+    if vocabulary == "bytes":  # which no text changes
+        prepare(what)
+    else:
+        with pytest.raises(ValueError, match=r"^the corpus is .*corpus, whose training text has changed; expected"):
+            prepare(what)
+        own = out / "tokenizer.json"
+        prepare(Preparation("folder", str(corpus), out, vocabulary=vocabulary, tokenizer=own))
+    shards = ShardCorpus(out)
+    decoded = shards.encoder.decode(shards.tokens("train")[:])
+    assert decoded.count("\n") == 40
+    assert (decoded == text_of(corpus)) == (vocabulary != "words")
+
+
 @pytest.mark.parametrize("vocabulary", ["words", "bpe"])
 def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_path, vocabulary):
     def prepared(size):
@@ -113,6 +132,18 @@ def test_another_size_than_that_of_the_tokenizer_there_is_refused(corpus, tmp_pa
     for other in (size - 1, size + 1):
         with pytest.raises(ValueError, match=rf"^--vocab-size is {other}; expected that of .* of the {size} asked for"):
             prepared(other)
+    if vocabulary == "words":
+        with pytest.raises(ValueError, match=r"^--vocab-size is not given; expected that of .* of the 9 asked for"):
+            prepared(None)
+
+
+def test_a_tokenizer_that_was_given_has_no_size(corpus, tmp_path):
+    prepare(Preparation("folder", str(corpus), tmp_path / "few", vocab_size=9))
+    own = tmp_path / "few" / "tokenizer.json"
+    index = prepare(Preparation("folder", str(corpus), tmp_path / "out", tokenizer=own))
+    assert prepare(Preparation("folder", str(corpus), tmp_path / "out")) == index
+    with pytest.raises(ValueError, match=r"^--vocab-size is 30; expected that of .*tokenizer.json, 9: choose another"):
+        prepare(Preparation("folder", str(corpus), tmp_path / "out", vocab_size=30))
 
 
 def test_what_a_hub_says_of_a_data_set_is_passed_on(monkeypatch):
@@ -327,7 +358,9 @@ def test_another_column_is_prepared_again(tmp_path, vocabulary):
     columns.to_parquet(str(tmp_path / "train-0.parquet"))
     decoded = []
     for field in ("title", "body", "body"):
-        what = Preparation("parquet", str(tmp_path), tmp_path / "out", field=field, vocabulary=vocabulary)
+        own = tmp_path / "out" / "tokenizer.json"  # the columns have the same words
+        again = own if decoded and vocabulary == "words" else None
+        what = Preparation("parquet", str(tmp_path), own.parent, field=field, vocabulary=vocabulary, tokenizer=again)
         prepare(what)
         shards = ShardCorpus(tmp_path / "out")
         decoded.append(shards.encoder.decode(shards.tokens("train")[:]))

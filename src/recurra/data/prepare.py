@@ -4,6 +4,7 @@ Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation
 once its own small JSON file is there, which says what the shard was made from.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -157,14 +158,15 @@ def _processes(workers: int) -> Iterator[Any]:
 
 def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
-    own = what.out / TOKENIZER
+    own, asked = what.out / TOKENIZER, what.out / _ASKED
+    training = [unit for unit in units if unit.split == "train"] or units
     if what.tokenizer is not None and not own.exists():
+        write_stamped(asked, {"vocab_size": None})
         ENCODERS[what.vocabulary].load(what.tokenizer).save(own)
     if own.exists():
         found = ENCODERS[what.vocabulary].load(own)
-        _require_as_asked(what, own, found)
+        _require_as_asked(what, training, found)
         return found
-    training = [unit for unit in units if unit.split == "train"] or units
     encoder: Vocabulary | BytePairEncoding | ByteEncoder
     if what.vocabulary == "bytes":
         encoder = ByteEncoder()
@@ -178,26 +180,35 @@ def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[
         with item_progress("Counting words", len(training)) as advance:
             files = pool.imap(_count_words, [(what.out, unit) for unit in training])
             encoder = _most_frequent(_counted(files, advance), what.vocab_size)
-    if what.vocab_size is not None:
-        write_stamped(what.out / _ASKED, {"vocab_size": what.vocab_size})
+    write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(training)})
     encoder.save(own)
     for counts in what.out.glob(f"{_COUNTS}*.json"):
         counts.unlink()
     return encoder
 
 
-def _require_as_asked(what: Preparation, own: Path, found: TextEncoder) -> None:
-    """Refuse a tokenizer of another size, or another one than `what` names."""
-    mend = "choose another folder with --out"
+def _require_as_asked(what: Preparation, training: list[Unit], found: TextEncoder) -> None:
+    """Refuse a tokenizer of another size, of another text, or another one than `what` names."""
+    own, mend = what.out / TOKENIZER, "choose another folder with --out"
     if what.tokenizer is not None:
         if ENCODERS[what.vocabulary].load(what.tokenizer).fingerprint != found.fingerprint:
             raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", mend))
         return
-    asked = what.out / _ASKED  # folders that are older have none
-    size = read_stamped(asked)["vocab_size"] if asked.is_file() else None
-    if what.vocab_size is not None and (len(found) > what.vocab_size or size not in (None, what.vocab_size)):
+    path = what.out / _ASKED
+    asked = read_stamped(path) if path.is_file() else {}  # folders that are older have none, or not all of it
+    size = asked.get("vocab_size", what.vocab_size)
+    if size != what.vocab_size or (size is not None and len(found) > size):
+        came = "not given" if what.vocab_size is None else f"{what.vocab_size:,}"
         expected = f"that of {own}, {len(found):,}" + (f" of the {size:,} asked for" if size is not None else "")
-        raise ValueError(sentence("--vocab-size", f"{what.vocab_size:,}", expected, mend))
+        raise ValueError(sentence("--vocab-size", came, expected, mend))
+    if what.vocabulary != "bytes" and asked.get("from", _digest(training)) != _digest(training):
+        came, expected = f"{what.path}, whose training text has changed", f"the text that {own} was made of"
+        raise ValueError(sentence("the corpus", came, expected, f"keep that vocabulary with --tokenizer, or {mend}"))
+
+
+def _digest(units: list[Unit]) -> str:
+    origins = dict.fromkeys(unit.origin for unit in units)
+    return hashlib.sha256("\n".join(origins).encode()).hexdigest()
 
 
 def _first(unit: Unit, n_characters: int) -> Iterator[str]:
@@ -230,7 +241,7 @@ def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -
 
 _COUNTS = "counts-"
 _ASKED = "vocabulary.json"
-"""The file with the size that a vocabulary was made for; it can have fewer words."""
+"""The file that says what a vocabulary was made of, and for which size; it can have fewer words."""
 _MOST_COUNTS = 2**30
 
 
