@@ -1,5 +1,6 @@
 import errno
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -63,11 +64,20 @@ class Failing(io.StringIO):
         raise OSError(self.number, "no more")
 
 
+@pytest.fixture
+def own_stdout(tmp_path, monkeypatch):
+    """A standard output that rich may replace."""
+    with (tmp_path / "stdout").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_closed_terminal_shows_nothing_more_and_fails_nothing(terminal):
+def test_a_closed_terminal_or_pipe_shows_nothing_more_and_fails_nothing(terminal, number, own_stdout):
     progress = watch(200, 40, Console(file=io.StringIO(), force_terminal=terminal, width=120))
     console = progress.shown._progress.console if terminal else progress.shown._console
-    console.file = Failing(errno.EIO, terminal)
+    console.file = Failing(number, terminal)
     progress.note("a line")
     progress.advance(50)
     progress.report(RECORD)
@@ -77,4 +87,11 @@ def test_a_closed_terminal_shows_nothing_more_and_fails_nothing(terminal):
 def test_a_full_disk_under_the_output_is_not_passed_over():
     progress = watch(200, 40, Console(file=Failing(errno.ENOSPC, False), width=120))
     with pytest.raises(OSError, match="no more"):
+        progress.note("a line")
+
+
+def test_other_ends_of_the_process_are_not_passed_over():
+    progress = watch(200, 40, Console(file=io.StringIO(), width=120))
+    progress.shown.note = lambda text: sys.exit(3)
+    with pytest.raises(SystemExit):
         progress.note("a line")

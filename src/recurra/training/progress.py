@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, plain lines elsewhere, nothing once the terminal is closed."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, nothing once nobody can read it."""
 
 import errno
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ def watch(total_steps: int, first_step: int, console: Console) -> RunProgress:
 
 
 class UntilHangUp:
-    """Shows a progress for as long as its terminal is there: a closed one must not keep the run from saving."""
+    """Shows a progress for as long as its terminal, or the reader of its pipe, is there: the run goes on without it."""
 
     def __init__(self, shown: RunProgress) -> None:
         self.shown = shown
@@ -71,7 +71,10 @@ def _unless_hung_up() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EIO:  # what writing to a closed terminal gives
+        if error.errno not in (errno.EIO, errno.EPIPE):  # what writing to a closed terminal or pipe gives
+            raise
+    except SystemExit as ended:  # how rich answers a closed pipe, after it has silenced itself and standard output
+        if not isinstance(ended.__context__, BrokenPipeError):
             raise
 
 
