@@ -1,6 +1,8 @@
 """Sessions over HTTP: what they read and write, forks, copies, and what is left after a restart."""
 
+import contextlib
 import json
+import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,6 +182,48 @@ def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, mode
     n = len(again["tokens"])
     assert n == 160 - again["first"] >= 20
     assert again["tokens"] == told["tokens"][-n:]
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Nothing can be written meanwhile."""
+
+    def fails(database):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recurra.serving.store.write", lambda *_, **__: fails)
+        yield
+
+
+def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
+    running = serving()
+    client = running.client()
+    opened(client, name="a")
+    written = write(client, "a", 30, text="once")
+    client.post("/v1/sessions/a/save", json={})
+    written += write(client, "a", 5)
+    before = client.get("/v1/sessions/a/transcript").json()
+    with full_disk():
+        turns = [
+            ("feed", {"text": "xyz"}),
+            ("rewind", {"position": 3}),
+            ("load", {}),
+            ("generate", {"max_tokens": 5, "stream": False}),
+        ]
+        for path, body in turns:
+            answer = client.post(f"/v1/sessions/a/{path}", json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+            assert client.get("/v1/sessions/a/transcript").json() == before
+        *told, (kind, end) = events(client.post("/v1/sessions/a/generate", json={"max_tokens": 5}))
+        assert (kind, end["finish_reason"], end["position"], len(told)) == ("end", "error", 39, 5)
+        assert "could not be written" in end["message"]
+    assert "disk is full" in caplog.text
+    whole = "once" + Letters().decode(written)
+    twin = client.post("/v1/sessions/a/fork", json={"position": 36}).json()["id"]  # from no mark of what was refused
+    assert write(client, twin, 5) == alone(models, whole[:36], 5)
+    assert write(client, "a", 5) == alone(models, whole, 5)
+    assert running.service.sessions.n_resident == 2
 
 
 def test_a_session_has_a_bounded_number_of_copies(serving):

@@ -1,10 +1,12 @@
 """Sessions: named streams that last. What is in memory is a cache of the store, and every turn is written to it.
 
-All of it runs in one event loop. A session has one turn at a time.
+All of it runs in one event loop. A session has one turn at a time. If the disk does not take what changed, the session
+leaves the memory: it is then what the disk has.
 """
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from array import array
@@ -27,6 +29,8 @@ from recurra.serving.settings import ServeSettings
 from recurra.serving.store import Record, SessionStore
 from recurra.serving.transcript import READ, WRITTEN, Transcript
 from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
+
+LOG = logging.getLogger("recurra.serving")
 
 Key: TypeAlias = tuple[str, str]
 MOST_PIECES = 64
@@ -145,7 +149,7 @@ class Sessions:
         Raises:
             ApiError: the place is not in the transcript, the name is taken, or there are too many sessions.
         """
-        _require_idle(session)
+        self._require_free(session)
         position = session.place.n_tokens if position is None else position
         with _busy(session):
             place = await self._place_at(session, position)
@@ -158,7 +162,7 @@ class Sessions:
 
     async def rewind(self, session: Session, position: int) -> None:
         """Go back to a place. Raises ApiError if it is not in the transcript."""
-        _require_idle(session)
+        self._require_free(session)
         with _busy(session):
             place = await self._place_at(session, position)
             session.transcript.cut(position)
@@ -169,7 +173,7 @@ class Sessions:
 
     async def save(self, session: Session, label: str) -> int:
         """Keep a copy under a label; give its bytes. Raises ApiError if there are as many as allowed."""
-        _require_idle(session)
+        self._require_free(session)
         with _busy(session):
             labels, most = await self._store.call(store.labels(*session.key)), self._settings.max_labels
             if label not in labels and len(labels) >= most:
@@ -181,7 +185,7 @@ class Sessions:
 
     async def load(self, session: Session, label: str) -> None:
         """Go back to the copy under a label. Raises ApiError if there is none."""
-        _require_idle(session)
+        self._require_free(session)
         with _busy(session):
             found = await self._store.call(store.read(*session.key, label))
             if found is None:
@@ -232,10 +236,7 @@ class Sessions:
             ApiError: the session is busy.
             QueueFull: too many turns wait.
         """
-        _require_idle(session)
-        # Another request was faster, or the session was deleted or made anew from the disk since this one found it.
-        if turn.place is not session.place or self._resident.get(session.key) is not session:
-            raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
+        self._require_free(session, turn.place)
         line = Backlog(turn, self._engine.cancel)
         session.is_busy = True
         task = asyncio.create_task(self._follow(session, turn, line))
@@ -256,15 +257,26 @@ class Sessions:
         try:
             async for events in self._live.run(self._engine, turn):
                 heard += [(one.id, one.logprob, one.was_read) for one in events if isinstance(one, TokenEvent)]
-                last = [event for event in events if isinstance(event, EndEvent)]
-                if last:
-                    await self._apply(session, turn, heard, last[0])
+                if isinstance(events[-1], EndEvent):  # a session's turn has one, which is its last event
+                    events = [*events[:-1], await self._ended(session, turn, heard, events[-1])]
                 line.put(events)
             line.close()
         except BaseException as error:
             line.close(error)
         finally:
             session.is_busy = False
+
+    async def _ended(
+        self, session: Session, turn: Turn, heard: list[tuple[int, float | None, bool]], end: EndEvent
+    ) -> EndEvent:
+        """Give the end of a turn whose result is on disk, or an error if it could not be written."""
+        try:
+            await self._apply(session, turn, heard, end)
+        except Exception:
+            LOG.exception("a session could not be written")
+            message = "the session could not be written, and stays where it was before this turn"
+            return EndEvent(end.choice, "error", turn.place, message=message)
+        return end
 
     async def _apply(
         self, session: Session, turn: Turn, heard: list[tuple[int, float | None, bool]], end: EndEvent
@@ -290,6 +302,12 @@ class Sessions:
 
     # --- memory and disk ---
 
+    def _require_free(self, session: Session, place: Place | None = None) -> None:
+        """Refuse a session that has a turn, has left `place`, or was deleted or read anew since it was found."""
+        _require_idle(session)
+        if self._resident.get(session.key) is not session or (place or session.place) is not session.place:
+            raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
+
     async def _add(self, session: Session) -> None:
         owner, name = session.key
         # one at a time for an owner, too, or sessions that are opened together would all find room
@@ -305,12 +323,18 @@ class Sessions:
         self._evict()
 
     async def _write(self, session: Session) -> None:
-        """Write a session and what is new of its transcript."""
+        """Write a session and what is new of its transcript; if that fails, forget it, and what is on disk counts."""
         # What is on disk goes further, or ends before what is still kept: then it is replaced.
         is_all = session.n_written < session.transcript.first or session.n_pieces >= MOST_PIECES
         piece = session.transcript.piece(0 if is_all else session.n_written)
         n_tokens = len(session.transcript)
-        await self._store.call(store.write(session.record(), piece, is_all=is_all))
+        try:
+            await self._store.call(store.write(session.record(), piece, is_all=is_all))
+        except BaseException:  # or the client has hung up, and it may fail later
+            if self._resident.get(session.key) is session:
+                del self._resident[session.key]
+            self._marks.forget(session.key)
+            raise
         session.n_pieces = 1 if is_all else session.n_pieces + 1
         session.n_written = n_tokens
 
