@@ -25,6 +25,18 @@ def case(module, x, state, cut):
     return x, state, y, last, loss
 
 
+def refusal(name, pieces):
+    """Say how a second derivative is refused; "" if it is not."""
+    module = create_mixer(name, 8)
+    with over(pieces):
+        y, _ = module(torch.randn(1, 3, 8))
+    try:
+        y.square().sum().backward(create_graph=True)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
 def solve(pieces, problems):
     """Run all problems as one of the ranks that share a sequence."""
     rank, world, results = pieces.rank, pieces.count, {}
@@ -41,6 +53,7 @@ def solve(pieces, problems):
         gradients = [x.grad, *(p.grad for p in module.parameters()), *(t.grad for t in state)]
         gradients = [torch.zeros(()) if g is None else g for g in gradients]
         results[name] = {"y": y.detach(), "gradients": gradients, "last": list(final_state(last, pieces))}
+    results["second derivatives"] = {name: refusal(name, pieces) for name in ("gateloop", "slstm")}
     torch.manual_seed(0)
     config = LanguageModelConfig(11, n_layer=3, d_model=8, d_channel_mixing=8, mixer=["gateloop", "gru", "mamba"])
     model = LanguageModel(config)

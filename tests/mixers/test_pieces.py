@@ -102,3 +102,11 @@ def test_a_model_over_ranks_is_the_model(folder, float64, world):
     torch.testing.assert_close(got, losses.detach(), rtol=1e-10, atol=1e-10)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("world", LENGTHS)
+def test_second_derivatives_are_refused(folder, world):
+    for rank in range(world):
+        refusals = torch.load(folder / f"{world}-{rank}.pt")["second derivatives"]
+        for name, refusal in refusals.items():  # one exchanges its states, the other passes them on
+            assert "differentiated once only" in refusal, (rank, name)

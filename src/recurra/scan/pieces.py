@@ -6,7 +6,8 @@ h -> P h + S: all ranks compute their P and S at once, exchange them, and start 
 (`entering_state`). Anything else waits for the piece before (`passed_on`): rank r works on layer n while rank r + 1
 works on layer n - 1.
 
-As in any program of several ranks, an error of one leaves the others waiting for it.
+Gradients can be taken once: a backward pass that is to be differentiated itself raises NotImplementedError. As in any
+program of several ranks, an error of one leaves the others waiting for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,6 +43,8 @@ class Pieces:
         return dist.get_global_rank(self.group, place)
 
 
+_SHARED = "a sequence shared by several ranks"
+
 _active: ContextVar[Pieces | None] = ContextVar("pieces", default=None)
 
 
@@ -61,6 +64,12 @@ def over(pieces: Pieces | None) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+def refuse_second_derivative(what: str) -> None:
+    """Raise NotImplementedError in a backward pass whose result is to be differentiated: an exchange has no graph."""
+    if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through saved tensors
+        raise NotImplementedError(f"{what} can be differentiated once only: omit create_graph=True")
 
 
 def entering_state(product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
@@ -92,6 +101,7 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
         pieces, (entering,) = ctx.pieces, ctx.saved_tensors
         own = gradient.resolve_conj().contiguous()
         gathered = [torch.empty_like(own) for _ in range(pieces.count)]
@@ -171,6 +181,7 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *direct: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
         gradients: list[Tensor | None] = []
         for form, own in zip(ctx.forms, direct):
             if not _differentiable(form):
@@ -199,6 +210,7 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dlink: Tensor, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
         for zeros, gradient in zip(ctx.saved_tensors, gradients):
             if _differentiable(zeros):
                 own = zeros if gradient is None else gradient

@@ -21,6 +21,7 @@ from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.scan.linear import check_shapes, common_dtype, linear_scan
 from recurra.scan.operators import previous_states
+from recurra.scan.pieces import refuse_second_derivative
 
 
 def sharded_scan(
@@ -110,8 +111,7 @@ class _ShardedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through a and h
-            raise NotImplementedError("sharded_scan can be differentiated once only: omit create_graph=True")
+        refuse_second_derivative("sharded_scan")
         a, h, entering = ctx.saved_tensors
         rank, nothing = dist.get_rank(ctx.group), torch.zeros_like(entering)
         # c is the gradient of the piece's last state itself, so it contains the transition of the step that follows
