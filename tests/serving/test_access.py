@@ -79,6 +79,20 @@ def test_bodies_are_bounded_whether_they_say_their_length_or_not(serving):
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
 
 
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/plain; application/json"]
+)
+def test_bodies_that_any_page_could_send_are_refused(serving, kind):
+    client = serving().client()
+    body, headers = b'{"name": "a"}', {} if kind is None else {"content-type": kind}
+    for content in (body, iter([body])):
+        refused = client.post("/v1/sessions", content=content, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert client.get("/v1/sessions").json()["data"] == []
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/sessions", content=body, headers=headers).status_code == 201
+
+
 def test_the_number_of_tokens_is_bounded(serving):
     client = serving(max_tokens=20).client()
     for body in ({"prompt": "a" * 21}, {"prompt": "a", "max_tokens": 21}):

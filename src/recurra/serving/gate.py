@@ -1,4 +1,4 @@
-"""The gate in front of the application: the size of bodies, the names of the server, errors that nobody foresaw."""
+"""The gate in front of the application: the size and type of bodies, the names of the server, unforeseen errors."""
 
 import json
 import logging
@@ -24,7 +24,8 @@ class Gate:
     """Refuses what must not reach the application, and logs requests.
 
     Without API keys only requests to a name of this machine pass: a page of another site that resolves its name to
-    127.0.0.1 could ask otherwise.
+    127.0.0.1 could ask otherwise. Bodies have to say that they are JSON: a browser sends others for a page of any site,
+    without asking first, and some versions of FastAPI read them.
 
     Args:
         app: the application.
@@ -76,6 +77,12 @@ class Gate:
         if not length.isdigit() or int(length) > self._max_body_bytes:
             await self._refuse(send, self._too_large())
             return
+        if scope["method"] == "POST" and (int(length) or "transfer-encoding" in headers):
+            kind = headers.get("content-type", "")
+            if kind.partition(";")[0].strip().lower() != "application/json":
+                message = f"content-type is {kind[:100]!r}; expected application/json"
+                await self._refuse(send, ApiError(415, message, code="unsupported_media_type"))
+                return
         n_bytes = 0
 
         async def receiving() -> Message:
