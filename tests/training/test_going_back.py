@@ -78,6 +78,34 @@ def test_a_best_checkpoint_of_an_abandoned_way_is_forgotten(make_trainer, settin
     assert load_checkpoint(back.checkpoints.best)["position"]["step"] == best[0]
 
 
+def test_a_run_killed_after_it_forgot_its_best_finds_another(make_trainer, settings):
+    """The checkpoint of step 4 says that step 4 was the best, with a loss of 3; that of step 5 has taken its place."""
+    make_trainer(max_steps=6, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0, 2.0), **settings).fit(quiet())
+    back = make_trainer(max_steps=8, **settings)
+    back.resume("previous")
+    back.folder.unlock()  # as the end of its process does
+    again = make_trainer(max_steps=8, scorer=scorer(3.3, 3.2, 3.4, 3.5), **settings)
+    again.resume("last")
+    assert "best" not in again.scores
+    again.fit(quiet())
+    assert (again.scores["best"]["step"], again.scores["best"]["loss"]) == (6, 3.2)
+    assert load_checkpoint(again.checkpoints.best)["position"]["step"] == 6
+
+
+@pytest.mark.parametrize(("which", "step"), [("previous", 4), ("last", 6)])
+def test_a_best_checkpoint_that_cannot_be_read_is_forgotten(ended, make_trainer, settings, which, step):
+    content = bytearray(ended.checkpoints.best.read_bytes())
+    content[len(content) // 2] ^= 1
+    ended.checkpoints.best.write_bytes(content)
+    back = make_trainer(max_steps=8, scorer=scorer(*(5.0, 6.0, 7.0, 8.0)[: 8 - step]), **settings)
+    back.resume(which)
+    console = quiet()
+    back.fit(console)
+    assert "note: the best checkpoint cannot be read and is removed: " in " ".join(console.file.getvalue().split())
+    assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == (step + 1, 5.0)
+    assert load_checkpoint(back.checkpoints.best)["position"]["step"] == step + 1
+
+
 def test_a_checkpoint_of_a_step_is_not_written_twice(ended, make_trainer, settings, monkeypatch):
     back = make_trainer(max_steps=8, **settings)
     monkeypatch.setattr(back.checkpoints, "save", lambda *given: 1 / 0)

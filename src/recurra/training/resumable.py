@@ -1,7 +1,7 @@
 """A run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from recurra.data import BatchSource, DataSet
 from recurra.files.writing import discard
 from recurra.saved_state import state_to_plain
 from recurra.training.averaging import WeightAverage
-from recurra.training.checkpoint import CheckpointFolder, Payload, load_checkpoint, load_weights
+from recurra.training.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, load_weights
 from recurra.training.experiment import Experiment, require_resumable, to_plain
 from recurra.training.levels import Levels
 from recurra.training.losses import Objective
@@ -195,6 +195,8 @@ class ResumableRun:
         if "levels" in saved:  # older checkpoints have none
             self.levels.load_state_dict(saved["levels"], self.ranks)
         self.scores = saved["scores"]
+        if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
+            self.scores.pop("best", None)
         # Older checkpoints lack this key. A finished run has nothing to resume.
         self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
         if self.ranks.is_first:
@@ -204,23 +206,29 @@ class ResumableRun:
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
+        abandoned = self._best_is_abandoned(saved["config"]["training"])
         self.checkpoints.drop_after(self.position.step)
-        lengths = ("epochs", "max_steps")
-        if any(saved["config"]["training"].get(name) != getattr(self.config, name) for name in lengths):
-            self._forget_later_best()
+        if abandoned:
+            self.scores.pop("best", None)
+            if self.ranks.is_first:
+                discard(self.checkpoints.best)
 
-    def _forget_later_best(self) -> None:
-        """Forget a best checkpoint of a step that is yet to come: with another length the run takes another way there.
+    def _best_is_abandoned(self, trained: Mapping[str, Any]) -> bool:
+        """Say whether the best checkpoint is of a later step, to which the run takes another way with another length.
 
-        With the same length it comes to the same weights again.
+        With the same length it comes to the same weights again. One that cannot be read may be of a later step.
         """
+        if all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps")):
+            return False
+        return bool(self.ranks.from_first(self.ranks.is_first and self._best_is_later()))
+
+    def _best_is_later(self) -> bool:
         path = self.checkpoints.best
-        if not path.exists() or load_checkpoint(path)["position"]["step"] <= self.position.step:
-            return
-        self.ranks.wait()  # all have read it
-        self.scores.pop("best", None)
-        if self.ranks.is_first:
-            discard(path)
+        try:
+            return path.exists() and load_checkpoint(path)["position"]["step"] > self.position.step
+        except CheckpointError as error:
+            self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+            return True
 
     @property
     def _loaded_to(self) -> Any:
