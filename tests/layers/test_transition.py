@@ -84,10 +84,10 @@ def test_without_a_ring_nothing_is_placed():
         ({"r_min": 0.0}, r"ring\.r_min is 0.0; expected a number above 0 and below 1"),
         ({"r_max": 1.0}, r"ring\.r_max is 1.0; expected at least r_min = 0.9 and below 1"),
         ({"r_min": 0.9, "r_max": 0.8}, r"ring\.r_max is 0.8; expected at least r_min = 0.9"),
-        ({"max_phase": -1.0}, r"ring\.max_phase is -1.0; expected at least 0"),
+        ({"max_phase": -1.0}, r"ring\.max_phase is -1.0; expected a finite number of at least 0"),
         ({"input_share": math.nan}, r"ring\.input_share is nan"),
         ({"radius": 1.0}, "ring is a mapping with 'radius'; expected no other entries than r_min, r_max"),
-        ({"phase_shift": -0.5}, r"ring\.phase_shift is -0.5; expected at least 0"),
+        ({"phase_shift": -0.5}, r"ring\.phase_shift is -0.5; expected a finite number of at least 0"),
     ],
 )
 def test_impossible_rings_are_refused(ring, message):

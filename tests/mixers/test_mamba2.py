@@ -152,7 +152,7 @@ def test_the_state_has_a_size_of_its_own():
         ({"n_heads": 5, "n_groups": 1}, r"n_heads is 5; expected a divisor of expand \* d_model = 12"),
         ({"n_heads": 4, "n_groups": 3}, "n_groups is 3; expected a divisor of n_heads = 4"),
         ({"n_groups": 0}, "n_groups is 0; expected at least 1"),
-        ({"min_step": 0.0}, "min_step is 0.0; expected a number above 0"),
+        ({"min_step": 0.0}, "min_step is 0.0; expected a finite number above 0"),
     ],
 )
 def test_bad_sizes_are_refused(options, message):

@@ -50,6 +50,17 @@ def linear(layer, x):
     return x @ layer.weight.T + layer.bias
 
 
+@pytest.mark.parametrize("layout", ["transposed", "flat"])
+def test_targets_of_another_layout_are_refused(unchecked, layout):
+    """As many numbers in another order would be those of other segments."""
+    model = make()
+    clip, targets, poses = draw(segments=3)
+    other = targets.T if layout == "transposed" else targets.flatten()
+    assert other.shape != targets.shape
+    with pytest.raises(ValueError, match=r"^targets is .*; expected shape"):
+        model.task_losses(clip, other, poses)
+
+
 @pytest.mark.parametrize(("joints_after", "skeleton_after"), [(1, None), (2, 1)])
 def test_losses_equal_an_independent_computation(joints_after, skeleton_after):
     model = make(joints_after=joints_after, skeleton_after=skeleton_after)

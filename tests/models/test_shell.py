@@ -173,6 +173,22 @@ def test_targets_of_another_shape_are_refused(unchecked):
         model.loss(tokens, targets)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_targets_that_are_no_indices_are_refused(unchecked, dtype):
+    """A mask has the shape of targets, and would be read as the classes 0 and 1."""
+    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))
+    tokens = torch.randint(VOCABULARY, (3, 6))
+    with pytest.raises(ValueError, match=r"^targets is .* \(3, 6\) on cpu; expected int64 or int32"):
+        model.loss(tokens, tokens.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_targets_may_be_int32(dtype):
+    model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru")).to(dtype)
+    tokens = torch.randint(VOCABULARY, (3, 6))
+    torch.testing.assert_close(model.loss(tokens, tokens.int())[0], model.loss(tokens, tokens)[0], rtol=0, atol=0)
+
+
 def test_a_loss_has_gradients_under_vmap():
     model = LanguageModel(LanguageModelConfig(vocab_size=VOCABULARY, n_layer=1, d_model=8, mixer="min-gru"))
     parameters = {name: value.detach() for name, value in model.named_parameters()}

@@ -209,6 +209,13 @@ def test_other_clips_are_refused(shape, message):
         make()(torch.zeros(shape, dtype=torch.float64))
 
 
+def test_frames_as_a_decoder_gives_them_are_refused(unchecked):
+    with pytest.raises(ValueError, match=r"clip is uint8 .*; expected a floating-point type: normalise the frames"):
+        make()(torch.zeros(2, 3, 3, 8, 8, dtype=torch.uint8))
+    with pytest.raises(TypeError, match=r"clip is a list; expected a torch\.Tensor"):
+        make()([])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -17,8 +17,13 @@ def test_steps_are_log_uniform_behind_softplus():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"), [((0.0, 1.0), "a number above 0"), ((0.2, 0.1), "at most max_step = 0.1")]
+    ("sizes", "message"),
+    [
+        ((0.0, 1.0), "min_step is 0.0; expected a finite number above 0"),
+        ((0.1, math.inf), "max_step is inf; expected a finite number above 0"),
+        ((0.2, 0.1), "min_step is 0.2; expected at most max_step = 0.1"),
+    ],
 )
 def test_bad_step_sizes_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=f"min_step is {sizes[0]}; expected {message}"):
+    with pytest.raises(ValueError, match=message):
         inverse_softplus_of_steps(3, *sizes)

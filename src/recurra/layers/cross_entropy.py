@@ -39,7 +39,7 @@ def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> F
 def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Compute the same by torch's own function, on a copy in float32."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return functional.cross_entropy(logits, targets, ignore_index=IGNORED_TARGET, reduction="none")
+    return functional.cross_entropy(logits, targets.long(), ignore_index=IGNORED_TARGET, reduction="none")
 
 
 class _CrossEntropy(torch.autograd.Function):

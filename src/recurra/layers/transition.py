@@ -71,7 +71,8 @@ class Ring:
         require(0 < self.r_min < 1, "ring.r_min", self.r_min, "a number above 0 and below 1")
         require(self.r_min <= self.r_max < 1, "ring.r_max", self.r_max, f"at least r_min = {self.r_min} and below 1")
         for name in ("max_phase", "phase_shift", "input_share"):
-            require(getattr(self, name) >= 0, f"ring.{name}", getattr(self, name), "at least 0")
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"ring.{name}", value, "a finite number of at least 0")
 
     def draw(self, n_channels: int) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
         """Draw magnitudes that are uniform in area, and return them with their phases, shifted if that is asked for."""

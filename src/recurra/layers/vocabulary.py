@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, sentence
+from recurra.checks import kind_of, require, require_at_least, require_shape, sentence
 from recurra.kernels.operators import transforms_are_active
 
 IGNORED_TARGET = -100
@@ -29,6 +29,17 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
     for token in map(int, tokens.aminmax()):
         if not 0 <= token < vocab_size:
             raise IndexError(sentence(name, f"a tensor with the id {token}", f"ids from 0 to {vocab_size - 1}"))
+
+
+def require_targets(targets: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse targets of another shape, and what is no index of a class: a mask has their shape, too.
+
+    Raises:
+        ValueError: naming what came and what was expected.
+    """
+    require_shape("targets", targets, shape)
+    if targets.dtype not in (torch.int64, torch.int32):
+        raise ValueError(sentence("targets", kind_of(targets), "int64 or int32"))
 
 
 def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None, vocab_size: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least
+from recurra.checks import require_at_least, require_positive
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
@@ -59,7 +59,7 @@ class LRU(Mixer):
         super().__init__(d_model, LRUState, h=Carried((d_state,), is_complex=True))
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 <= r_min < r_max <= 1")
-        require(max_phase > 0, "max_phase", max_phase, "an angle in radians above 0")
+        require_positive(max_phase=max_phase)
         # in float64: float32 draws an exact 0 now and then, whose logarithm training never leaves
         area, angle = torch.rand(2, d_state, dtype=torch.float64)
         decay = -0.5 * torch.log(area * (r_max**2 - r_min**2) + r_min**2)  # -log |a|

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import require, require_at_least, require_heads
+from recurra.checks import require, require_at_least, require_heads, require_probability, require_whole_number
 from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.precision import at_least_float32
 from recurra.layers.sliding_window import after, most_kept, still_seen, windows
@@ -76,6 +76,8 @@ class Reformer(Mixer):
     ) -> None:
         require_heads(n_heads, d_model=d_model)
         require_at_least(1, n_rounds=n_rounds)
+        require_whole_number(1, window=window)
+        require_probability(dropout=dropout)
         is_even = n_buckets >= 2 and n_buckets % 2 == 0
         require(is_even, "n_buckets", n_buckets, "an even number from 2", "every rotation has two signs")
         d_head, p = d_model // n_heads, Steps("p", most_kept(window))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require
+from recurra.checks import require, require_probability
 from recurra.layers.attention_window import AttentionWindow, head_size
 from recurra.layers.dot_product_attention import dot_product_attention
 from recurra.layers.sinusoids import sinusoids
@@ -72,6 +72,7 @@ class RelativeAttention(Mixer):
     ) -> None:
         even = "an even number from 2: half of the channels are sines"
         require(d_model >= 2 and d_model % 2 == 0, "d_model", d_model, even)
+        require_probability(dropout=dropout)
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
         channels = n_heads * d_head

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_positive
+from recurra.checks import require, require_at_least, require_positive, require_probability
 from recurra.layers.attention_window import head_size
 from recurra.layers.dot_product_attention import causal_attention
 from recurra.layers.precision import at_least_float32
@@ -75,6 +75,7 @@ class RotaryAttention(Mixer):
         require(
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
         )
+        require_probability(dropout=dropout)
         past = Carried((Steps("p", most_kept(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recurra.checks import require_probability
 from recurra.layers.attention_window import AttentionWindow, head_size
 from recurra.layers.dot_product_attention import causal_attention
 from recurra.mixers.base import Carried, Mixer, Steps
@@ -42,6 +43,7 @@ class SegmentAttention(Mixer):
         segment_length: int = 64,
         dropout: float = 0.0,
     ) -> None:
+        require_probability(dropout=dropout)
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len=0)
         channels = n_heads * d_head

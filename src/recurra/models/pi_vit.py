@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recurra.checks import require, require_at_least, require_choice
 from recurra.layers.poses import Poses, require_poses
-from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.layers.vocabulary import IGNORED_TARGET, require_targets
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.skeleton_induction import JointInduction, SkeletonInduction
@@ -133,12 +133,13 @@ class PIViT(TimeSformer):
 
         Raises:
             IndexError: a target is not a class.
-            ValueError: the frames have another size or are not a whole number of segments, or the poses are not of
-                these clips.
+            ValueError: the frames have another size or are not a whole number of segments, the targets are not one a
+                segment, or the poses are not of these clips.
         """
         config = self.config
         require_clip(clip, config)
         n_segments = clip.shape[1] // config.n_frames
+        require_targets(targets, (clip.shape[0], n_segments))
         require_poses(poses, clip, n_segments=n_segments, n_joints=config.n_joints, d_features=config.d_skeleton)
         segments = clip.unflatten(1, (n_segments, config.n_frames)).flatten(0, 1)
         joints = poses.joints.unflatten(1, (n_segments, config.n_frames)).flatten(0, 1)

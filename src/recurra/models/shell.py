@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_shape, require_tensor, sentence
-from recurra.layers.vocabulary import counted_targets, counted_tokens
+from recurra.checks import kind_of, require_tensor, sentence
+from recurra.layers.vocabulary import counted_targets, counted_tokens, require_targets
 from recurra.lengths.packed import on_host
 from recurra.lengths.padded import blank, check_lengths
 from recurra.lengths.reset import run_resets
@@ -121,7 +121,7 @@ class LanguageModelShell(nn.Module, ABC):
             TypeError, ValueError: as `forward`.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
-        require_shape("targets", targets, hidden.shape[:2])
+        require_targets(targets, hidden.shape[:2])
         return self.losses(hidden, counted_targets(targets, mask)), state
 
     def hidden(

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, require_layout, require_shape, require_tensor, sentence
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
+from recurra.layers.vocabulary import require_targets
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.space_time import SegmentEmbedding
 from recurra.models.video_shape import VideoTransformerConfig, require_clip
@@ -76,7 +77,7 @@ class VideoModel(nn.Module, ABC):
             TypeError, ValueError: as `forward`.
         """
         logits, state = self(clip, state)
-        require_shape("targets", targets, logits.shape[:2])
+        require_targets(targets, logits.shape[:2])
         return negative_log_likelihood(logits, targets), state
 
     def initial_state(self, batch: int) -> Any:

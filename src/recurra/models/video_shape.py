@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from recurra.checks import kind_of, require, require_at_least, require_heads, require_probability, sentence
+from recurra.checks import (
+    kind_of,
+    require,
+    require_at_least,
+    require_heads,
+    require_probability,
+    require_tensor,
+    sentence,
+)
 from recurra.models.registry import BuildsModel
 
 
@@ -77,12 +85,16 @@ def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
     """Refuse a clip that is not (B, T, C, H, W) with frames of the model's size and a whole number of its segments.
 
     Raises:
+        TypeError: the clip is not a tensor.
         ValueError: naming what came and what was expected.
     """
+    require_tensor("clip", clip)
     channels, edge = config.n_channels, config.image_size
     if clip.dim() != 5 or tuple(clip.shape[2:]) != (channels, edge, edge):
         mend = f"the model reads frames of {channels} channels and image_size = {edge}"
         raise ValueError(sentence("clip", kind_of(clip), f"(batch, frames, {channels}, {edge}, {edge})", mend))
+    if not clip.is_floating_point():
+        raise ValueError(sentence("clip", kind_of(clip), "a floating-point type", "normalise the frames"))
     n_frames = clip.shape[1]
     if not n_frames or n_frames % config.n_frames:
         expected = f"one or more whole segments of n_frames = {config.n_frames}"

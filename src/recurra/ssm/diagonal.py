@@ -20,7 +20,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.checks import require
+from recurra.checks import require, require_positive
 from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank, keep
 from recurra.scan import linear_scan
@@ -91,7 +91,7 @@ def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Ten
     Raises:
         ValueError: the sizes are not positive, or the smallest is above the largest.
     """
-    require(smallest > 0, "min_step", smallest, "a number above 0")
+    require_positive(min_step=smallest, max_step=largest)
     require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
     return torch.linspace(math.log(smallest), math.log(largest), n_steps)[torch.randperm(n_steps)]
 

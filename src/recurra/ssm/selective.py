@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import require
+from recurra.checks import require, require_positive
 
 
 def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
@@ -21,7 +21,7 @@ def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> 
     Raises:
         ValueError: the sizes are not positive, or the smallest is above the largest.
     """
-    require(smallest > 0, "min_step", smallest, "a number above 0")
+    require_positive(min_step=smallest, max_step=largest)
     require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
     low, high = math.log(smallest), math.log(largest)
     step = torch.exp(low + (high - low) * torch.rand(n_steps))
