@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -483,8 +485,23 @@ def test_bytes_come_back():
         encoder.decode([256])
 
 
-def test_real_processes_write_the_same(corpus, tmp_path, monkeypatch):
-    one = prepare(Preparation("folder", str(corpus), tmp_path / "one"))
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers that are ready at once, and see what a test has replaced."""
     monkeypatch.setattr(preparing, "get_context", lambda method: multiprocessing.get_context("fork"))
     monkeypatch.setattr(multiprocessing.context.ForkContext, "set_forkserver_preload", lambda self, names: None)
+
+
+def test_real_processes_write_the_same(corpus, tmp_path, forked):
+    one = prepare(Preparation("folder", str(corpus), tmp_path / "one"))
     assert prepare(Preparation("folder", str(corpus), tmp_path / "two", workers=2)) == one
+
+
+def test_a_worker_that_is_killed_ends_the_preparation(corpus, tmp_path, forked, monkeypatch):
+    """Which the system does where there is too little memory."""
+    what = Preparation("folder", str(corpus), tmp_path / "out", workers=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(preparing, "_lines", lambda encoder, block: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(OSError, match=r"^a worker is killed, .*: run the same command again"):
+            prepare(what)
+    assert prepare(what)["splits"]["train"]

@@ -6,13 +6,17 @@ once its own small JSON file is there, which says what the shard was made from.
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from threading import Thread
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 
@@ -93,14 +97,14 @@ def _prepare(what: Preparation, report: Callable[[str], None]) -> dict[str, Any]
     for folder in (what.out, *(what.out / split for split in SPLITS)):
         for temporary, _ in leftovers(folder):
             temporary.unlink(missing_ok=True)
-    with _processes(what.workers) as pool:
-        encoder = _encoder(what, units, pool, report)
+    with _processes(what.workers) as mapped:
+        encoder = _encoder(what, units, mapped, report)
         fingerprint = encoder.fingerprint  # which is computed anew each time
         missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
         report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
         work = ((what, fingerprint, unit) for unit in missing)
         with item_progress("Encoding", len(missing)) as advance:
-            for _ in pool.imap_unordered(_write_shard, work):
+            for _ in mapped(_write_shard, work):
                 advance(1)
     splits: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
@@ -134,29 +138,42 @@ def _write_mds_indexes(what: Preparation, splits: dict[str, list[dict[str, Any]]
             file.write(json.dumps(index_of(shards, dtype)).encode())
 
 
-class _ThisProcess:
-    """Does the work of a pool of one process without starting it."""
-
-    def imap(self, function: Callable[[Any], Any], work: Iterable[Any]) -> Iterator[Any]:
-        return map(function, work)
-
-    imap_unordered = imap
+_Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 
 @contextmanager
-def _processes(workers: int) -> Iterator[Any]:
+def _processes(workers: int) -> Iterator[_Map]:
+    """Yield a `map` that calls the function in `workers` processes, or in this one. Raises OSError if one is killed."""
     if workers == 1:
-        yield _ThisProcess()
+        yield map
         return
     there = "forkserver" in get_all_start_methods()  # not on Windows
     processes = get_context("forkserver" if there else "spawn")
     if there:
         processes.set_forkserver_preload(["recurra.data.prepare"])
-    with processes.Pool(workers) as pool:
-        yield pool
+    pool = ProcessPoolExecutor(workers, processes, initializer=_end_with_parent)
+    try:
+        yield pool.map
+    except BrokenProcessPool as error:
+        mend = "run the same command again, perhaps with fewer --workers"
+        raise OSError(sentence("a worker", "killed, perhaps for lack of memory", "one that ends", mend)) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[str], None]) -> TextEncoder:
+def _end_with_parent() -> None:
+    """Let this worker end when the process that started it is killed: it would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
     own, asked = what.out / TOKENIZER, what.out / _ASKED
     training = [unit for unit in units if unit.split == "train"] or units
@@ -178,7 +195,7 @@ def _encoder(what: Preparation, units: list[Unit], pool: Any, report: Callable[[
     else:
         report("counting words")
         with item_progress("Counting words", len(training)) as advance:
-            files = pool.imap(_count_words, [(what.out, unit) for unit in training])
+            files = mapped(_count_words, [(what.out, unit) for unit in training])
             encoder = _most_frequent(_counted(files, advance), what.vocab_size)
     write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(training)})
     encoder.save(own)
