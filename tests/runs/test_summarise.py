@@ -43,7 +43,8 @@ def test_a_run_on_memory_horizon(there):
     assert summary.hardware == written["hardware"]
     assert summary.validation.keys() == {"best", "last"}
     for which, score in summary.validation.items():
-        assert score == pytest.approx(written["validation"][which], rel=1e-5)
+        own = {key: value for key, value in written["validation"][which].items() if key != "since_best"}
+        assert score == pytest.approx(own, rel=1e-5)
     scores = json.loads(Path("runs/horizon/eval-test.json").read_text())
     assert summary.score("accuracy") == pytest.approx(scores["accuracy"], rel=1e-5)
     rows = log("runs/horizon")

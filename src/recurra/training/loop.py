@@ -281,8 +281,9 @@ class Trainer(ResumableRun):
         record = {"valid_loss": scores.loss}
         if scores.accuracy is not None:
             new["accuracy"] = record["valid_accuracy"] = scores.accuracy
-        self.scores["last"] = new
-        if self._is_best(new):
+        is_best = self._is_best(new)
+        self.scores["last"] = new | {"since_best": 0 if is_best else self._since_best + 1}
+        if is_best:
             self.scores["best"] = new
             self._is_new_best = True
         return record

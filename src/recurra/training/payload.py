@@ -138,7 +138,7 @@ _plain_list = _list(_plain)
 _group = _record(open_ended=True, name=_string, params=_list(_count), lr=_number, peak_lr=_number, weight_decay=_number)
 _groups = _list(_group)
 _states = _by_key(_count, _plain_by_name)
-_score = _record(("accuracy",), step=_count, loss=_number, accuracy=_number)
+_score = _record(("accuracy", "since_best"), step=_count, loss=_number, accuracy=_number, since_best=_count)
 _numpy_key = _record(key=_list(_count), pos=_count)
 
 _random = _record(

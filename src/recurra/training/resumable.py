@@ -269,11 +269,18 @@ class ResumableRun:
     @property
     def stopped_early(self) -> bool:
         """Whether so many evaluations in a row as `training.patience` says were no better than the best."""
-        patience, last, best = self.config.patience, self.scores.get("last"), self.scores.get("best")
-        if patience is None or last is None or best is None:
-            return False
-        every = self.config.eval_every or self.steps_per_epoch
-        return last["step"] - best["step"] >= patience * every
+        return self.config.patience is not None and self._since_best >= self.config.patience
+
+    @property
+    def _since_best(self) -> int:
+        """How many evaluations in a row were no better than the best."""
+        last, best = self.scores.get("last"), self.scores.get("best")
+        if last is None or best is None:
+            return 0
+        if "since_best" in last:
+            return int(last["since_best"])
+        every = self.config.eval_every or self.steps_per_epoch  # older checkpoints have no count
+        return int(last["step"] - best["step"]) // every
 
 
 def _draws(model: nn.Module) -> bool:
