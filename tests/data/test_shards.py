@@ -18,8 +18,10 @@ from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.documents import find_units
 from recurra.data.large_text import shards_folder
 from recurra.data.prepare import Preparation, prepare
-from recurra.data.shards import ShardCorpus, ShardedTokens
+from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
+from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
+from recurra.files.stamped_json import read_stamped, write_stamped
 
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
@@ -308,6 +310,41 @@ def test_damage_is_found(corpus, tmp_path):
     file.write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"train-00001.npy is missing or cut short; expected"):
         ShardCorpus(tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["npy", "mds"])
+def test_damaged_and_missing_places_of_documents_are_found(corpus, tmp_path, form):
+    out = tmp_path / "out"
+    what = Preparation("folder", str(corpus), out, format=form)
+    prepare(what)
+    tokens = ShardCorpus(out).tokens("train")
+    starts, file = tokens.document_starts(0, len(tokens)), tokens.shards[1].path.with_suffix(".documents.npy")
+    content = file.read_bytes()
+    file.write_bytes(content[:-8] + bytes([content[-8] ^ 3]) + content[-7:])
+    with pytest.raises(ValueError, match=r"1.documents.npy is damaged; expected the file that its digest was made of"):
+        tokens.document_starts(0, len(tokens))
+    file.unlink()
+    prepare(what)
+    tokens = ShardCorpus(out).tokens("train")
+    assert np.array_equal(tokens.document_starts(0, len(tokens)), starts)
+    index = read_stamped(out / "index.json")
+    for entry in index["splits"]["train"]:
+        del entry["documents_digest"]
+    write_stamped(out / "index.json", index)  # as older ones are
+    older = ShardCorpus(out).tokens("train")
+    assert np.array_equal(older.document_starts(0, len(older)), starts)
+
+
+def test_each_shard_is_compared_with_its_digest_once(tmp_path, monkeypatch):
+    """However many there are: a corpus of terabytes has tens of thousands."""
+    path, read = tmp_path / "train-00000.npy", []
+    np.save(path, np.arange(4, dtype="<u2"))
+    digest = file_sha256(path)
+    monkeypatch.setattr("recurra.data.shards.file_sha256", lambda path: read.append(path) or digest)
+    tokens = ShardedTokens.of([Shard(path, 4, number, digest) for number in range(5000)])
+    for _ in range(2):
+        assert len(tokens[:]) == 20_000
+        assert len(read) == 5000
 
 
 def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(corpus, tmp_path):

@@ -9,7 +9,6 @@ document. (The package itself wants an older numpy and the clients of four cloud
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,9 +37,11 @@ class MdsShard:
     encodings: tuple[str, ...]
     sizes: tuple[int | None, ...]
 
-    @cached_property
     def places(self) -> np.ndarray:
-        """Where each sample begins, and where the last one ends: (n_samples + 1,)."""
+        """Read where each sample begins, and where the last one ends: (n_samples + 1,).
+
+        Raises OSError or ValueError if the file cannot be read or is damaged.
+        """
         with self.path.open("rb") as file:
             (n,) = _numbers(file, 1, self.path)
             if n != self.n_samples:
@@ -67,10 +68,10 @@ class MdsShard:
         if column not in self.names:
             expected = f"a column named {column!r}; there is {', '.join(self.names)}"
             raise ValueError(sentence(str(self.path), f"a shard without {column!r}", expected))
-        which = self.names.index(column)
+        which, places = self.names.index(column), self.places()
         with self.path.open("rb") as file:
-            file.seek(int(self.places[0]))
-            for size in np.diff(self.places).tolist():
+            file.seek(int(places[0]))
+            for size in np.diff(places).tolist():
                 yield _decoded(self._part(file.read(size), which), self.encodings[which], self.path)
 
     def _part(self, sample: bytes, which: int) -> bytes:

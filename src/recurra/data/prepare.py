@@ -28,7 +28,7 @@ from recurra.data.corpus import TextEncoder
 from recurra.data.documents import Source, Unit, find_units
 from recurra.data.mds import MDS_INDEX, index_of, write_shard
 from recurra.data.progress import item_progress
-from recurra.data.shards import ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
+from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
 from recurra.data.word_counts import count_words, merged_counts
 from recurra.files.digests import file_sha256
@@ -298,7 +298,8 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     tokens = np.concatenate(pieces) if pieces else np.zeros(0, dtype)
     path = _path(what, unit)
     documents = np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
-    _save(path.with_suffix(".documents.npy"), documents)
+    starts_path = path.with_suffix(DOCUMENTS_SUFFIX)
+    _save(starts_path, documents)
     if what.format == "mds":
         with replacing(path) as file:
             write_shard(file, tokens, documents)
@@ -306,8 +307,9 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
         _save(path, tokens)
     name = str(path.relative_to(what.out).as_posix())
     entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
+    digests = {"digest": file_sha256(path), "documents_digest": file_sha256(starts_path)}
     made_from = {"from": unit.origin, "fingerprint": fingerprint}
-    write_stamped(path.with_suffix(".json"), {**entry, "digest": file_sha256(path), "made": made_from})
+    write_stamped(path.with_suffix(".json"), {**entry, **digests, "made": made_from})
 
 
 def _narrowest(n: int) -> np.dtype:
@@ -344,7 +346,8 @@ def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any]
     if entry.pop("made") != {"from": unit.origin, "fingerprint": fingerprint}:
         return None
     shard = what.out / entry["name"]
-    return entry if shard.is_file() and shard.stat().st_size == entry["bytes"] else None
+    there = shard.is_file() and shard.stat().st_size == entry["bytes"] and shard.with_suffix(DOCUMENTS_SUFFIX).is_file()
+    return entry if there else None
 
 
 def _name(unit: Unit) -> str:

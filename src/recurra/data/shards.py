@@ -8,7 +8,7 @@ it. Tokens are read from the files when they are asked for, so that memory does 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,9 @@ FORMAT = "recurra shards 1"
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
 MOST_INDEX_BYTES = 2**30
-"""Of the list of shards, which has 220 bytes for each."""
+"""Of the list of shards, which has 320 bytes for each."""
 MDS_SUFFIX = ".mds"
+DOCUMENTS_SUFFIX = ".documents.npy"
 ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
     "words": Vocabulary,
     "bpe": BytePairEncoding,
@@ -40,12 +41,16 @@ _AGAIN = "prepare the corpus again"
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tokens. documents: how many begin in it."""
+    """A file of tokens, beside which another one has the places of its documents.
+
+    n_documents: how many begin in it. sha256, documents_sha256: digests of the two files; older indexes have no second.
+    """
 
     path: Path
     n_tokens: int
     n_documents: int
     sha256: str
+    documents_sha256: str | None = None
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Read tokens `first` to `last`. Raises OSError or ValueError if the file is missing, damaged or replaced."""
@@ -72,11 +77,13 @@ class Shard:
             return file.read(last - first)
 
     def document_starts(self) -> np.ndarray:
-        """Where documents begin: (n_documents,) int64, rising."""
-        return _starts(self.path.with_suffix(".documents.npy"))
+        """Where documents begin: (n_documents,) int64, rising. Raises OSError or ValueError as `read`."""
+        version = _version(self.path.with_suffix(DOCUMENTS_SUFFIX))
+        _require_documents(self, version)
+        return _starts(self, version)
 
 
-@lru_cache(maxsize=4096)
+@cache  # of any number of shards: an entry is small, and a shard takes long to read
 def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
     """Compare a shard with its digest, once for each version, and find the type of its tokens and where they begin."""
     if file_sha256(shard.path) != shard.sha256:
@@ -87,6 +94,14 @@ def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
         np.lib.format.read_magic(file)
         _, _, dtype = np.lib.format.read_array_header_1_0(file)
         return dtype, file.tell()
+
+
+@cache
+def _require_documents(shard: Shard, version: tuple[int, ...]) -> None:
+    """Compare the places of documents with their digest, once for each version."""
+    path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
+    if shard.documents_sha256 is not None and file_sha256(path) != shard.documents_sha256:
+        raise ValueError(sentence(str(path), "damaged", "the file that its digest was made of", _AGAIN))
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -106,12 +121,12 @@ def _mds_shards(folder: Path) -> dict[Path, MdsShard]:
 
 @lru_cache(maxsize=64)
 def _token_places(shard: Shard) -> np.ndarray:
-    return token_places(_mds(shard).places, shard.document_starts(), shard.n_tokens)
+    return token_places(_mds(shard).places(), shard.document_starts(), shard.n_tokens)
 
 
 @lru_cache(maxsize=64)
-def _starts(path: Path) -> np.ndarray:
-    starts: np.ndarray = np.load(path)
+def _starts(shard: Shard, version: tuple[int, ...]) -> np.ndarray:
+    starts: np.ndarray = np.load(shard.path.with_suffix(DOCUMENTS_SUFFIX))
     return starts
 
 
@@ -183,7 +198,10 @@ class ShardCorpus:
             raise ValueError(sentence(str(folder / TOKENIZER), "another vocabulary", "that of the shards", _AGAIN))
         self._tokens: dict[Split, ShardedTokens] = {}
         for split, entries in index["splits"].items():
-            shards = [Shard(folder / e["name"], e["tokens"], e["documents"], e["digest"]) for e in entries]
+            shards = [
+                Shard(folder / e["name"], e["tokens"], e["documents"], e["digest"], e.get("documents_digest"))
+                for e in entries
+            ]
             for shard, entry in zip(shards, entries):
                 if not shard.path.is_file() or shard.path.stat().st_size != entry["bytes"]:
                     raise ValueError(sentence(str(shard.path), "missing or cut short", "a whole shard", _AGAIN))
