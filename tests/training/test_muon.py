@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
@@ -120,6 +121,32 @@ def test_a_parameter_without_gradient_stays(network):
 def test_matrices_alone_or_vectors_alone_are_enough(network):
     for group in groups(network):
         train(network, [Muon([group])], range(1))
+
+
+@pytest.fixture
+def eight_ranks():
+    """A mesh of eight ranks of which this process is the first; the others exchange nothing."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    yield init_device_mesh("cpu", (8,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 8, 12])
+def test_a_sharded_matrix_may_have_fewer_rows_than_there_are_ranks(eight_ranks, n_rows):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = [torch.randn(n_rows, 64) for _ in range(4)]
+    first, second, *gradients = (distribute_tensor(tensor, eight_ranks, [Shard(0)]) for tensor in whole)
+    parameters = [nn.Parameter(first), nn.Parameter(second)]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    Muon([{"params": parameters, "orthogonal": True}], lr=0.1).step()
+    for parameter, before in zip(parameters, whole):
+        assert parameter.placements == (Shard(0),)
+        assert not torch.equal(parameter.to_local(), before[: len(parameter.to_local())])
 
 
 def test_a_closure_is_called_with_gradients_on(network):

@@ -101,6 +101,8 @@ class Muon(Optimizer):
             rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
             updates = orthogonalise(torch.stack([direction for _, direction in members]), bfloat16=self._bfloat16)
             for (parameter, _), update in zip(members, updates):
+                if hasattr(update, "redistribute"):  # over ranks: where rows are few, products are whole on each
+                    update = update.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
 
 
