@@ -42,6 +42,13 @@ def test_an_empty_batch_runs(case, module):
     assert all(tensor.shape[0] == 0 for tensor in states.tensors(state))
 
 
+def test_an_empty_batch_gives_every_parameter_a_gradient(case, module):
+    y, _ = module(case.draw(0, 9))
+    y.sum().backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    assert {name for name, gradient in gradients.items() if gradient is None or gradient.any()} == set()
+
+
 def test_every_parameter_gets_a_gradient(case, module):
     y, _ = module(case.draw(2, 9))
     y.square().sum().backward()

@@ -58,7 +58,8 @@ def softmax_attention(
     weighed = torch.promote_types(v.dtype, _real(q).dtype)
     v = v.to(weighed).transpose(1, 2)
     if 0 in (q.numel(), v.numel()):
-        return v[:, :, k.shape[2] - q.shape[2] :].transpose(1, 2).to(given if given in HALF else weighed)
+        y = v[:, :, k.shape[2] - q.shape[2] :] + _real(q.sum() + (k * a).sum())  # for their gradients
+        return y.transpose(1, 2).to(given if given in HALF else weighed)
     with torch.autocast(q.device.type, enabled=False):
         y = torch.cat(_attend(q, k, v, a, k.shape[2] if window is None else window), 2).transpose(1, 2)
     return y.to(given) if given in HALF else y

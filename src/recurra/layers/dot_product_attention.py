@@ -19,13 +19,19 @@ def dot_product_attention(queries: Tensor, keys: Tensor, values: Tensor, **optio
     """Compute `torch.nn.functional.scaled_dot_product_attention`, which takes the same options.
 
     Under torch.func and forward derivatives it computes in plain operators: torch's fast kernels have no rules there.
+    A mask that needs a gradient gets one for an empty batch too, which torch does not give it.
     """
     if queries.shape[0] > _MOST_ROWS:
         return _by_rows(queries, keys, values, options)
-    if not transforms_are_active():
-        return functional.scaled_dot_product_attention(queries, keys, values, **options)
-    with sdpa_kernel(SDPBackend.MATH):
-        return functional.scaled_dot_product_attention(queries, keys, values, **options)
+    if transforms_are_active():
+        with sdpa_kernel(SDPBackend.MATH):
+            y = functional.scaled_dot_product_attention(queries, keys, values, **options)
+    else:
+        y = functional.scaled_dot_product_attention(queries, keys, values, **options)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.requires_grad and not queries.numel():
+        y = y + mask.sum()
+    return y
 
 
 def _by_rows(queries: Tensor, keys: Tensor, values: Tensor, options: dict[str, Any]) -> Tensor:
