@@ -222,6 +222,23 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
     assert not half.exists()
 
 
+def test_preparations_without_locks_leave_each_other_alone(corpus, tmp_path, monkeypatch):
+    """Some file systems have none: a second process then begins while the first one writes."""
+    monkeypatch.setattr("recurra.files.locking.fcntl", None)
+    what = Preparation("folder", str(corpus), tmp_path / "out")
+    write, begun = np.lib.format.write_array, []
+
+    def interrupted(file, array, version):
+        write(file, array, version=version)
+        if not begun:
+            begun.append(True)
+            begun.append(prepare(what))
+
+    monkeypatch.setattr(np.lib.format, "write_array", interrupted)
+    assert prepare(what) == begun[1]
+    assert ShardCorpus(what.out).splits == ("train", "valid", "test")
+
+
 def test_an_index_that_says_the_same_is_not_written_again(corpus, tmp_path):
     what = Preparation("folder", str(corpus), tmp_path / "out")
     prepare(what)

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -87,18 +88,21 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
     """
     what.out.mkdir(parents=True, exist_ok=True)
-    with locked(what.out / ".lock", lambda: report("another process prepares this corpus: waiting until it has ended")):
-        return _prepare(what, report)
+    waits = partial(report, "another process prepares this corpus: waiting until it has ended")
+    with locked(what.out / ".lock", waits) as exclusive:
+        return _prepare(what, report, exclusive)
 
 
-def _prepare(what: Preparation, report: Callable[[str], None]) -> dict[str, Any]:
-    """Do so as the only process, to which what is left half written belongs."""
+def _prepare(what: Preparation, report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
+    """Do so. exclusive: as the only process, to which what is left half written belongs."""
     units = find_units(what.source, what.path, name=what.name, field=what.field)
-    for folder in (what.out, *(what.out / split for split in SPLITS)):
+    for folder in (what.out, *(what.out / split for split in SPLITS)) if exclusive else ():
         for temporary, _ in leftovers(folder):
             temporary.unlink(missing_ok=True)
     with _processes(what.workers) as mapped:
         encoder = _encoder(what, units, mapped, report)
+        for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
+            counts.unlink()
         fingerprint = encoder.fingerprint  # which is computed anew each time
         missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
         report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
@@ -199,8 +203,6 @@ def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callabl
             encoder = _most_frequent(_counted(files, advance), what.vocab_size)
     write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(training)})
     encoder.save(own)
-    for counts in what.out.glob(f"{_COUNTS}*.json"):
-        counts.unlink()
     return encoder
 
 

@@ -12,19 +12,19 @@ except ImportError:  # Windows: without a lock
 
 
 @contextmanager
-def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
     """Hold the lock of a file, which is made and stays; call `waits` before waiting for another process.
 
-    Where the platform or the file system has no locks, nobody waits.
+    Yields whether no other process is in the block: where the platform or the file system has no locks, nobody waits.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            lock(descriptor)
+            exclusive = lock(descriptor)
         except BlockingIOError:
             waits()
-            lock(descriptor, wait=True)
-        yield
+            exclusive = lock(descriptor, wait=True)
+        yield exclusive
     finally:
         os.close(descriptor)
 
