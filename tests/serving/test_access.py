@@ -2,6 +2,7 @@
 
 import json
 import logging
+from unittest.mock import Mock
 
 import httpx
 import openai
@@ -109,15 +110,32 @@ def test_other_names_of_the_host_are_refused_without_a_key(serving):
     assert serving(api_keys=KEYS).client(host="my.example", **bearer(KEYS[0])).get("/v1/models").status_code == 200
 
 
-def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError])
+def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog, error):
     running = serving()
-    monkeypatch.setattr(running.service.sessions, "lines", lambda *_: 1 / 0)
+    monkeypatch.setattr(running.service.sessions, "lines", Mock(side_effect=error("inside")))
     with caplog.at_level(logging.ERROR):
         answer = running.client().get("/v1/sessions")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
-    assert "ZeroDivision" not in answer.text
-    assert "ZeroDivisionError" in caplog.text
+    assert "inside" not in answer.text
+    assert f"{error.__name__}: inside" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["read_report.ReadReport.last", "turns.Row.take", "engine.gates_of"])
+def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
+    client = serving().client()
+    client.post("/v1/sessions", json={"name": "a"})
+    monkeypatch.setattr(f"recurra.serving.{place}", Mock(side_effect=ValueError("inside")))
+    body = {"text": "abc", "max_tokens": 2, "details": True}
+    answer = client.post("/v1/sessions/a/generate", json=body | {"stream": False})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "turn_failed")
+    events = client.post("/v1/sessions/a/generate", json=body).text
+    assert '"finish_reason": "error"' in events
+    for said in (answer.text, events):
+        assert "the server's log says why" in said
+        assert "inside" not in said
+    assert "ValueError: inside" in caplog.text
 
 
 def test_a_full_queue_is_429_with_retry_after(serving):

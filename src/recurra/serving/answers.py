@@ -83,9 +83,9 @@ class Answer:
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def turn_failed() -> ApiError:
-    """The model raised an error."""
-    return ApiError(500, "the model failed on this request", code="turn_failed")
+def turn_failed(message: str = "the model failed on this request") -> ApiError:
+    """A turn ended with an error."""
+    return ApiError(500, message, code="turn_failed")
 
 
 def error_message() -> bytes:

@@ -45,7 +45,6 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(QueueFull, _full)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ValueError, _wrong_value)
     return app
 
 
@@ -72,10 +71,6 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 async def _full(request: Request, error: Exception) -> JSONResponse:
     return ApiError(429, str(error), code="queue_full", retry_after=1).response()
-
-
-async def _wrong_value(request: Request, error: Exception) -> JSONResponse:
-    return ApiError(400, str(error)).response()
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

@@ -22,6 +22,8 @@ from recurra.state import batch, split
 
 LOG = logging.getLogger("recurra.serving")
 
+FAILED = "the model failed on this turn; the server's log says why"
+
 Deliver: TypeAlias = Callable[[dict[Turn, list[Event]]], None]
 
 
@@ -133,13 +135,13 @@ class Engine:
         start = time.perf_counter()
         try:
             self._read_piece(piece)
-        except Exception as error:  # one turn must not end the server
+        except Exception:  # one turn must not end the server
             LOG.exception("reading failed")
             with self._lock:
                 for turn in piece.turns:
                     self.scheduler.remove(turn)
             for turn in piece.turns:
-                self._drop(turn, True, "error", str(error))
+                self._drop(turn, True, "error", FAILED)
             return
         with self._lock:
             self.scheduler.pace.note_piece(len(piece.turns) * piece.length, time.perf_counter() - start)
@@ -173,9 +175,9 @@ class Engine:
                 self._put(turn, self._report(turn).last(state))
             place = turn.place.after(turn.tokens, state)
             rows = [Row(turn, choice, place) for choice in range(len(turn.configs))]
-        except Exception as error:
+        except Exception:
             LOG.exception("reading failed")
-            self._drop(turn, True, "error", str(error))
+            self._drop(turn, True, "error", FAILED)
             return
         self._reports.pop(turn, None)
         if not rows:
@@ -203,10 +205,10 @@ class Engine:
         try:
             logits = rows.step()
             failed = self._choose(rows, logits)
-        except Exception as error:
+        except Exception:
             LOG.exception("writing failed")
             undone = [place for place, row in enumerate(rows.rows) if row.n_tokens == had[place]]
-            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), str(error), undone)
+            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), FAILED, undone)
             return
         seconds = time.perf_counter() - start
         self.scheduler.pace.note_step(seconds)

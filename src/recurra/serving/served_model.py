@@ -21,6 +21,7 @@ from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import SamplingConfig
 from recurra.generation.text import TextPieces
 from recurra.models.transitions import mixers_with_transition
+from recurra.serving.errors import ApiError
 from recurra.serving.place import Place
 from recurra.state import n_bytes
 
@@ -100,9 +101,9 @@ class ServedModel:
         return int(magnitude.shape[-1])
 
     def encode(self, text: str, *, is_first: bool) -> list[int]:
-        """Give a text's tokens; is_first: it begins a stream. Raises ValueError if the model has no tokenizer."""
+        """Give a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
         if self.tokenizer is None:
-            raise ValueError(sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
+            raise ApiError(400, sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
         return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
 
     def text_of(self, token: int) -> str:
@@ -114,17 +115,18 @@ class ServedModel:
         return str if self.tokenizer is None else TextPieces(self.tokenizer, before).add
 
     def first_tokens(self) -> list[int]:
-        """What a stream begins with that was given nothing to read."""
+        """What a stream begins with that was given nothing to read. Raises ApiError if the model needs something."""
         tokens = [] if self.tokenizer is None else first_tokens(self.tokenizer)
         if not tokens:
-            raise ValueError(sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
+            raise ApiError(400, sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
         return tokens
 
     def require_tokens(self, tokens: list[int]) -> None:
-        """Raise ValueError if a token is not in the vocabulary."""
+        """Raise ApiError if a token is not in the vocabulary."""
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if wrong is not None:
-            raise ValueError(sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {self.vocabulary - 1}"))
+            message = sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {self.vocabulary - 1}")
+            raise ApiError(400, message)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:

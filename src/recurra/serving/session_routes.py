@@ -226,7 +226,7 @@ async def _turn_json(session: Session, numbered: AsyncIterator[list[tuple[str, d
             else:
                 body |= item
     if body["finish_reason"] == "error":
-        raise turn_failed()
+        raise turn_failed(body["message"])
     return body
 
 
