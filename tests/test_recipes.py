@@ -23,7 +23,9 @@ from recurra.training import (
     parameter_groups,
     read_family,
     recipe_family,
+    recipe_help,
 )
+from recurra.training.recipe import _keys
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
@@ -116,6 +118,14 @@ def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
     experiment, model = load(recipe), build(recipe)
     groups = parameter_groups(model, experiment.optimizer)
     assert sum(parameter.numel() for group in groups for parameter in group["params"]) == n_parameters(model)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_help_of_a_recipe_lists_all_its_keys_and_no_others(path):
+    word = next(word for word in RECIPES if word.partition("#")[0] == str(path))
+    keys = set(_keys(type(load(word))))
+    listed = set(re.findall(r"^  --([\w.]+)", recipe_help(word), re.MULTILINE))
+    assert listed == keys | {key.partition(".")[0] for key in keys}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

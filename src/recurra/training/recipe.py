@@ -89,7 +89,9 @@ def _checked_kind(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
 
 def _parser(kind: type[Experiment]) -> ArgumentParser:
     """Make a parser for the keys of an experiment."""
-    parser = ArgumentParser(prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False)
+    parser = ArgumentParser(
+        prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False, print_config=None
+    )
     parser.add_argument("--recipe", action="config", help=SUPPRESS)
     parser.add_class_arguments(kind)
     return parser
