@@ -47,8 +47,8 @@ def linear_scan(
             recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
             at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
             that follow. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
-        reset: True where a row starts anew: that step is the first of a new sequence, from zeros (in either direction,
-            no state passes between it and the step before). These are transitions of 0 too, as at borders.
+        reset: True where a sequence starts: that step is its first, from zeros (in either direction, no state passes
+            between it and the step before). These are transitions of 0 too, as at borders.
 
     Returns:
         h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
