@@ -114,6 +114,14 @@ def test_a_full_disk_is_the_caches_affair(corpus, tmp_path):
         Cache(corpus, tmp_path / "named").get("train", KEY, fail)
 
 
+def test_a_file_of_the_data_is_not_the_caches_affair(corpus):
+    def fail(out):
+        raise PermissionError(errno.EACCES, "Permission denied", str(corpus / "a.mp4"))
+
+    with pytest.raises(PermissionError, match=r"Permission denied: .*a\.mp4'$"):
+        Cache(corpus).get("train", KEY, fail)
+
+
 def test_two_corpora_do_not_share_a_folder(corpus, tmp_path):
     assert Cache(corpus).folder != Cache(tmp_path / "other").folder
     (tmp_path / "link").symlink_to(corpus)

@@ -139,6 +139,7 @@ def test_a_finished_shard_is_kept_and_a_damaged_one_is_found(corpus, tmp_path):
     first = prepare(what)
     dates = {path: path.stat().st_mtime_ns for path in (tmp_path / "mds").rglob("*.mds")}
     (tmp_path / "mds" / "train" / ".shard.00000.mds.0123456789abcdef.tmp").write_bytes(b"half")
+    (tmp_path / "mds" / "index.json").unlink()
     assert prepare(what) == first
     assert dates == {path: path.stat().st_mtime_ns for path in (tmp_path / "mds").rglob("*.mds")}
     assert not list((tmp_path / "mds" / "train").glob(".*"))

@@ -23,6 +23,8 @@ from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
 
+from .test_mds import write_mds
+
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
 
@@ -220,6 +222,26 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
         assert other.result(60)["vocab_size"] > 10
     assert said[0].startswith("another process prepares this corpus")
     assert not half.exists()
+
+
+def test_a_finished_cache_is_read_without_writing_and_another_one_is_named(tmp_path):
+    """It may be shared by many users, or read-only."""
+    write_mds(tmp_path / "train", [["a b", "b c"]])
+    cache = tmp_path / "cache"
+    config = TextConfig(str(tmp_path), source="mds", cache=str(cache), segment_length=4)
+    cache.mkdir(mode=0o555)
+    with pytest.raises(
+        OSError, match=r"^cache is .*shards-.*, which cannot be written \(.*: name another .*data.cache$"
+    ):
+        config.build()
+    cache.chmod(0o755)
+    folder = config.build().cache_folder
+    (folder / ".lock").unlink()
+    folder.chmod(0o555)
+    before = sorted(folder.iterdir())
+    data = config.build()
+    assert data.decode(data.tokens("train")[:]) == "a b\nb c\n"
+    assert sorted(folder.iterdir()) == before
 
 
 def test_preparations_without_locks_leave_each_other_alone(corpus, tmp_path, monkeypatch):
@@ -542,7 +564,7 @@ def test_bytes_come_back():
 @pytest.fixture
 def forked(monkeypatch):
     """Workers that are ready at once, and see what a test has replaced."""
-    monkeypatch.setattr(preparing, "get_context", lambda method: multiprocessing.get_context("fork"))
+    monkeypatch.setattr("recurra.data.workers.get_context", lambda method: multiprocessing.get_context("fork"))
     monkeypatch.setattr(multiprocessing.context.ForkContext, "set_forkserver_preload", lambda self, names: None)
 
 

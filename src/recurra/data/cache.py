@@ -4,8 +4,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,16 +43,25 @@ class Cache:
         key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}-{key[:16]}.bin"
         if not _is_sound(path, made_from):
-            try:
-                _require_write_bit(self.folder)
+            with saying_cache(self.folder):
+                require_write_bit(self.folder)
                 _make(path, made_from, write)
-            except OSError as error:
-                if error.errno is None:
-                    raise  # about the data: the system's errors have a number
-                came = f"{self.folder}, which cannot be written ({error})"
-                mend = "name another one with data.cache"
-                raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
         return path
+
+
+@contextmanager
+def saying_cache(folder: Path) -> Iterator[None]:
+    """Let errors of files in the folder of a cache say so, and how to name another folder. Raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not isinstance(error.filename, str):
+            raise  # about the data: the system's errors have a number, and those of writing the name of a file
+        path, own = Path(error.filename).absolute(), folder.absolute()
+        if not (path.is_relative_to(own) or own.is_relative_to(path)):
+            raise
+        came, mend = f"{folder}, which cannot be written ({error})", "name another one with data.cache"
+        raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
 
 
 def user_cache_folder() -> Path:
@@ -74,7 +83,7 @@ def _usual_folder(corpus: Path) -> Path:
     return user_cache_folder() / hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:16]
 
 
-def _require_write_bit(folder: Path) -> None:
+def require_write_bit(folder: Path) -> None:
     """Raise PermissionError for a folder marked read-only, or one that would be made inside such a folder.
 
     The system still lets an administrator write there, and in a container that is often everyone. But if the folder is

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from recurra.checks import sentence
 from recurra.data.batches import BatchSource
-from recurra.data.cache import user_cache_folder
+from recurra.data.cache import saying_cache, user_cache_folder
 from recurra.data.corpus import TextEncoder
 from recurra.data.documents import corpus_path, training_identity
 from recurra.data.mixture import MixtureSource
@@ -98,16 +98,16 @@ def _prepared(config: "TextConfig") -> Path:
     assert config.source != "folder"
     assert config.source != "shards"
     folder = shards_folder(config)
-    prepare(
-        Preparation(
-            source=config.source,
-            path=config.path,
-            out=folder,
-            vocabulary=config.vocabulary,
-            vocab_size=config.bpe_vocab_size,
-            tokenizer=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
-            name=config.subset,
-            field=config.text_field,
-        )
+    what = Preparation(
+        source=config.source,
+        path=config.path,
+        out=folder,
+        vocabulary=config.vocabulary,
+        vocab_size=config.bpe_vocab_size,
+        tokenizer=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
+        name=config.subset,
+        field=config.text_field,
     )
+    with saying_cache(folder):
+        prepare(what)
     return folder

@@ -6,18 +6,13 @@ once its own small JSON file is there, which says what the shard was made from.
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
-from threading import Thread
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -25,6 +20,7 @@ from recurra.checks import require, require_choice, require_whole_number, senten
 from recurra.data.batches import SPLITS
 from recurra.data.bpe import BytePairEncoding, split_lines
 from recurra.data.byte_encoder import ByteEncoder
+from recurra.data.cache import require_write_bit
 from recurra.data.corpus import TextEncoder
 from recurra.data.documents import Source, Unit, find_units
 from recurra.data.mds import MDS_INDEX, index_of, write_shard
@@ -32,6 +28,7 @@ from recurra.data.progress import item_progress
 from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
 from recurra.data.word_counts import count_words, merged_counts
+from recurra.data.workers import Map, worker_map
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
@@ -87,46 +84,77 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         OSError: something cannot be read or written.
         ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
     """
+    units = find_units(what.source, what.path, name=what.name, field=what.field)
+    if (index := _complete(what, units)) is not None:
+        report(_said(units, 0, index["vocab_size"]))
+        return index
+    require_write_bit(what.out)
     what.out.mkdir(parents=True, exist_ok=True)
     waits = partial(report, "another process prepares this corpus: waiting until it has ended")
     with locked(what.out / ".lock", waits) as exclusive:
-        return _prepare(what, report, exclusive)
+        return _prepare(what, units, report, exclusive)
 
 
-def _prepare(what: Preparation, report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
-    """Do so. exclusive: as the only process, to which what is left half written belongs."""
-    units = find_units(what.source, what.path, name=what.name, field=what.field)
+def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
+    """Write what is missing. exclusive: as the only process, to which what is left half written belongs."""
     for folder in (what.out, *(what.out / split for split in SPLITS)) if exclusive else ():
         for temporary, _ in leftovers(folder):
             temporary.unlink(missing_ok=True)
-    with _processes(what.workers) as mapped:
+    with worker_map(what.workers) as mapped:
         encoder = _encoder(what, units, mapped, report)
         for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
             counts.unlink()
         fingerprint = encoder.fingerprint  # which is computed anew each time
         missing = [unit for unit in units if _finished(what, unit, fingerprint) is None]
-        report(f"{len(units)} shards, {len(units) - len(missing)} of them finished; {len(encoder):,} tokens known")
+        report(_said(units, len(missing), len(encoder)))
         work = ((what, fingerprint, unit) for unit in missing)
         with item_progress("Encoding", len(missing)) as advance:
             for _ in mapped(_write_shard, work):
                 advance(1)
+    index = _index(what, units, encoder)
+    assert index is not None  # what was missing was written above
+    for path, content in _mds_indexes(what, index).items():
+        with replacing(path) as file:
+            file.write(content)
+    if not _is_there(what.out / INDEX, index):
+        write_stamped(what.out / INDEX, index)
+    return index
+
+
+def _said(units: list[Unit], n_missing: int, vocab_size: int) -> str:
+    return f"{len(units)} shards, {len(units) - n_missing} of them finished; {vocab_size:,} tokens known"
+
+
+def _complete(what: Preparation, units: list[Unit]) -> dict[str, Any] | None:
+    """Return the index if nothing is to be written; then the folder may be another user's. Raises as `prepare`."""
+    own, path = what.out / TOKENIZER, what.out / INDEX
+    if not (own.is_file() and path.is_file()):
+        return None
+    encoder = ENCODERS[what.vocabulary].load(own)
+    _require_as_asked(what, units, encoder)
+    index = _index(what, units, encoder)
+    if index is None or not _is_there(path, index):
+        return None
+    mds = _mds_indexes(what, index)
+    return index if all(path.is_file() and path.read_bytes() == content for path, content in mds.items()) else None
+
+
+def _index(what: Preparation, units: list[Unit], encoder: TextEncoder) -> dict[str, Any] | None:
+    """List the finished shards; None if one is missing."""
+    fingerprint = encoder.fingerprint
     splits: dict[str, list[dict[str, Any]]] = {}
     for unit in units:
         entry = _finished(what, unit, fingerprint)
-        assert entry is not None  # it was written above
+        if entry is None:
+            return None
         splits.setdefault(unit.split, []).append(entry)
-    index = {
+    return {
         "format": FORMAT,
         "vocabulary": what.vocabulary,
         "fingerprint": fingerprint,
         "vocab_size": len(encoder),
         "splits": splits,
     }
-    if what.format == "mds":
-        _write_mds_indexes(what, splits, _narrowest(len(encoder)))
-    if not _is_there(what.out / INDEX, index):
-        write_stamped(what.out / INDEX, index)
-    return index
 
 
 def _is_there(path: Path, index: dict[str, Any]) -> bool:
@@ -135,59 +163,28 @@ def _is_there(path: Path, index: dict[str, Any]) -> bool:
     return False
 
 
-def _write_mds_indexes(what: Preparation, splits: dict[str, list[dict[str, Any]]], dtype: np.dtype) -> None:
-    for split, entries in splits.items():
+def _mds_indexes(what: Preparation, index: dict[str, Any]) -> dict[Path, bytes]:
+    """Return the files that other readers of MDS want, with their content; none for numpy's shards."""
+    if what.format != "mds":
+        return {}
+    contents, dtype = {}, _narrowest(index["vocab_size"])
+    for split, entries in index["splits"].items():
         shards = [(what.out / entry["name"], entry["documents"]) for entry in entries]
-        with replacing(what.out / split / MDS_INDEX) as file:
-            file.write(json.dumps(index_of(shards, dtype)).encode())
+        contents[what.out / split / MDS_INDEX] = json.dumps(index_of(shards, dtype)).encode()
+    return contents
 
 
-_Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
-
-@contextmanager
-def _processes(workers: int) -> Iterator[_Map]:
-    """Yield a `map` that calls the function in `workers` processes, or in this one. Raises OSError if one is killed."""
-    if workers == 1:
-        yield map
-        return
-    there = "forkserver" in get_all_start_methods()  # not on Windows
-    processes = get_context("forkserver" if there else "spawn")
-    if there:
-        processes.set_forkserver_preload(["recurra.data.prepare"])
-    pool = ProcessPoolExecutor(workers, processes, initializer=_end_with_parent)
-    try:
-        yield pool.map
-    except BrokenProcessPool as error:
-        mend = "run the same command again, perhaps with fewer --workers"
-        raise OSError(sentence("a worker", "killed, perhaps for lack of memory", "one that ends", mend)) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Let this worker end when the process that started it is killed: it would wait for work for ever."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
-
-
-def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callable[[str], None]) -> TextEncoder:
+def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
     own, asked = what.out / TOKENIZER, what.out / _ASKED
-    training = [unit for unit in units if unit.split == "train"] or units
     if what.tokenizer is not None and not own.exists():
         write_stamped(asked, {"vocab_size": None})
         ENCODERS[what.vocabulary].load(what.tokenizer).save(own)
     if own.exists():
         found = ENCODERS[what.vocabulary].load(own)
-        _require_as_asked(what, training, found)
+        _require_as_asked(what, units, found)
         return found
+    training = _training(units)
     encoder: Vocabulary | BytePairEncoding | ByteEncoder
     if what.vocabulary == "bytes":
         encoder = ByteEncoder()
@@ -201,12 +198,12 @@ def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callabl
         with item_progress("Counting words", len(training)) as advance:
             files = mapped(_count_words, [(what.out, unit) for unit in training])
             encoder = _most_frequent(_counted(files, advance), what.vocab_size)
-    write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(training)})
+    write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(units)})
     encoder.save(own)
     return encoder
 
 
-def _require_as_asked(what: Preparation, training: list[Unit], found: TextEncoder) -> None:
+def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) -> None:
     """Refuse a tokenizer of another size, of another text, or another one than `what` names."""
     own, mend = what.out / TOKENIZER, "choose another folder with --out"
     if what.tokenizer is not None:
@@ -220,13 +217,18 @@ def _require_as_asked(what: Preparation, training: list[Unit], found: TextEncode
         came = "not given" if what.vocab_size is None else f"{what.vocab_size:,}"
         expected = f"that of {own}, {len(found):,}" + (f" of the {size:,} asked for" if size is not None else "")
         raise ValueError(sentence("--vocab-size", came, expected, mend))
-    if what.vocabulary != "bytes" and asked.get("from", _digest(training)) != _digest(training):
+    if what.vocabulary != "bytes" and asked.get("from", _digest(units)) != _digest(units):
         came, expected = f"{what.path}, whose training text has changed", f"the text that {own} was made of"
         raise ValueError(sentence("the corpus", came, expected, f"keep that vocabulary with --tokenizer, or {mend}"))
 
 
+def _training(units: list[Unit]) -> list[Unit]:
+    """Return the units that a vocabulary is made of."""
+    return [unit for unit in units if unit.split == "train"] or units
+
+
 def _digest(units: list[Unit]) -> str:
-    origins = dict.fromkeys(unit.origin for unit in units)
+    origins = dict.fromkeys(unit.origin for unit in _training(units))
     return hashlib.sha256("\n".join(origins).encode()).hexdigest()
 
 
