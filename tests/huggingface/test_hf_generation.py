@@ -84,8 +84,15 @@ def test_a_cache_that_has_read_all_is_refused(gateloop, prompt):
 
 
 def test_a_prompt_in_pieces(lm, prompt):
-    found = generate(lm, prompt, prefill_chunk_size=3, past_key_values=RecurrentCache())
-    assert torch.equal(found, generate(lm, prompt))
+    expected = generate(lm, prompt)
+    assert torch.equal(generate(lm, prompt, prefill_chunk_size=3, past_key_values=RecurrentCache()), expected)
+    assert torch.equal(generate(lm, prompt, prefill_chunk_size=3), expected)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_an_empty_prompt_is_refused(gateloop, prompt, use_cache):
+    with pytest.raises(ValueError, match=r"input_ids is of shape \(3, 0\); expected at least one token"):
+        generate(gateloop, prompt[:, :0], use_cache=use_cache)
 
 
 def test_each_token_is_read_once(gateloop, prompt, monkeypatch):

@@ -1,10 +1,12 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.huggingface.conftest import MODELS, SEGMENTED, VOCABULARY, build
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import DynamicCache, Trainer
+from transformers.trainer_pt_utils import LabelSmoother
 
 from recurra.huggingface import RecurraLanguageModelConfig, causal_lm, config_for
 from recurra.models import DataSizes, LanguageModel, LanguageModelConfig, TransformerXL, list_models
@@ -71,6 +73,30 @@ def test_labels_at_and_behind_padding_do_not_count(lm, prompt):
     torch.testing.assert_close(loss, torch.cat(losses).mean(), atol=1e-12, rtol=0)
 
 
+def test_embeddings_may_be_passed_as_none(gateloop, prompt):
+    """As peft calls a causal language model."""
+    output = gateloop(input_ids=prompt, attention_mask=None, inputs_embeds=None, labels=prompt, return_dict=None)
+    assert torch.equal(output.logits, gateloop(prompt).logits)
+
+
+def test_the_trainer_shifts_labels_that_it_smooths(lm, prompt):
+    """Trainer itself needs the package accelerate; this is its method on its own."""
+    labels = prompt.clone()
+    labels[1, 4] = -100
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        args=SimpleNamespace(average_tokens_across_devices=False),
+        compute_loss_func=None,
+        label_smoother=LabelSmoother(epsilon=0.1),
+        model_accepts_loss_kwargs=True,
+    )
+    loss = Trainer.compute_loss(trainer, lm, {"input_ids": prompt, "labels": labels})
+    logits, targets = lm(prompt).logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1)
+    logs = logits.log_softmax(-1)[targets != -100]
+    right = logs.gather(-1, targets[targets != -100, None]).mean()
+    torch.testing.assert_close(loss, -0.9 * right - 0.1 * logs.mean(), atol=1e-6, rtol=0)  # it sums in float32
+
+
 @pytest.mark.parametrize("kept", [1, 3, torch.tensor([0, 4])])
 def test_only_the_logits_that_are_kept_are_made(lm, prompt, kept):
     mask = torch.ones_like(prompt)
@@ -101,6 +127,7 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
         ({"labels": prompt, "logits_to_keep": 1}, "expected 0 beside labels"),
         ({"output_hidden_states": True}, "output_hidden_states is set; expected False"),
         ({"output_attentions": True}, "output_attentions is set; expected False"),
+        ({"inputs_embeds": torch.ones(3, 7, 12)}, r"inputs_embeds is float32 \(3, 7, 12\) on cpu; expected None"),
     ]
     for options, message in refused:
         with pytest.raises(ValueError, match=message):

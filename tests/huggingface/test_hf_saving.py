@@ -38,6 +38,13 @@ def test_a_round_trip_by_the_auto_classes(lm, saved, prompt):
     )
 
 
+def test_a_subfolder_of_none_is_the_folder_itself(gateloop, tmp_path):
+    gateloop.save_pretrained(tmp_path / "inner")
+    for place, subfolder in ((tmp_path / "inner", None), (tmp_path / "inner", ""), (tmp_path, "inner")):
+        loaded = type(gateloop).from_pretrained(place, subfolder=subfolder)
+        assert torch.equal(loaded.get_input_embeddings().weight, gateloop.get_input_embeddings().weight)
+
+
 def test_tied_weights_are_stored_once_and_tied_again(lm, saved):
     parameters = dict(lm.named_parameters(remove_duplicate=False))
     stored = names(saved)

@@ -13,12 +13,14 @@ from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from recurra.checks import kind_of, sentence
 from recurra.convert.portable import tied_parameters
 from recurra.decoding import prepare_for_decoding
 from recurra.files.weights import require_finite
 from recurra.huggingface.cache import ASSISTED, RecurrentCache, fitting_cache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
 from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require_sound, write_origin
+from recurra.huggingface.watched import WatchedWeights, refuse_adapters
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
@@ -27,17 +29,6 @@ from recurra.models.room import make_within_memory
 LONGEST_AGAIN = 24
 """How many tokens are read again in front of the next ones, at most. More are read by themselves, once: without an end
 to them, a text whose drafts are wrong again and again would be read from its start in every call."""
-
-
-class _Versions(tuple):
-    """Where the weights of a model lie, and how often each has changed. A copy of a model has to count anew."""
-
-    @classmethod
-    def of(cls, weights: list[Tensor]) -> "_Versions":
-        return cls([(weight.data_ptr(), weight._version) for weight in weights])
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
 
 
 class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
@@ -58,8 +49,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     model: Any
     _prepared: Any = None
-    _prepared_of: Any = None
-    _weights: Any = None
+    _watched: WatchedWeights | None = None
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -82,6 +72,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Read tokens, continuing from `past_key_values`.
 
@@ -96,6 +87,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             num_items_in_batch: divides the loss instead of the number of labels.
             output_hidden_states, output_attentions: not offered.
             return_dict: False for a tuple.
+            inputs_embeds: not offered; callers such as peft pass None.
 
         Returns:
             loss, if there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
@@ -104,6 +96,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             ValueError: the mask or the cache does not fit, or what is asked for is not offered.
             IndexError: a token or a label is not in the vocabulary.
         """
+        if inputs_embeds is not None:
+            raise ValueError(sentence("inputs_embeds", kind_of(inputs_embeds), "None", "pass input_ids"))
         _refuse_inner_states(self.config, output_hidden_states, output_attentions)
         all_logits = not isinstance(logits_to_keep, Tensor) and logits_to_keep == 0
         if labels is not None and not all_logits:
@@ -154,10 +148,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
         if self.training or torch.is_grad_enabled() or self._prepared is None:
             return self.model
-        versions = _Versions.of(self._weights)
-        if self._prepared_of is None:
-            self._prepared_of = versions
-        if self._prepared_of != versions:  # trained, merged or loaded behind this class's back
+        if self._watched is None or not self._watched.unchanged():  # trained, replaced or loaded behind our back
             self.prepare_for_decoding(None)
             return self.model
         return self._prepared
@@ -167,22 +158,22 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
         Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
         make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
-        The copy is dropped when a weight of the model changes, or it is put in training mode, or to another type or
-        device.
+        The copy is dropped when a weight of the model changes, when a weight or a layer is replaced, or when the model
+        is put in training mode, or to another type or device. Writing through `weight.data`, as peft does when it
+        merges an adapter, does not count as a change in PyTorch: call this again after it.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
 
         Raises:
-            ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
+            ValueError: the choice of numbers does not exist, the model is not float32 on the CPU, or it has adapters.
         """
+        if numbers is not None:
+            refuse_adapters(self.model)
         prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
-        # listed once: to look for them takes several times as long as to ask each for its version
-        weights = [] if prepared is None else [*self.model.parameters(), *self.model.buffers()]
-        self._weights = [weight for weight in weights if not weight.is_inference()]
-        self._prepared_of = _Versions.of(self._weights)
+        self._watched = None if prepared is None else WatchedWeights(self)
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
         """Set training or evaluation mode; training drops the copy for decoding, whose weights would grow old."""
@@ -211,9 +202,13 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """Pass `forward` the tokens that the cache has not seen, with the mask over all.
 
         Raises:
-            ValueError: there are none. A cache continues with the whole text, which begins with the tokens that it has
-                read, or, with the attention mask over all, with the new tokens alone.
+            ValueError: there are none. Without a cache, there has to be at least one token. A cache continues with the
+                whole text, which begins with the tokens that it has read, or, with the attention mask over all, with
+                the new tokens alone.
         """
+        if not input_ids.shape[1]:
+            mend = "begin with a token, such as the one that starts a text"
+            raise ValueError(sentence("input_ids", f"of shape {tuple(input_ids.shape)}", "at least one token", mend))
         if past_key_values is not None and next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
                 f"the cache has read {past_key_values.get_seq_length()} tokens and input_ids has {input_ids.shape[1]}; "
@@ -232,11 +227,15 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
-        """Make a cache for assisted generation, which has to exist, and to keep states, before the first call."""
+        """Make the cache if it has to exist before the first call: for prompts in chunks, and for assisted generation.
+
+        Assisted generation takes tokens back, so its cache keeps states.
+        """
         mode = options.get("generation_mode", arguments[0] if arguments else None)
         assists = generation_config.is_assistant or mode == GenerationMode.ASSISTED_GENERATION
-        if assists and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = RecurrentCache(keeps=ASSISTED)
+        is_needed = assists or generation_config.prefill_chunk_size is not None
+        if is_needed and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = RecurrentCache(keeps=ASSISTED if assists else 0)
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments, **options)
 
     @classmethod
@@ -259,7 +258,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
                 names code, or weights outside the folder. transformers would read these, and draw what is missing.
         """
         place = pretrained_model_name_or_path
-        folder = None if place is None else Path(place) / options.get("subfolder", "")
+        options["subfolder"] = options.get("subfolder") or ""  # transformers takes no None
+        folder = None if place is None else Path(place) / options["subfolder"]
         if folder is not None and folder.is_dir():  # else a name on the Hub
             require_sound(folder, MODEL_FILES)
         return cls.from_sound_folder(place, *arguments, output_loading_info=output_loading_info, **options)
