@@ -170,6 +170,18 @@ def test_only_other_formats_and_free_places(run, tmp_path):
         convert(run, tmp_path / "other", "tape")
 
 
+@pytest.mark.parametrize("to", ["run", "published", "safetensors"])
+def test_a_source_is_not_its_own_target(run, tmp_path, to):
+    source = tmp_path / "source"
+    convert(run, source, "hf")
+    (tmp_path / "link").symlink_to(source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    for target in (source, tmp_path / "link", source / ".." / "source"):
+        with pytest.raises(ValueError, match="which is the source; expected another name"):
+            convert(source, target, to, force=True)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
 def test_sources_that_are_none(run, tmp_path):
     with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
         convert(tmp_path / "nowhere", tmp_path / "x.safetensors")

@@ -75,11 +75,14 @@ def convert_model(
 
     Raises:
         OSError: the source cannot be read, or the target exists.
-        ValueError: the source is damaged, is not a language model or has this format already; the target's format
-            cannot hold the model, or gives logits that differ by more than 1e-5; or a package is missing.
+        ValueError: the source is damaged, is not a language model, has this format already or is the target; the
+            target's format cannot hold the model, or gives logits that differ by more than 1e-5; or a package is
+            missing.
     """
     if to == format_of(source):
         raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
+    if target.resolve() == source.resolve():
+        raise ValueError(sentence("target", f"{target}, which is the source", "another name"))
     return write_model(
         read_model(source, checkpoint=checkpoint, overrides=overrides), to, target, source=source, force=force
     )
