@@ -249,7 +249,7 @@ def _heads() -> Sweep:
         _heads_inputs,
         {
             FLOOR: _add,
-            'mode "chunk"': _mode_way("chunk", "matrix products of 64 x 64, plus passes for the decays"),
+            'mode "chunk"': _mode_way("chunk", "one kernel each way, with the 64 x 64 state in the cache"),
             'mode "scan"': _mode_way("scan", "64 x 64 numbers per head and step"),
             'mode "recurrent"': _mode_way("recurrent", _LOOP),
             'mode "attention"': _mode_way("attention", _SQUARE),
