@@ -1,5 +1,6 @@
 """Text as a data set: next-token prediction over a corpus in a folder."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +98,7 @@ class TextConfig:
         require_whole_number(1, **fields_of(self, "data", "eval_stride"))
         require_whole_number(0, **fields_of(self, "data", "seed", "eval_context"))
         require_at_least(0, **fields_of(self, "data", "length_deviation"))
+        require(math.isfinite(self.length_deviation), "data.length_deviation", self.length_deviation, "a finite number")
         require_probability(**fields_of(self, "data", "half_length_share"))
         drawn = self.length_deviation > 0
         require(drawn or not self.half_length_share, "data.half_length_share", self.half_length_share, _WITHOUT)
@@ -127,8 +129,8 @@ class TextConfig:
         mixed = self.source == "shards" and self.sampling == "windows"
         expected = "none unless data.source is shards and data.sampling is windows"
         require(mixed or not self.mixture, "data.mixture", self.mixture, expected)
-        above = all(weight > 0 for weight in self.mixture.values())
-        require(above, "data.mixture", self.mixture, "folders of shards with weights above 0")
+        above = all(weight > 0 and math.isfinite(weight) for weight in self.mixture.values())
+        require(above, "data.mixture", self.mixture, "folders of shards with finite weights above 0")
         plain = self.source != "shards" or self.bpe_vocab_size is None
         require(plain, "data.bpe_vocab_size", self.bpe_vocab_size, "null for shards, which have their tokenizer")
 
