@@ -1,5 +1,6 @@
 """Corpora as shards: prepared whole, in parts or again after a kill, and read as one text in any order."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -429,6 +430,40 @@ def test_columns_of_files(tmp_path, source, suffix):
         wrong.build()
 
 
+ROWS = "".join(f'{{"text": "w{i} a b"}}\n' for i in range(200)).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.jsonl.gz", gzip.compress(ROWS)[:-200], r"\(Compressed file ended .*\); expected whole files of jsonl$"),
+        ("train.jsonl", ROWS + b'{"text": "x', r"train.jsonl is not readable \(JSON parse error.*expected whole data"),
+        (
+            "train.jsonl",
+            ROWS + b'{"text": null}\n',
+            r"train.jsonl is without a text in row 201; expected a text in each",
+        ),
+        ("train.parquet", b"PAR1 nothing", r"corpus, which cannot be opened \(.*\); expected whole files of parquet$"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        prepare(Preparation(name.split(".")[1], str(tmp_path / "corpus"), tmp_path / "out"))
+
+
+def test_a_parquet_file_may_be_empty(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    for number, texts in enumerate(([], ["a b", "c"], [])):
+        features = datasets.Features(text=datasets.Value("string"))
+        data = datasets.Dataset.from_dict({"text": texts}, features=features)
+        data.to_parquet(str(tmp_path / f"train-{number}.parquet"))
+    index = prepare(Preparation("parquet", str(tmp_path), tmp_path / "out"))
+    assert [entry["tokens"] for entry in index["splits"]["train"]] == [0, 5, 0]
+
+
 @pytest.mark.parametrize("vocabulary", ["bytes", "words"])
 def test_another_column_is_prepared_again(tmp_path, vocabulary):
     datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
@@ -547,6 +582,7 @@ def test_mixtures_draw_by_weight(corpus, shards, tmp_path):
         ({"text_field": "x"}, "data.text_field is 'x'"),
         ({"mixture": {"a": 1.0}}, "data.mixture is "),
         ({"source": "shards", "sampling": "windows", "mixture": {"a": 0.0}}, "data.mixture is "),
+        ({"source": "shards", "sampling": "windows", "mixture": {"a": float("inf")}}, "data.mixture is "),
     ],
 )
 def test_what_does_not_apply_is_refused(given, message):

@@ -8,6 +8,7 @@ and streams them.
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ Source: TypeAlias = Literal["folder", "parquet", "jsonl", "mds", "hf"]
 SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "mds", "hf")
 PIECE_BYTES = 32 * 2**20
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz")}
+_ROWS = 1000
+"""Rows of a parquet file that are read at once."""
 _BUILDERS = {"parquet": "parquet", "jsonl": "json"}
 _MDS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val"), "test": ("test",)}
 _HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
@@ -84,15 +87,33 @@ class Unit:
         if self.source == "mds":
             yield from self._samples()
             return
-        rows = _stream(self.source, self.path, self.name, self.split)
-        if self.n_units > 1:
-            rows = rows.shard(num_shards=self.n_units, index=self.number)
-        for row in rows:
+        for number, row in enumerate(self._rows()):
             text = row.get(self.field)
+            if text is None and self.field in row:
+                came = f"without a text in row {number + 1:,}"
+                raise ValueError(sentence(self._file(), came, f"a text in each row of {self.field!r}"))
             if not isinstance(text, str):
                 expected = f"rows with a text of the name {self.field!r}; there is {', '.join(row)}"
                 raise ValueError(sentence(self.path, f"a corpus without {self.field!r}", expected, "set --field"))
             yield text if text.endswith("\n") else text + "\n"
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows that `datasets` reads, whose errors do not say in which file."""
+        try:
+            rows = _stream(self.source, self.path, self.name, self.split)
+            if self.n_units > 1:
+                rows = rows.shard(num_shards=self.n_units, index=self.number)
+            yield from rows
+        except _UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the system's, which names the file
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(sentence(self._file(), f"not readable ({error})", f"whole data ({self.source})")) from error
+
+    def _file(self) -> str:
+        """The file that it is read from; the corpus, where a unit is not one file."""
+        files = [] if self.source == "hf" else _files(self.source, self.path, self.split)
+        return files[self.number] if len(files) == self.n_units else self.path
 
     def _samples(self) -> Iterator[str]:
         for text in read_index(Path(self.path))[self.number].values(self.field):
@@ -123,10 +144,13 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
             continue
         try:
             rows = _stream(source, path, name, split)
-        except ValueError as error:
-            if not _says_no_split(error):
-                raise ValueError(sentence("data.path", f"{path}, which cannot be opened ({error})", _OPENED)) from error
-            continue
+        except _UNREADABLE as error:
+            if _says_no_split(error):
+                continue
+            if isinstance(error, OSError) and (source == "hf" or error.errno is not None):
+                raise  # of the network, or the system's
+            expected = _OPENED if source == "hf" else f"whole files of {source}"
+            raise ValueError(sentence("data.path", f"{path}, which cannot be opened ({error})", expected)) from error
         n = max(1, int(rows.num_shards))
         identity = everything if source == "hf" else _identity([Path(file) for file in _files(source, path, split)])
         units += [
@@ -212,7 +236,10 @@ def _split_of(file: Path) -> Split | None:
 _OPENED = "a data set of one configuration (--name, data.subset) with a train, valid or test split"
 
 
-def _says_no_split(error: ValueError) -> bool:
+_UNREADABLE = (OSError, ValueError, EOFError, zlib.error)
+
+
+def _says_no_split(error: Exception) -> bool:
     """Whether this is how the library says that a split is not there."""
     return "Bad split" in str(error) or "Unknown split" in str(error)
 
@@ -230,4 +257,5 @@ def _stream(source: Source, path: str, name: str | None, split: Split) -> Any:
                     raise
         return datasets.load_dataset(path, name, split=_HUB_SPLITS[split][-1], streaming=True)
     files = _files(source, path, split)
-    return datasets.load_dataset(_BUILDERS[source], data_files={split: files}, split=split, streaming=True)
+    options = {"batch_size": _ROWS} if source == "parquet" else {}  # else that of the first row group, if there is one
+    return datasets.load_dataset(_BUILDERS[source], data_files={split: files}, split=split, streaming=True, **options)

@@ -97,6 +97,18 @@ def test_other_files_are_refused(tmp_path, content, message):
         read_poses(tmp_path / "a.npz")
 
 
+def test_damaged_archives_and_arrays_of_objects_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, joints=np.random.default_rng(0).random((50, 17, 2), np.float32))
+    content = path.read_bytes()
+    path.write_bytes(content[:300] + b"\xff" * 30 + content[330:])
+    with pytest.raises(ValueError, match=r"a\.npz is damaged \(.*\); expected an \.npz file of numbers"):
+        read_poses(path)
+    np.savez(path, joints=np.array([[None]], dtype=object))
+    with pytest.raises(ValueError, match=r"a\.npz is damaged \(Object arrays .*\); expected an \.npz file of numbers"):
+        read_poses(path)
+
+
 def test_files_agree_on_their_sizes(data, tmp_path):
     np.savez(tmp_path / "poses/2.npz", joints=np.zeros((3, 5, 2)))
     with pytest.raises(ValueError, match=r"2\.npz is a file of 5 joints and None features; expected as in the other"):

@@ -3,6 +3,7 @@
 import math
 import warnings
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,12 @@ def _read_npz(file: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             n_bytes = sum(entry.file_size for entry in archive.infolist())
-        require(n_bytes <= _MOST_BYTES, str(file), f"{n_bytes} bytes", f"at most {_MOST_BYTES}")
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in ("joints", "features") if name in arrays}
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise ValueError(sentence(str(file), f"damaged ({error})", "an .npz file")) from error
+        if n_bytes <= _MOST_BYTES:
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in ("joints", "features") if name in arrays}
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, zlib.error) as error:
+        raise ValueError(sentence(str(file), f"damaged ({error})", "an .npz file of numbers")) from error
+    raise ValueError(sentence(str(file), f"{n_bytes:,} bytes", f"at most {_MOST_BYTES:,}"))
 
 
 def _array(value: Any, name: str) -> np.ndarray:
