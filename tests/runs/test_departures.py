@@ -45,6 +45,20 @@ def test_sizes_and_lengths_are(tmp_path, recipe):
     ]
 
 
+def test_what_can_end_a_run_early_is(tmp_path, recipe):
+    run = run_of(tmp_path, recipe, "--training.patience", "3")
+    assert departures(run, recipe) == ["training.patience 3, not null"]
+
+
+def test_the_size_of_a_vocabulary_is_unless_it_is_of_a_tokenizer_file(tmp_path, recipe):
+    words = ["--data.vocabulary", "bpe", "--data.bpe_vocab_size"]
+    (tmp_path / "bpe.yaml").write_text(to_yaml(load_recipe(recipe, [*words, "600"])))
+    run = run_of(tmp_path, recipe, *words, "300")
+    assert departures(run, str(tmp_path / "bpe.yaml")) == ["data.bpe_vocab_size 300, not 600"]
+    run = run_of(tmp_path, recipe, "--data.vocabulary", "bpe", "--data.tokenizer", "tokenizer.json")
+    assert departures(run, str(tmp_path / "bpe.yaml")) == []
+
+
 def test_what_a_recipe_leaves_to_the_machine_is_no_departure(tmp_path, recipe):
     run = run_of(tmp_path, recipe, "--training.precision", "bf16-mixed")
     assert departures(run, recipe) == ["training.precision bf16-mixed, not 32-true"]

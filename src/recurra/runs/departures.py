@@ -8,8 +8,9 @@ from recurra.runs.training_command import OPEN, PLACES
 from recurra.training import RunFolder, load_recipe
 from recurra.training.experiment import RESUMABLE, differences, to_plain
 
-_LENGTH = {"training.epochs", "training.max_steps"}
-_NO_DEPARTURE = (RESUMABLE - _LENGTH) | {*PLACES, "data.bpe_vocab_size", "data.seed", "training.seed"}
+LENGTH = ("training.epochs", "training.max_steps", "training.patience")
+"""How long a run lasts."""
+_NO_DEPARTURE = (RESUMABLE - {*LENGTH}) | {*PLACES, "data.seed", "training.seed"}
 """Where things are, how often a run reports, and its random numbers: another repetition of the same experiment."""
 
 
@@ -31,7 +32,9 @@ def departures(folder: RunFolder, recipe: str) -> Sequence[str]:
     words = [
         f"{key} {_word(ours)}, not {_word(its)}"
         for key, (ours, its) in differences(trained, planned).items()
-        if key not in _NO_DEPARTURE and not (key in OPEN and its == OPEN[key])
+        if key not in _NO_DEPARTURE
+        and not (key in OPEN and its == OPEN[key])
+        and not (key == "data.bpe_vocab_size" and trained["data"]["tokenizer"] is not None)  # which has its size
     ]
     if folder.summary.is_file():
         summary = read_json(folder.summary)
