@@ -10,7 +10,7 @@ from recurra.cli.sweep import sweep_table
 from recurra.runs import sweep
 from recurra.runs.start import start_run
 from recurra.runs.sweep import Range, Tried, grid, parse_space
-from recurra.training import optimizer_registry, read_metrics
+from recurra.training import CheckpointFolder, load_recipe, optimizer_registry, read_metrics
 
 RECIPE = """
 experiment: text
@@ -119,6 +119,29 @@ def test_a_longer_sweep_trains_its_runs_on(recipe, tmp_path):
     assert main([*words, "--training.max_steps", "3"]) == 0
     rows = read_metrics(tmp_path / "out" / "learning_rate=0.001" / "metrics.csv")
     assert [row["step"] for row in rows] == ["1", "2", "3"]
+
+
+def test_a_recipe_that_became_longer_trains_its_runs_on(recipe, tmp_path):
+    """A run that is finished by the old recipe does not stand beside longer ones."""
+    out = tmp_path / "out"
+    assert sweep.try_values(str(recipe), out, {"optimizer.learning_rate": "0.001"}, []).scores["step"] == 2
+    recipe.write_text(recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
+    for rate in ("0.001", "0.002"):
+        run = sweep.try_values(str(recipe), out, {"optimizer.learning_rate": rate}, []).folder
+        assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+        length = load_recipe(run / "config.yaml").training
+        assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
+
+
+def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_best(recipe, tmp_path, monkeypatch):
+    out, values, words = tmp_path / "out", {"optimizer.learning_rate": "0.001"}, ["--training.eval_every", "1"]
+    run = sweep.try_values(str(recipe), out, values, words).folder
+    for path in CheckpointFolder(run / "checkpoints").steps():
+        path.unlink()
+    monkeypatch.setattr(sweep, "start_run", lambda *given: 1 / 0)
+    again = sweep.try_values(str(recipe), out, values, [*words, "--training.max_steps", "3"])
+    assert again.scores
+    assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
 
 
 @pytest.mark.parametrize(

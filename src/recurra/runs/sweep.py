@@ -1,6 +1,7 @@
 """Sweeps: a recipe trained with many values, each run a folder, compared by validation."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,9 +10,10 @@ from typing import Any, Literal
 
 from recurra.checks import require, sentence
 from recurra.files.locking import locked
+from recurra.runs.departures import LENGTH
 from recurra.runs.start import resume_run, start_run
 from recurra.training import CheckpointFolder, Experiment, RunFolder, Trainer, load_recipe
-from recurra.training.experiment import require_resumable, to_plain
+from recurra.training.experiment import differences, require_resumable, to_plain
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,11 @@ def _folder(out: Path, values: Mapping[str, str]) -> RunFolder:
 
 
 def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
-    if folder.config.exists() and CheckpointFolder(folder.checkpoints).steps():
-        _require_same(folder, load_recipe(recipe, words))
-        return resume_run(folder.path, overrides=words)
+    checkpoints = CheckpointFolder(folder.checkpoints)
+    if folder.config.exists() and (checkpoints.steps() or checkpoints.best.exists()):
+        own, asked = load_recipe(folder.config), load_recipe(recipe, words)
+        _require_same(folder, own, asked)
+        return resume_run(folder.path, overrides=[*_length(own, asked), *words])
     if folder.config.exists():  # ended before its first checkpoint, or trained by another process, which has its lock
         folder.lock()
         try:
@@ -113,9 +117,14 @@ def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
     return start_run(recipe, folder.path, words)
 
 
-def _require_same(folder: RunFolder, asked: Experiment) -> None:
+def _length(own: Experiment, asked: Experiment) -> list[str]:
+    """Write the recipe's length as words where it is not the run's, so that all runs of a sweep end alike."""
+    changes = differences(to_plain(own), to_plain(asked))
+    return [f"--{key}={json.dumps(changes[key][1])}" for key in LENGTH if key in changes]
+
+
+def _require_same(folder: RunFolder, own: Experiment, asked: Experiment) -> None:
     """Refuse to take a run of other settings for one of this sweep: folders are named by what a sweep varies."""
-    own = load_recipe(folder.config)
     if asked.training.precision == "auto":
         asked = replace(asked, training=replace(asked.training, precision=own.training.precision))
     try:
