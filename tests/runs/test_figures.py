@@ -9,6 +9,7 @@ import torch
 from recurra.runs import open_run
 from recurra.runs.figures import curve_rows, draw_runs, gates_of
 from recurra.training import CheckpointError
+from recurra.training.csv_log import CsvLog
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_
     assert gates_of(run) is None
     rows = curve_rows(open_run(copies["text"], overrides=["--data.path", "nowhere"]))
     assert float(rows[-1]["valid_perplexity"]) > 1
+
+
+def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_path):
+    run = open_run(copies["text"])
+    log = CsvLog(run.folder.metrics, last_step=2)
+    log.write({"step": 3, "epoch": 1, "tokens": 30, "seconds": 1.0, "valid_loss": 800.0})
+    log.close()
+    assert [row["valid_perplexity"] for row in curve_rows(run)][-1] == "inf"
+    assert draw_runs([run], tmp_path / "all")
 
 
 def test_scores_of_another_checkpoint_are_not_drawn(copies):

@@ -1,6 +1,5 @@
 """The figures of trained runs, as PNG and SVG: the papers' figures, learning curves, confusion matrices."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from recurra.analysis.plots import (
 )
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, MemoryHorizon, Split, TextData
-from recurra.evaluation import SpanAccuracy
+from recurra.evaluation import SpanAccuracy, perplexity
 from recurra.runs.run import Run
 from recurra.runs.score_files import AGAIN, find_scores, score_file, staleness
 from recurra.runs.scores import score_by_span
@@ -122,7 +121,7 @@ def curve_rows(run: Run) -> list[dict[str, str]]:
     rows = read_metrics(run.folder.metrics)
     if isinstance(run.experiment, TextExperiment):
         for row in rows:
-            row["valid_perplexity"] = str(math.exp(float(row["valid_loss"]))) if row["valid_loss"] else ""
+            row["valid_perplexity"] = str(perplexity(float(row["valid_loss"]), 1)) if row["valid_loss"] else ""
     return rows
 
 
