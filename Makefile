@@ -60,7 +60,7 @@ bench-page: $(READY)      ## measure time and memory over L for docs/benchmarks.
 bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
 	$(VENV)-peers/bin/python -m tools.pages benchmarks
 
-faults: $(READY)          ## kill runs, let disks fail, damage files, and count what comes of it: about an hour on one core
+faults: $(READY)          ## kill runs, let disks fail, damage files, and count the losses: about an hour on one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
 
 faults-sample: $(READY)   ## a twentieth of that
