@@ -161,6 +161,40 @@ def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
 
 
+def test_a_slow_way_back_is_gone_once(page, server):
+    """The page asks every second whether the server is back; what has begun then goes on."""
+    write_greedily(page, server)
+    server.kill()
+    read(page, "the dog")
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    held = []
+    page.route("**/v1/sessions/*/rewind", lambda route: held.append(route))
+    server.start()
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(3500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(page, 3 + N_TOKENS)
+    read(page, "the dog")
+    wait_for(page, 5 + N_TOKENS)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+def test_an_answer_that_the_server_cut_short_is_an_error(page, server, reason):
+    write_greedily(page, server)
+    end = json.dumps({"finish_reason": reason, "position": 3 + N_TOKENS, "text": ""})
+    answer = f"event: end\r\ndata: {end}\r\n\r\n"
+    page.route("**/generate", lambda route: route.fulfill(body=answer, content_type="text/event-stream"))
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    wait_until_drawn(page)
+    assert f"the server ended this turn early ({reason})" in page.inner_text(".status")
+    page.unroute("**/generate")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+
+
 def sessions(server) -> dict[str, int]:
     """Where the server's sessions stand, by their names."""
     with urllib.request.urlopen(f"{server.address}v1/sessions?limit=1000", timeout=30) as answer:

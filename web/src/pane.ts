@@ -29,6 +29,7 @@ export class Pane {
   private kept: Kept = {};
   private turn: AbortController | null = null;
   private going: Promise<void> = Promise.resolve();
+  private reconnecting: Promise<void> | null = null;
   private isClosed = false;
   private savedAt = 0;
   private readonly listeners = new Set<() => void>();
@@ -151,8 +152,13 @@ export class Pane {
     this.become("failed", error instanceof Error ? error.message : String(error));
   }
 
-  /** Go on after the engine was out of reach, from exactly the tokens that are shown. */
-  async reconnect(engine: Engine): Promise<void> {
+  /** Go on after the engine was out of reach, from exactly the tokens that are shown; once, however often it is asked. */
+  reconnect(engine: Engine): Promise<void> {
+    this.reconnecting ??= this.reconnected(engine).finally(() => (this.reconnecting = null));
+    return this.reconnecting;
+  }
+
+  private async reconnected(engine: Engine): Promise<void> {
     try {
       this.stream = await engine.resume(this.model, this.kept, this.tokens);
       await this.ended();
