@@ -184,6 +184,12 @@ def test_select_at_different_places(index, rows):
     assert isinstance(selected.layers[1], states.Ragged) == (len({row % 2 for row in rows}) > 1)
 
 
+def test_a_default_device_is_not_where_streams_are_counted():
+    state = two_places()
+    with torch.device("meta"):
+        assert states.select(state, torch.tensor([3, 0], device="cpu")).layers[0].tolist() == [3, 0]
+
+
 def test_streams_at_different_places_are_not_concatenated():
     with pytest.raises(ValueError, match=r"states holds a Ragged state; expected .* split them first"):
         states.concatenate([two_places(), two_places()])

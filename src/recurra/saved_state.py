@@ -62,7 +62,7 @@ def name_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
         return None
     name = f"state.{sum(key.startswith('state.') for key in tensors)}"
     if not isinstance(packed, Tensor):
-        tensors[name] = torch.tensor(packed, dtype=_NUMBERS[type(packed)])
+        tensors[name] = torch.tensor(packed, dtype=_NUMBERS[type(packed)], device="cpu")
         return {"number": name}
     if packed.is_complex():  # the format has no complex128
         tensors[name] = torch.view_as_real(packed.resolve_conj())

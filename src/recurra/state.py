@@ -74,7 +74,8 @@ def select(state: State, index: Tensor | slice) -> State:
 
     def take(part: Any) -> Any:
         if isinstance(part, Ragged):
-            numbers = torch.arange(len(part.states))[index.cpu() if isinstance(index, Tensor) else index].tolist()
+            places = torch.arange(len(part.states), device="cpu")
+            numbers = places[index.cpu() if isinstance(index, Tensor) else index].tolist()
             return batch([part.states[number] for number in numbers]) if numbers else select(part.states[0], slice(0))
         return part[index] if isinstance(part, Tensor) else _plain(part)
 
