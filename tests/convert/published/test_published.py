@@ -139,6 +139,11 @@ def test_bfloat16_weights(peers, tmp_path):
         ),
         ("mamba", {"num_hidden_layers": 3}, r"not one model's \(missing: backbone\.layers\.2\.norm\.weight"),
         ("mamba", {"num_hidden_layers": 10**6}, "1000000 blocks for 22 tensors; expected at least one tensor a block"),
+        (
+            "mamba",
+            {"hidden_size": 2**31 - 1, "expand": 2**31 - 1},
+            r"config\.json: Storage size calculation overflowed",
+        ),
         ("mamba", {"num_hidden_layers": 1}, r"unknown: backbone\.layers\.1\.mixer\.A_log, .* and \d more"),
         ("mamba-untied", {"tie_word_embeddings": True}, "differ; expected one in which they are equal, as its config"),
         (
@@ -148,7 +153,7 @@ def test_bfloat16_weights(peers, tmp_path):
         ),
         ("recurrent-gemma", {"rope_theta": 5e5, "rope_parameters": None}, "rope_theta is 500000.0; expected 10000"),
         ("recurrent-gemma", {"attention_bias": True}, "attention_bias .* is True, which is not supported"),
-        ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types is .*; expected a list of recurrent, attention"),
+        ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types in .*; expected a list of recurrent, attention"),
     ],
     ids=str,
 )

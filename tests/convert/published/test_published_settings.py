@@ -1,13 +1,17 @@
 """Entries of published config.json files that transformers' own classes do not write, and options they do not have."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
+from tests.convert.published.conftest import CASES, ROTATION
 
-from recurra.convert.published import jamba, mamba, mamba2, recurrent_gemma, xlstm  # noqa: F401  registered
+from recurra.convert.published import jamba, mamba, mamba2, qwen3_next, recurrent_gemma, rwkv, xlstm  # noqa: F401  registered
 from recurra.convert.published.architecture import ARCHITECTURES
 from recurra.convert.published.settings import Settings
-from recurra.models import LanguageModelConfig
+from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.outline import outlined
 
 XLSTM = {
     "add_embedding_dropout": False,
@@ -58,6 +62,96 @@ def test_mamba2_says_that_it_gates_before_the_norm_and_does_not():
 def test_recurrent_gemma_under_the_names_of_its_published_file():
     entries = {"_block_types": ["recurrent", "attention"], "embeddings_scale_by_sqrt_dim": True, "num_hidden_layers": 3}
     assert config_of("recurrent_gemma", entries).mixer == ["rg-lru", "rotary-attention", "rg-lru"]
+
+
+WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, math.inf, -math.inf, "x", [], [1], [[1]], [None]]
+WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"partial_rotary_factor": math.nan}]
+OLDER = {
+    "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
+    "qwen3_next": ("decoder_sparse_step", "num_experts", "partial_rotary_factor", "rope_theta"),
+    "rwkv": ("attention_hidden_size",),
+    "xlstm": ("embedding_dim", "num_blocks"),
+}
+"""Entries that the config.json of transformers does not have, or not always."""
+FIRST_CASES = {kind: name for name, (kind, _) in reversed(CASES.items())}.values()
+"""One case of each class."""
+
+
+def outcome(model_type, entries, known):
+    """What becomes of a config.json: a new model is outlined, for its layers may refuse what the converter took."""
+    try:
+        config = config_of(model_type, entries)
+        if config != known and config.n_layer < 10:
+            with outlined():
+                LanguageModel(config)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "made"
+
+
+@pytest.mark.parametrize("name", FIRST_CASES)
+def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
+    whole = json.loads((peers(name)[1] / "config.json").read_text())
+    model_type = whole["model_type"]
+    known = config_of(model_type, whole)
+    for key in {*whole, *OLDER.get(model_type, ())} - {"model_type"}:
+        rest = {**whole, "rope_parameters": None} if key in ROTATION else whole  # which would go first
+        for wrong in WRONG:
+            found = outcome(model_type, {**rest, key: wrong}, known)
+            is_sentence = found.startswith("ValueError: ") and "; expected" in found
+            assert found == "made" or is_sentence or "Storage size calculation overflowed" in found, (key, wrong, found)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "entry", "message"),
+    [
+        ("recurrent_gemma", {"rope_parameters": [1]}, r"^rope_parameters in c.json is \[1\]; expected an object$"),
+        ("recurrent_gemma", {"rope_theta": None}, "^rope_theta in c.json is None; expected a finite number$"),
+        (
+            "recurrent_gemma",
+            {"block_types": 5},
+            "^block_types in c.json is 5; expected a list of recurrent, attention$",
+        ),
+        (
+            "recurrent_gemma",
+            {"lru_width": "x"},
+            "^lru_width in c.json is 'x'; expected a whole number above 0, or null$",
+        ),
+        (
+            "qwen3_next",
+            {"layer_types": []},
+            r"^layer_types in c.json is \[\]; expected a list of linear_attention, full",
+        ),
+        ("qwen3_next", {"mlp_only_layers": 3}, "^mlp_only_layers in c.json is 3; expected a list of whole numbers$"),
+        ("qwen3_next", {"num_experts": -1}, "^num_experts in c.json is -1; expected a whole number of at least 0$"),
+        (
+            "jamba",
+            {"mamba_dt_rank": 0.5},
+            "^mamba_dt_rank in c.json is 0.5; expected a whole number above 0, null or 'auto'",
+        ),
+        (
+            "qwen3_next",
+            {"partial_rotary_factor": 5, "num_experts": 0},
+            "^partial_rotary_factor is 5.0; expected a share from 0 to 1$",
+        ),
+        ("xlstm", {"qk_dim_factor": math.nan}, "^qk_dim_factor in c.json is nan; expected a finite number$"),
+        ("xlstm", {"v_dim_factor": 1e308}, r"^v_dim_factor \* hidden_size is inf; expected a number of channels$"),
+        (
+            "rwkv",
+            {"num_hidden_layers": 10**9},
+            "^num_hidden_layers in c.json is 10{9}; expected a .* from 1 to 1000000$",
+        ),
+    ],
+    ids=str,
+)
+def test_an_entry_of_another_kind_is_refused_by_name(model_type, entry, message):
+    with pytest.raises(ValueError, match=message):
+        ARCHITECTURES[model_type].config(Settings({"num_experts": 1, **entry}, "c.json"))
+
+
+def test_an_xlstm_without_a_cap_is_refused():
+    with pytest.raises(ValueError, match=r"^logit_cap is None; expected a number, as of an xLSTMForCausalLM$"):
+        ARCHITECTURES["xlstm"].settings(LanguageModelConfig(9, None, 1, 16, 16, mixer="mlstm"))
 
 
 def griffin(**options) -> LanguageModelConfig:

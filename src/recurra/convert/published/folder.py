@@ -66,8 +66,11 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         came = f"{config.n_layer} blocks for {len(weights)} tensors"
         raise ValueError(sentence(str(folder), came, "at least one tensor a block"))
     weights = split_fused(weights, architecture.fused(config), str(folder))
-    with outlined():  # takes no memory, whatever the sizes
-        outline = LanguageModel(config)
+    try:
+        with outlined():  # takes no memory, whatever the sizes
+            outline = LanguageModel(config)
+    except RuntimeError as error:  # of PyTorch, for sizes beyond 64 bits
+        raise ValueError(f"{folder / 'config.json'}: {error}") from error
     places = matched(outline, weights, architecture.rules(config), str(folder))
     model = _with_memory(outline, dtype)
     fill(model, weights, places, str(folder))

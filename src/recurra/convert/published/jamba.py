@@ -12,7 +12,7 @@ from recurra.convert.published.hybrid import hybrid_config
 from recurra.convert.published.mamba import MIXER
 from recurra.convert.published.rotary import qkv_rule
 from recurra.convert.published.rules import Rule
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 _MAMBA, _ATTENTION = "mamba", "rotary-attention"
@@ -22,9 +22,9 @@ _WITHOUT_POSITIONS = {"rotated_share": 0.0, "window": None}
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    d_model, n_layer = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32)
+    d_model, n_layer = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32, most=MOST_LAYERS)
     _refuse_experts(settings, n_layer)
-    period, offset = settings.size("attn_layer_period", 8), settings.take("attn_layer_offset", 4)
+    period, offset = settings.size("attn_layer_period", 8), settings.size("attn_layer_offset", 4, least=0)
     mixers = [_ATTENTION if number % period == offset else _MAMBA for number in range(n_layer)]
     settings.only("layers_block_type", [{_MAMBA: "mamba", _ATTENTION: "attention"}[name] for name in mixers])
     settings.only("hidden_act", "silu", "swish")
@@ -41,7 +41,7 @@ def _config(settings: Settings) -> LanguageModelConfig:
 
 
 def _refuse_experts(settings: Settings, n_layer: int) -> None:
-    period, offset = settings.size("expert_layer_period", 2), settings.take("expert_layer_offset", 1)
+    period, offset = settings.size("expert_layer_period", 2), settings.size("expert_layer_offset", 1, least=0)
     n_experts = settings.size("num_experts", 16)
     settings.ignore("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
     n_sparse = sum(number % period == offset for number in range(n_layer))
@@ -51,12 +51,11 @@ def _refuse_experts(settings: Settings, n_layer: int) -> None:
 
 
 def _mamba_options(settings: Settings, d_model: int, epsilon: float) -> dict[str, Any]:
-    rank = settings.take("mamba_dt_rank", "auto")
     return {
         "d_state": settings.size("mamba_d_state", 16),
         "d_conv": settings.size("mamba_d_conv", 4),
         "expand": settings.size("mamba_expand", 2),
-        "dt_rank": math.ceil(d_model / 16) if rank == "auto" else rank,
+        "dt_rank": settings.optional_size("mamba_dt_rank", absent="auto") or math.ceil(d_model / 16),
         "selection_norm": epsilon,
         "selection_scales": True,
     }
@@ -66,7 +65,7 @@ def _attention_options(settings: Settings) -> dict[str, Any]:
     n_heads = settings.size("num_attention_heads", 32)
     return {
         "n_heads": n_heads,
-        "n_kv_heads": settings.take("num_key_value_heads", 8) or n_heads,
+        "n_kv_heads": settings.optional_size("num_key_value_heads", 8) or n_heads,
         "dropout": settings.number("attention_dropout", 0.0),
         **_WITHOUT_POSITIONS,
     }

@@ -9,7 +9,7 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.rules import Rule
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 MIXER = {
@@ -34,7 +34,7 @@ def take_common(settings: Settings, d_model: int) -> int:
     settings.only("rms_norm", True)
     settings.only("ssm_cfg", {})
     settings.only("d_model", d_model)
-    n_layer = settings.size("num_hidden_layers")
+    n_layer = settings.size("num_hidden_layers", most=MOST_LAYERS)
     settings.only("n_layer", n_layer)
     settings.ignore("residual_in_fp32", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan")
     settings.ignore("fused_add_norm", "pad_vocab_size_multiple", "layer_types")
@@ -63,7 +63,6 @@ def _config(settings: Settings) -> LanguageModelConfig:
     if inner % d_model:
         raise ValueError(sentence("intermediate_size", inner, f"a multiple of hidden_size = {d_model}"))
     settings.only("d_inner", inner)
-    rank = settings.take("time_step_rank", "auto")
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 50280),
         n_layer=take_common(settings, d_model),
@@ -74,7 +73,7 @@ def _config(settings: Settings) -> LanguageModelConfig:
             "d_state": settings.size("state_size", 16),
             "d_conv": settings.size("conv_kernel", 4),
             "expand": inner // d_model,
-            "dt_rank": math.ceil(d_model / 16) if rank == "auto" else rank,
+            "dt_rank": settings.optional_size("time_step_rank", absent="auto") or math.ceil(d_model / 16),
         },
         norm="rms",
         norm_epsilon=settings.number("layer_norm_epsilon", 1e-5),

@@ -9,9 +9,9 @@ from recurra.checks import require, sentence
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.fused import Fused
 from recurra.convert.published.hybrid import hybrid_config
-from recurra.convert.published.rotary import qkv_rule, reordered, turned_pairs
+from recurra.convert.published.rotary import qkv_rule, reordered, take_rotation, turned_pairs
 from recurra.convert.published.rules import Rule, one_more, stacked
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
@@ -28,12 +28,11 @@ _ROTATED_SHARE = 0.25
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    d_model, n_layer = settings.size("hidden_size", 2048), settings.size("num_hidden_layers", 48)
-    kinds = settings.take("layer_types")
+    d_model, n_layer = settings.size("hidden_size", 2048), settings.size("num_hidden_layers", 48, most=MOST_LAYERS)
+    kinds = settings.words("layer_types", _KINDS)
     interval = settings.size("full_attention_interval", 4)
     kinds = kinds or [list(_KINDS)[(number + 1) % interval == 0] for number in range(n_layer)]
-    fits = len(kinds) == n_layer and set(kinds) <= _KINDS.keys()
-    require(fits, "layer_types", kinds, f"one of {', '.join(_KINDS)} for each of {n_layer} layers")
+    require(len(kinds) == n_layer, "layer_types", kinds, f"one of {', '.join(_KINDS)} for each of {n_layer} layers")
     _refuse_experts(settings, n_layer)
     settings.only("hidden_act", "silu", "swish")
     settings.only("attention_bias", False)
@@ -47,8 +46,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
 
 
 def _refuse_experts(settings: Settings, n_layer: int) -> None:
-    dense, step = set(settings.take("mlp_only_layers") or []), settings.size("decoder_sparse_step", 1)
-    n_experts = settings.take("num_experts", 512)
+    dense, step = set(settings.numbers("mlp_only_layers")), settings.size("decoder_sparse_step", 1)
+    n_experts = settings.size("num_experts", 512, least=0)
     settings.ignore(*_OF_EXPERTS)
     sparse = [number for number in range(n_layer) if number not in dense and (number + 1) % step == 0]
     if n_experts and sparse:
@@ -70,18 +69,13 @@ def _linear_options(settings: Settings, epsilon: float) -> dict[str, Any]:
 
 
 def _attention_options(settings: Settings, epsilon: float) -> dict[str, Any]:
-    rotation = settings.take("rope_parameters") or {}
-    theta = rotation.get("rope_theta", settings.take("rope_theta", 10000.0))
-    share = rotation.get("partial_rotary_factor", settings.take("partial_rotary_factor", _ROTATED_SHARE))
-    kind = rotation.get("rope_type", "default")
-    require(kind == "default", "rope_type", kind, "'default'")
-    settings.only("rope_scaling", None)
+    theta, share = take_rotation(settings, _ROTATED_SHARE)
     return {
         "n_heads": settings.size("num_attention_heads", 16),
         "n_kv_heads": settings.size("num_key_value_heads", 2),
         "d_head": settings.size("head_dim", 256),
-        "rotated_share": float(share),
-        "rotation_base": float(theta),
+        "rotated_share": share,
+        "rotation_base": theta,
         "window": None,
         "dropout": settings.number("attention_dropout", 0.0),
         "norm_epsilon": epsilon,

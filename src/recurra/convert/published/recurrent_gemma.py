@@ -6,9 +6,9 @@ import torch
 
 from recurra.checks import require
 from recurra.convert.published.architecture import Architecture, register_architecture
-from recurra.convert.published.rotary import qkv_rule, turned_pairs
+from recurra.convert.published.rotary import qkv_rule, take_rotation, turned_pairs
 from recurra.convert.published.rules import Rule, one_more
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 _KINDS = {"recurrent": "rg-lru", "attention": "rotary-attention"}
@@ -24,23 +24,17 @@ _CLASS = "RecurrentGemmaForCausalLM"
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    d_model, n_layer = settings.size("hidden_size", 2560), settings.size("num_hidden_layers", 26)
+    d_model, n_layer = settings.size("hidden_size", 2560), settings.size("num_hidden_layers", 26, most=MOST_LAYERS)
     n_heads = settings.size("num_attention_heads", 10)
-    own = settings.take("_block_types")  # its name in the published files
-    kinds = settings.take("block_types", own or ["recurrent", "recurrent", "attention"])
-    require(bool(kinds) and set(kinds) <= _KINDS.keys(), "block_types", kinds, f"a list of {', '.join(_KINDS)}")
+    own = settings.words("_block_types", _KINDS)  # its name in the published files
+    kinds = settings.words("block_types", _KINDS) or own or ["recurrent", "recurrent", "attention"]
     hidden = settings.size("intermediate_size", 3 * 2560)
-    width = settings.take("lru_width")
-    rotation = settings.take("rope_parameters") or {}
-    theta = rotation.get("rope_theta", settings.take("rope_theta", 10000.0))
-    share = rotation.get("partial_rotary_factor", settings.take("partial_rotary_factor", _ROTATED_SHARE))
-    require(rotation.get("rope_type", "default") == "default", "rope_type", rotation.get("rope_type"), "'default'")
+    theta, share = take_rotation(settings, _ROTATED_SHARE)
     require(theta == 10000.0, "rope_theta", theta, "10000.0, as rotary-attention has it")
     settings.only("hidden_activation", "gelu_pytorch_tanh")
     settings.only("attention_bias", False)
     settings.only("embeddings_scale_by_sqrt_dim", True)
     settings.only("head_dim", d_model // n_heads)
-    settings.only("rope_scaling", None)
     settings.ignore("w_init_variance_scale", "final_w_init_variance_scale", "layer_types", "layers_block_type")
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 256000),
@@ -51,14 +45,14 @@ def _config(settings: Settings) -> LanguageModelConfig:
         mixer_options=_options(
             [_KINDS[kind] for kind in kinds[:n_layer]],
             recurrent={
-                "lru_width": d_model if width is None else width,
+                "lru_width": settings.optional_size("lru_width") or d_model,
                 "n_heads": n_heads,
                 "d_conv": settings.size("conv1d_width", 4),
             },
             attention={
                 "n_heads": n_heads,
-                "n_kv_heads": settings.take("num_key_value_heads") or n_heads,
-                "rotated_share": float(share),
+                "n_kv_heads": settings.optional_size("num_key_value_heads") or n_heads,
+                "rotated_share": share,
                 "window": settings.size("attention_window_size", 2048),
                 "output_bias": True,
                 "dropout": settings.number("attention_dropout", 0.0),

@@ -5,7 +5,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recurra.checks import require
 from recurra.convert.published.rules import Rule
+from recurra.convert.published.settings import Settings
+
+
+def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
+    """Take the base of the angles and the share of the channels that turn, which is `share` by default.
+
+    Both are in `rope_parameters`, or in older files beside it.
+
+    Raises:
+        ValueError: an entry is something else, or the angles are not those of a plain rotation.
+    """
+    rotation = settings.section("rope_parameters")
+    base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))
+    share = rotation.number("partial_rotary_factor", settings.number("partial_rotary_factor", share))
+    require(0 <= share <= 1, "partial_rotary_factor", share, "a share from 0 to 1")
+    rotation.only("rope_type", "default")
+    rotation.only("type", "default")  # its name in older files
+    rotation.finish()
+    settings.only("rope_scaling", None)
+    return base, share
 
 
 def turned_pairs(d_head: int, n_rotated: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.rules import Rule
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 _TIME, _CHANNELS = "rwkv4", "rwkv4-channel-mixing"
@@ -35,12 +35,11 @@ _HALVES = {
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    d_model, n_blocks = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32)
+    d_model, n_blocks = settings.size("hidden_size", 4096), settings.size("num_hidden_layers", 32, most=MOST_LAYERS)
     settings.only("layer_norm_epsilon", 1e-5)  # their last norm has this epsilon whatever the entry says
     # In evaluation transformers halves the residual stream every few blocks, to stay within float16, and the weights of
     # what is added to it. But for the norms' epsilon nothing changes, and in training it does not do so.
     settings.ignore("rescale_every", "context_length", "max_position_embeddings")
-    d_wkv, d_hidden = settings.take("attention_hidden_size"), settings.take("intermediate_size")
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 50277),
         n_layer=2 * n_blocks,
@@ -48,8 +47,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
         d_channel_mixing=0,
         mixer=[_TIME, _CHANNELS] * n_blocks,
         mixer_options={
-            _TIME: {"d_wkv": d_model if d_wkv is None else d_wkv},
-            _CHANNELS: {"d_hidden": 4 * d_model if d_hidden is None else d_hidden},
+            _TIME: {"d_wkv": settings.optional_size("attention_hidden_size") or d_model},
+            _CHANNELS: {"d_hidden": settings.optional_size("intermediate_size") or 4 * d_model},
         },
         biases=False,
         embedding_norm=True,

@@ -1,9 +1,15 @@
 """The config.json of a published model: every entry is read, neutral or refused by name."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recurra.checks import sentence
+
+MOST_LAYERS = 10**6
+"""How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
+
+_MOST = 2**31 - 1
 
 _OF_GENERATION = {
     "bad_words_ids",
@@ -81,28 +87,80 @@ class Settings:
         self._left = {key: value for key, value in entries.items() if key not in OF_NO_CONCERN}
         self._name = name
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """Take a whole number above 0.
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
+        """Take a whole number from `least` to `most`.
 
         Raises:
             ValueError: it is missing and has no default, or is something else.
         """
         value = self._left.pop(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_whole(value, least, most):
             came = "missing" if value is None else repr(value)
-            raise ValueError(sentence(f"{key} in {self._name}", came, "a whole number above 0"))
-        return value
+            if most < _MOST:
+                expected = f"a whole number from {least} to {most}"
+            else:
+                expected = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
+            raise self._refusal(key, came, expected)
+        return int(value)
 
-    def number(self, key: str, default: float) -> float:
-        """Take a number.
+    def optional_size(self, key: str, default: int | None = None, *, absent: str | None = None) -> int | None:
+        """Take a whole number above 0; None if it is null or the word `absent`, or missing without a default.
 
         Raises:
             ValueError: it is something else.
         """
         value = self._left.pop(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(sentence(f"{key} in {self._name}", repr(value), "a number"))
+        if value is None or (absent is not None and value == absent):
+            return None
+        if not _is_whole(value, 1, _MOST):
+            others = "or null" if absent is None else f"null or {absent!r}"
+            raise self._refusal(key, repr(value), f"a whole number above 0, {others}")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """Take a finite number.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value = self._left.pop(key, default)
+        # of a whole number of any length, unlike math.isfinite
+        if not _is_number(value) or not abs(value) <= sys.float_info.max:
+            raise self._refusal(key, repr(value), "a finite number")
         return float(value)
+
+    def words(self, key: str, known: Iterable[str]) -> list[str] | None:
+        """Take a list of one or more of the words `known`; None if it is null or missing.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value, known = self._left.pop(key, None), list(known)
+        if value is not None and not (isinstance(value, list) and value and all(word in known for word in value)):
+            raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
+        return value
+
+    def numbers(self, key: str) -> list[int]:
+        """Take a list of whole numbers from 0 up; empty if it is null or missing.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value = self._left.pop(key, None)
+        if value is not None and not (isinstance(value, list) and all(_is_whole(number, 0, _MOST) for number in value)):
+            raise self._refusal(key, repr(value), "a list of whole numbers")
+        return value or []
+
+    def section(self, key: str) -> "Settings":
+        """Take an object, whose own entries are then taken one by one; without entries if it is null or missing.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        value = self._left.pop(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self._refusal(key, repr(value), "an object")
+        return Settings(value or {}, f"{key} in {self._name}")
 
     def flag(self, key: str, default: bool) -> bool:
         """Take true or false.
@@ -112,12 +170,8 @@ class Settings:
         """
         value = self._left.pop(key, default)
         if not isinstance(value, bool):
-            raise ValueError(sentence(f"{key} in {self._name}", repr(value), "true or false"))
+            raise self._refusal(key, repr(value), "true or false")
         return value
-
-    def take(self, key: str, default: Any = None) -> Any:
-        """Take anything."""
-        return self._left.pop(key, default)
 
     def only(self, key: str, *neutral: Any) -> None:
         """Take an entry that must have one of these values, or be missing.
@@ -127,11 +181,7 @@ class Settings:
         """
         value = self._left.pop(key, neutral[0])
         if not any(value is one or value == one for one in neutral):
-            raise ValueError(
-                sentence(
-                    f"{key} in {self._name}", f"{value!r}, which is not supported", " or ".join(map(repr, neutral))
-                )
-            )
+            raise self._refusal(key, f"{value!r}, which is not supported", " or ".join(map(repr, neutral)))
 
     def ignore(self, *keys: str) -> None:
         """Drop entries that say how a model starts or trains, not what it computes."""
@@ -147,3 +197,14 @@ class Settings:
         if self._left:
             came = f"one with {', '.join(sorted(self._left))}"
             raise ValueError(sentence(self._name, came, "no entries that this converter does not know"))
+
+    def _refusal(self, key: str, came: str, expected: str) -> ValueError:
+        return ValueError(sentence(f"{key} in {self._name}", came, expected))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -6,7 +6,7 @@ from typing import Any
 from recurra.checks import require
 from recurra.convert.published.architecture import Architecture, register_architecture
 from recurra.convert.published.rules import Rule, stacked
-from recurra.convert.published.settings import Settings
+from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models import LanguageModelConfig
 
 _HOW_IT_RUNS = (
@@ -29,12 +29,13 @@ _HOW_IT_RUNS = (
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
-    width, depth = settings.take("embedding_dim"), settings.take("num_blocks")  # their names in the published file
-    d_model, n_layer = settings.size("hidden_size", width or 4096), settings.size("num_hidden_layers", depth or 32)
+    width, depth = map(settings.optional_size, ("embedding_dim", "num_blocks"))  # their names in the published file
+    d_model = settings.size("hidden_size", width or 4096)
+    n_layer = settings.size("num_hidden_layers", depth or 32, most=MOST_LAYERS)
     require(width in (None, d_model), "embedding_dim", width, f"that of hidden_size, {d_model}")
     require(depth in (None, n_layer), "num_blocks", depth, f"that of num_hidden_layers, {n_layer}")
     multiple = settings.size("ffn_round_up_to_multiple_of", 64)
-    hidden = d_model * settings.number("ffn_proj_factor", 2.667)
+    hidden = _channels(settings, "ffn_proj_factor", 2.667, d_model)
     settings.only("use_bias", False)
     settings.only("add_out_norm", True)
     settings.only("norm_eps", 1e-6)
@@ -53,8 +54,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
         d_channel_mixing=int((hidden + multiple - 1) // multiple * multiple),
         mixer="mlstm",
         mixer_options={
-            "d_qk": int(d_model * settings.number("qk_dim_factor", 0.5)),
-            "d_v": int(d_model * settings.number("v_dim_factor", 1.0)),
+            "d_qk": int(_channels(settings, "qk_dim_factor", 0.5, d_model)),
+            "d_v": int(_channels(settings, "v_dim_factor", 1.0, d_model)),
             "n_heads": settings.size("num_heads", 8),
         },
         feed_forward="swiglu",
@@ -64,6 +65,13 @@ def _config(settings: Settings) -> LanguageModelConfig:
         tie_embeddings=settings.flag("tie_word_embeddings", False),
         logit_cap=settings.number("output_logit_soft_cap", 30.0),
     )
+
+
+def _channels(settings: Settings, key: str, default: float, d_model: int) -> float:
+    """Take a factor of d_model; return the product."""
+    channels = d_model * settings.number(key, default)
+    require(math.isfinite(channels), f"{key} * hidden_size", channels, "a number of channels")
+    return channels
 
 
 def _rules(config: LanguageModelConfig) -> list[Rule]:
@@ -89,6 +97,7 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     d_qk, d_v, n_heads = _sizes(config)
+    require(config.logit_cap is not None, "logit_cap", None, "a number, as of an xLSTMForCausalLM")
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -98,7 +107,7 @@ def _settings(config: LanguageModelConfig) -> dict[str, Any]:
         "v_dim_factor": _factor(d_v, config.d_model),
         "ffn_proj_factor": config.d_channel_mixing / config.d_model,
         "ffn_round_up_to_multiple_of": max(config.d_channel_mixing, 1),
-        "output_logit_soft_cap": config.logit_cap or math.inf,
+        "output_logit_soft_cap": config.logit_cap,
         "tie_word_embeddings": config.tie_embeddings,
     }
 
