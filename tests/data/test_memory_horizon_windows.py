@@ -68,6 +68,7 @@ def test_evaluation_reads_whole_sequences():
         ),
         ({"window_epochs": [2, 0]}, r"data\.window_epochs is \[2, 0\]; expected numbers of at least 1"),
         ({"window_tokens": 0}, r"data\.window_tokens is 0; expected "),
+        ({"window_lengths": [], "window_epochs": []}, r"data\.window_tokens is 24; expected 512 without"),
     ],
 )
 def test_errors(options, message):

@@ -193,9 +193,11 @@ def test_another_tokenizer_than_the_one_there_is_refused(corpus, tmp_path):
         ({"vocab_size": -1}, "vocab_size is -1; expected"),
         ({"vocabulary": "bytes", "vocab_size": 77}, "vocab_size is 77; expected None for bytes"),
         ({"tokenizer": Path("a.json"), "vocab_size": 77}, "vocab_size is 77; expected None for bytes, or"),
+        ({"name": "en"}, "name is 'en'; expected None unless the source is hf"),
+        ({"field": "body"}, "field is 'body'; expected text, for files without columns"),
     ],
 )
-def test_sizes_that_no_vocabulary_would_have_are_refused(tmp_path, given, message):
+def test_what_a_preparation_would_ignore_is_refused(tmp_path, given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Preparation("folder", str(tmp_path), tmp_path / "out", **given)
 

@@ -52,6 +52,9 @@ class MemoryHorizonConfig:
         most = f"at most data.sequence_length = {self.sequence_length}"
         require(fits, "data.resets_per_sample", self.resets_per_sample, most)
         require_whole_number(1, **fields_of(self, "data", "window_tokens"))
+        usual = type(self).window_tokens
+        plain = self.window_lengths or self.window_tokens == usual
+        require(bool(plain), "data.window_tokens", self.window_tokens, f"{usual} without data.window_lengths")
         for number, length in enumerate(self.window_lengths):
             name = f"data.window_lengths[{number}]"
             require(

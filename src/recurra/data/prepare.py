@@ -65,6 +65,8 @@ class Preparation:
         require_choice(ENCODERS, vocabulary=self.vocabulary)
         require_choice(FORMATS, format=self.format)
         require_whole_number(1, workers=self.workers)
+        require(self.source == "hf" or self.name is None, "name", self.name, "None unless the source is hf")
+        require(self.source != "folder" or self.field == "text", "field", self.field, "text, for files without columns")
         made = self.vocabulary == "bpe" and self.tokenizer is None
         require(not made or self.vocab_size is not None, "vocab_size", self.vocab_size, "a size, for bpe")
         if self.vocab_size is not None:

@@ -89,6 +89,7 @@ class TaskConfig:  # not an ABC: the help of a recipe lists the keys of classes 
         require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
         require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
         require_choice(PACES, **fields_of(self, "data", "growth"))
+        require(grows or self.growth == "linear", "data.growth", self.growth, "linear without data.final_length")
         self._require_growth_loss(grows)
         one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
         expected = f"null, or data.eval_min_length = {self.eval_max_length}"
