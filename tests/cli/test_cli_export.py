@@ -94,7 +94,7 @@ def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
     assert AutoModelForCausalLM.from_pretrained(target).config.vocab_size > 5
     assert (target / "mine.txt").read_text() == "mine"
     assert main(["export", "hf", run, run, "--force"]) == 2
-    assert "which contains a run; expected another name" in capsys.readouterr().err
+    assert "which is the source; expected another name" in capsys.readouterr().err
 
 
 def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):

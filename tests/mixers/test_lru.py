@@ -111,7 +111,7 @@ def test_a_bfloat16_layer_recurs_in_float32():
         ({"r_min": 0.9, "r_max": 0.9}, "r_min is 0.9 and r_max 0.9; expected 0 <= r_min < r_max <= 1"),
         ({"r_min": -0.1}, "r_min is -0.1"),
         ({"r_max": 1.1}, "r_max 1.1"),
-        ({"max_phase": 0.0}, "max_phase is 0.0; expected an angle"),
+        ({"max_phase": 0.0}, "max_phase is 0.0; expected a finite number above 0"),
     ],
     ids=str,
 )
