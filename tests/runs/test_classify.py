@@ -31,6 +31,18 @@ def test_the_rate_is_that_of_training_unless_given(there):
     assert predictions[-1].end == pytest.approx(duration)
 
 
+def test_a_duration_that_is_rounded_down_makes_no_segment_of_its_own(there, monkeypatch):
+    """As that of a Matroska file is, to milliseconds."""
+    run, path, probe = open_run("runs/video"), Path("videos/videos/000000.mp4"), VideoFile.probe
+
+    def rounded(file):
+        video = probe(file)
+        return video._replace(duration=video.duration - 0.002)
+
+    monkeypatch.setattr(VideoFile, "probe", rounded)
+    assert len(list(classify_video(run, path))) == run.experiment.data.n_segments
+
+
 def test_a_long_stream_keeps_a_bounded_number_of_frames(there, tmp_path):
     run, path, rate = open_run("runs/video"), Path("videos/videos/000000.mp4"), 400.0
     sheet = ContactSheet(run.class_names)

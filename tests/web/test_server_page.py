@@ -143,7 +143,7 @@ def test_sessions_are_found_again(page, server):
 def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     """It dies while it writes. When it is back, the stream goes on from exactly what the page shows."""
     open_explorer(page, server.address)
-    choose_greedily(page, 2000)
+    choose_greedily(page, 10_000)
     read(page, PROMPT, then_write=True)
     while position(page) < 40:
         page.wait_for_timeout(5)
@@ -205,7 +205,7 @@ def write_without_end(page, server: Server) -> str:
     """Open the page and let it write, until some tokens are there; give its session's name."""
     before = sessions(server)
     open_explorer(page, server.address)
-    choose_greedily(page, 2000)
+    choose_greedily(page, 10_000)
     read(page, PROMPT, then_write=True)
     while position(page) < 30:
         page.wait_for_timeout(5)
@@ -224,7 +224,9 @@ def test_a_stopped_stream_stands_where_it_is_shown(page, server, runs):
     choose_greedily(page, N_TOKENS)
     page.click(f"{pane()} button.go")
     wait_for(page, reached + N_TOKENS)
-    assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
+    whole, shown = PROMPT + continued(runs, "words", reached - 3 + N_TOKENS), text(page)
+    is_whole = reached + N_TOKENS <= 2000  # the page shows the end of a longer stream, as a busy machine may make it
+    assert shown == whole if is_whole else whole.endswith(shown) and len(shown) > N_TOKENS
 
 
 def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
