@@ -122,11 +122,13 @@ function alone<Result>(task: () => Promise<Result>): Promise<Result> {
   return result;
 }
 
-/** Let messages in: a cancellation among them. */
+/** Let messages in: a cancellation among them. Two streams may wait here at once. */
 const { port1, port2 } = new MessageChannel();
+const waiting: (() => void)[] = [];
+port1.onmessage = () => waiting.shift()!();
 function breathe(): Promise<void> {
   return new Promise((resolve) => {
-    port1.onmessage = () => resolve();
+    waiting.push(resolve);
     port2.postMessage(null);
   });
 }
