@@ -69,5 +69,8 @@ from recurra import open_run
 print(open_run.__module__, hasattr(recurra, "nothing"))
 import recurra.cli.generate, recurra.runs.scores
 print("lightning_fabric" in sys.modules)
+from recurra.pretrained import memory_horizon
+memory_horizon().reset_contrast()
+print("torch._dynamo" in sys.modules)
 """
-    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False", "False"]
+    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False", "False", "False"]

@@ -110,7 +110,8 @@ class Transition(nn.Module, ABC):
     @torch.no_grad()
     def draw_start(self) -> None:
         """Move the transitions onto the ring, if there is one. Call this again after re-initialising the weights."""
-        if self.ring is not None:
+        # Nothing to draw in an outline, where PyTorch would import its compiler for a square root: seconds.
+        if self.ring is not None and torch.get_default_device().type != "meta":
             magnitudes, phases = self.ring.draw(self.n_channels)
             self._place(INVERSES[self.magnitude](magnitudes), INVERSES[self.phase](phases), self.ring.input_share)
 
