@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from recurra.checks import require_at_least, sentence
+from recurra.evaluation import perplexity
 from recurra.files.digests import stamped
 from recurra.files.stamped_json import read_stamped
 from recurra.files.typed import require_fields
@@ -21,8 +22,6 @@ DIGITS = 6
 """Significant digits of every measured number."""
 TRAINING_POINTS = 200
 """Maximum number of rows that a curve keeps for their training loss alone."""
-_LARGEST_LOSS = 700
-"""Nats per target: beyond this the perplexity is no number."""
 CURVE_COLUMNS = ("step", "epoch", "train_loss", "valid_loss", "valid_accuracy")
 
 
@@ -93,9 +92,9 @@ class Summary:
 
     @property
     def valid_perplexity(self) -> float | None:
-        """The perplexity of the best evaluation in training; None before the first one."""
+        """The perplexity of the best evaluation in training, infinity if it overflows; None before the first one."""
         loss = self.validation.get("best", {}).get("loss")
-        return None if loss is None else math.exp(loss)
+        return None if loss is None else perplexity(loss, 1)
 
     def value(self, key: str) -> Any:
         """Look up a dotted key of the configuration; None if there is no such key."""
@@ -116,7 +115,7 @@ class Summary:
         if self.is_text:
             for row in rows:
                 if "valid_loss" in row:
-                    row["valid_perplexity"] = math.exp(row["valid_loss"])
+                    row["valid_perplexity"] = perplexity(row["valid_loss"], 1)
         return rows
 
 
@@ -226,9 +225,6 @@ def _require_sound(plain: Mapping[str, Any], path: Path) -> None:
     require(set(curve) <= set(CURVE_COLUMNS), "curve", sorted(curve), f"columns among {', '.join(CURVE_COLUMNS)}")
     lengths = [len(values) for values in curve.values()]
     require(len(set(lengths)) <= 1, "curve", lengths, "columns of one length")
-    losses = [*(values.get("loss", 0) for values in plain["validation"].values()), *curve.get("valid_loss", ())]
-    for loss in losses:
-        require(loss is None or loss < _LARGEST_LOSS, "a validation loss", loss, f"less than {_LARGEST_LOSS}")
 
 
 def read_summaries(folder: Path) -> list[Summary]:
