@@ -82,6 +82,7 @@ def test_whatever_the_settings_the_likeliest_can_be_drawn():
         ({"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
         ({"repetition_window": 0}, "repetition_window is 0; expected a number from 1 to 64"),
         ({"repetition_window": 65}, "repetition_window is 65"),
+        ({"repetition_window": 8}, "repetition_window is 8; expected 64 without a repetition penalty"),
         ({"temperature": 0.0, "top_p": 0.9, "top_k": 3}, "top_k is 3; expected None at temperature 0"),
     ],
 )

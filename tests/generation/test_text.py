@@ -80,6 +80,35 @@ def test_tokenizers_that_fall_back_to_bytes(byte):
     assert rest == ""
 
 
+def with_bytes_and(words):
+    """A tokenizer with a token for each byte, as Llama's: it decodes a run of bytes as a whole."""
+    vocabulary = {f"<0x{number:02X}>": number for number in range(256)} | {"<unk>": 256}
+    vocabulary |= {f"▁{word}": 257 + place for place, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return BytePairEncoding(tokenizer), list(range(257, 257 + len(words)))
+
+
+@pytest.mark.parametrize("n_before", range(1, 10))
+def test_tokens_before_that_end_inside_a_letter_take_back_no_text(n_before):
+    fallback, (a, *words) = with_bytes_and(["a", *map(str, range(60))])
+    tokens = [a, *"日本語".encode(), *words]
+    n_letters = (n_before - 1) // 3
+    pieces = pieces_of(fallback, tokens[n_before:], before=tokens[:n_before])
+    assert "".join(pieces) == "日本語"[n_letters:] + "".join(f" {n}" for n in range(60))
+    assert "\ufffd" not in "".join(pieces)
+    assert "" not in pieces[9 - n_before + 1 : -1], "no word waits"
+
+
+def test_a_byte_that_is_no_letter_holds_nothing_back():
+    fallback, (a, *words) = with_bytes_and(["a", *map(str, range(60))])
+    *pieces, rest = pieces_of(fallback, [a, *"日".encode(), 0xE6, *words])
+    assert pieces[:5] == [" a", "", "", "日", ""]
+    assert pieces[5].endswith(" 0")
+    assert pieces[6:] == [f" {n}" for n in range(1, 60)]
+    assert rest == ""
+
+
 # --- texts to stop at ---
 
 

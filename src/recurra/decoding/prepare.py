@@ -2,10 +2,12 @@
 
 from torch import nn
 
+from recurra.checks import require
 from recurra.decoding.compiled_step import CompiledStep
 from recurra.decoding.lay_out import lay_out_linear_layers
 from recurra.decoding.recorded_step import RecordedStep, StepNotSteady
 from recurra.decoding.step_memory import StepNotCompiled
+from recurra.kernels.backends import NUMBA_IS_MISSING
 
 
 def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Module:
@@ -20,12 +22,20 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
         numbers: how weights are kept: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
-        ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
+        ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU, or has no such config.
+        RuntimeError: Numba is missing.
     """
+    if NUMBA_IS_MISSING:
+        mend = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
+        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {mend}")
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
+    require(
+        isinstance(vocab_size, int), "model.config.vocab_size", vocab_size, "the number of tokens, to decode faster"
+    )
     laid_out = lay_out_linear_layers(model, numbers)
     for form in (CompiledStep, RecordedStep):
         try:
-            return form(laid_out, laid_out.config.vocab_size)  # type: ignore[union-attr, arg-type]
+            return form(laid_out, vocab_size)
         except (StepNotCompiled, StepNotSteady):
             continue
     return laid_out

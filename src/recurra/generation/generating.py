@@ -1,5 +1,6 @@
 """How a stream is continued: settings, and the choice of one token after the other."""
 
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import require, require_whole_number
+from recurra.checks import require, require_whole_number, sentence
 from recurra.generation.choosing import RowChoice, choose
 from recurra.generation.sampling import SamplingConfig
 
@@ -18,7 +19,7 @@ class GenerationConfig:
     """How one stream is continued; the default draws from the model's own probabilities without end.
 
     Raises:
-        TypeError: `max_tokens` is not a whole number.
+        TypeError: `max_tokens` or one of `stop_tokens` is not a whole number.
         ValueError: `max_tokens` is below 1, or `stop` is one text.
     """
 
@@ -37,6 +38,10 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             require_whole_number(1, max_tokens=self.max_tokens)
+        try:
+            [*map(operator.index, self.stop_tokens)]
+        except TypeError:
+            raise TypeError(sentence("stop_tokens", repr(self.stop_tokens), "a collection of whole numbers")) from None
         alone = isinstance(self.stop, str)
         require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
 
@@ -52,7 +57,7 @@ class Generation:
         self.config, self.n_tokens, self.is_over = config, 0, False
         seed = config.seed
         self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-        self._stop_tokens = frozenset(config.stop_tokens)
+        self._stop_tokens = frozenset(map(operator.index, config.stop_tokens))  # numbers of a tensor too
 
     @property
     def n_left(self) -> int | None:

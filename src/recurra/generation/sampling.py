@@ -51,6 +51,9 @@ class SamplingConfig:
             f"a number from 1 to {RECENT_TOKENS}",
         )
         require_whole_number(1, repetition_window=self.repetition_window)
+        has_effect = self.repetition_penalty != 1 or self.repetition_window == RECENT_TOKENS
+        expected = f"{RECENT_TOKENS} without a repetition penalty, which alone looks at it"
+        require(has_effect, "repetition_window", self.repetition_window, expected, "set repetition_penalty")
         require(
             self.temperature >= 0 and math.isfinite(self.temperature),
             "temperature",

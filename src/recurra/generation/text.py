@@ -28,6 +28,10 @@ class TextPieces:
         starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
         self._window = min(starts, key=lambda tokens: tokenizer.decode(tokens).count(_UNDECIDED))
         self._window = self._tail(self._text())
+        # They may end inside a letter, with which some decoders take back the whole letters before it.
+        ends = (self._window[: len(self._window) - n] for n in range(_LONGEST + 1))
+        texts = (tokenizer.decode(end) for end in ends if end)
+        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), None)
 
     def add(self, token: int) -> str:
         """Give the text that the next token settles; often "" inside a letter of several bytes."""
@@ -36,8 +40,8 @@ class TextPieces:
         text = self._text()
         now, is_long = _settled(text), len(self._window) > 2 * _LONGEST_WINDOW
         # Tokenizers with a token for each byte decode a run of these as a whole: text that was given reads as undecided
-        # again until the letter at its end is complete.
-        if not now.startswith(settled) and not is_long:
+        # again until the letter at its end is complete, or for ever if none is.
+        if not now.startswith(settled) and not is_long and text.endswith(_UNDECIDED):
             self._given = settled
             return ""
         self._given = now
