@@ -218,12 +218,12 @@ def test_stop_tokens_can_be_a_tensor_and_are_whole_numbers(gateloop, unchecked):
     stream.feed([1, 2])
     assert len(list(stream.generate(30, stop_tokens=torch.arange(gateloop.config.vocab_size)))) == 1
     for wrong in (["3"], "3", [1.5], torch.ones(2)):
-        with pytest.raises(TypeError, match="stop_tokens is .*; expected a collection of whole numbers"):
+        with pytest.raises(TypeError, match=r"stop_tokens is .*; expected a collection of whole numbers"):
             next(stream.generate(30, stop_tokens=wrong))
 
 
 def test_weights_for_decoding_need_numba_and_a_vocabulary(gateloop, monkeypatch):
-    with pytest.raises(ValueError, match=r"model.config.vocab_size is None; expected the number of tokens"):
+    with pytest.raises(ValueError, match=r"model\.config\.vocab_size is None; expected the number of tokens"):
         Stream(gateloop.blocks[0].eval(), weights="float32")
     monkeypatch.setattr("recurra.decoding.prepare.NUMBA_IS_MISSING", "Numba is not installed")
     with pytest.raises(RuntimeError, match="Numba is not installed; expected it for weights"):

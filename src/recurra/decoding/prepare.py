@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from recurra.checks import require
+from recurra.checks import sentence
 from recurra.decoding.compiled_step import CompiledStep
 from recurra.decoding.lay_out import lay_out_linear_layers
 from recurra.decoding.recorded_step import RecordedStep, StepNotSteady
@@ -29,9 +29,8 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
         mend = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {mend}")
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
-    require(
-        isinstance(vocab_size, int), "model.config.vocab_size", vocab_size, "the number of tokens, to decode faster"
-    )
+    if not isinstance(vocab_size, int):
+        raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens, to decode faster"))
     laid_out = lay_out_linear_layers(model, numbers)
     for form in (CompiledStep, RecordedStep):
         try:
