@@ -30,7 +30,7 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
         raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {mend}")
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
-        raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens, to decode faster"))
+        raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
     laid_out = lay_out_linear_layers(model, numbers)
     for form in (CompiledStep, RecordedStep):
         try:

@@ -58,7 +58,8 @@ class _CrossEntropy(torch.autograd.Function):
         log_sums = sums.log()
         ctx.save_for_backward(logits, targets, largest, log_sums)
         counts = targets != IGNORED_TARGET
-        chosen = dense.gather(1, targets.where(counts, 0).long()[:, None])  # PyTorch 2.6 takes no int32[:, 0].float()
+        places = targets.where(counts, 0).long()[:, None]  # PyTorch 2.6 takes no int32
+        chosen = dense.gather(1, places)[:, 0].float()
         return (largest - chosen + log_sums).where(counts, 0.0)
 
     @staticmethod
