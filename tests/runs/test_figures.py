@@ -65,6 +65,14 @@ def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_pat
     assert draw_runs([run], tmp_path / "all")
 
 
+def test_a_run_without_a_log_is_drawn_without_curves(copies, tmp_path):
+    for name in ("text", "horizon"):
+        (copies[name] / "metrics.csv").unlink()
+    files = draw_runs([open_run(copies["text"]), open_run(copies["horizon"])], tmp_path / "all")
+    stems = {file.stem for file in files}
+    assert stems == {"gate-magnitudes", "gate-phases", "magnitude-activations", "accuracy-by-span"}
+
+
 def test_scores_of_another_checkpoint_are_not_drawn(copies):
     scores = '"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}'
     file = copies["video"] / "eval-test.json"

@@ -8,7 +8,7 @@ import pytest
 
 from recurra.evaluation import evaluate
 from recurra.runs import open_run
-from recurra.runs.score_files import read_scores, score_file, write_scores
+from recurra.runs.score_files import find_scores, read_scores, score_file, write_scores
 from recurra.runs.scores import score_by_span, score_run
 from recurra.training import RunFolder
 
@@ -63,6 +63,12 @@ def test_a_file_of_scores_stays_in_the_folder(tmp_path):
     changes = {"model.init_from": "/elsewhere/best.pt", "data.protocol": "..\\xs"}
     file = score_file(RunFolder(tmp_path), "test", changes)
     assert file == tmp_path / "eval-test-init_from--elsewhere-best.pt-protocol-..-xs.json"
+
+
+def test_scores_that_are_missing_say_the_command_that_measures_them(tmp_path):
+    folder = RunFolder(tmp_path / "my run")
+    with pytest.raises(ValueError, match=r"recurra eval '.*/my run' --model\.mem_len null --data\.path 'a b'$"):
+        find_scores(folder, "test", {"model.mem_len": None, "data.path": "a b"})
 
 
 def test_a_folder_without_scores_has_none(tmp_path):

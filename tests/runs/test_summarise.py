@@ -152,6 +152,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
             '{"checkpoint": "best", "step": 3, "accuracy": 0.5}',
             "of step 3; expected those of the best",
         ),
+        ('{"checkpoint": "last", "step": 1, "accuracy": 0.5}', "was scored at step 1; its last checkpoint is now of"),
         ("{", "not readable as JSON"),
         ("[1]", "a list; expected a JSON object"),
         ('{"checkpoint": "best", "step": "3"}', "step is a str; expected a whole number"),

@@ -32,6 +32,7 @@ def recipe(tmp_path):
 def test_words_and_ranges():
     space = parse_space({"a.b": "1,2", "c.d": "log:1e-4..1e-2", "e.f": "2..5"})
     assert space == {"a.b": ["1", "2"], "c.d": Range(1e-4, 1e-2, True, False), "e.f": Range(2.0, 5.0, False, True)}
+    assert parse_space({"data.path": "../A,../B", "b": ".."}) == {"data.path": ["../A", "../B"], "b": [".."]}
     assert list(grid({"a": ["1", "2"], "b": ["x", "y"]})) == [
         {"a": "1", "b": "x"},
         {"a": "1", "b": "y"},
@@ -44,6 +45,31 @@ def test_words_and_ranges():
 def test_a_range_has_two_rising_ends(text):
     with pytest.raises(ValueError, match=r"^a\.b is '"):
         parse_space({"a.b": text})
+
+
+def test_a_number_of_trials_is_at_least_one(recipe, tmp_path, capsys):
+    words = ["sweep", str(recipe), "--try", "training.seed=0,1", "--trials", "0", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "--trials is 0; expected at least 1" in capsys.readouterr().err
+
+
+def test_runs_on_another_corpus_are_not_taken_for_those_of_a_sweep(recipe, tmp_path, capsys):
+    """Unless the corpus has moved."""
+    other, moved = tmp_path / "other", tmp_path / "moved"
+    for folder in (other, moved):
+        folder.mkdir()
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.txt").write_text((tmp_path / f"{split}.txt").read_text())
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "training.seed=0", "--data.path"]
+    assert main([*words, str(other)]) == 0
+    config = (tmp_path / "out" / "seed=0" / "config.yaml").read_text()
+    capsys.readouterr()
+    assert main([*words, str(moved)]) == 2
+    said = capsys.readouterr().err
+    assert f"data.path is '{moved}'; expected '{other}', with which this run was trained" in " ".join(said.split())
+    assert (tmp_path / "out" / "seed=0" / "config.yaml").read_text() == config
+    other.rename(tmp_path / "gone")
+    assert main([*words, str(moved)]) == 0
 
 
 def test_a_range_needs_trials(recipe, capsys):

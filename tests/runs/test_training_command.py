@@ -2,6 +2,7 @@
 
 from tests.scored_runs import HORIZON
 
+from recurra.runs.places import without_outer_places
 from recurra.runs.training_command import training_command
 from recurra.training import load_recipe
 
@@ -26,6 +27,22 @@ def test_no_command_is_named_that_gives_another_run(tmp_path):
     assert training_command("toy-other", changed, recipes) == (
         "recurra train recipes/toy/other.yaml --data.seed 2 --optimizer.gradient_clip 0.5"
     )
+
+
+def test_no_place_of_a_machine_is_told(tmp_path):
+    toy = tmp_path / "recipes" / "toy"
+    toy.mkdir(parents=True)
+    (toy / "text.yaml").write_text("experiment: text\ndata: {path: data}\n")
+    words = ["--data.path", "/home/alice/texts", "--model.init_from", "/home/alice/old/weights.safetensors"]
+    run = load_recipe(toy / "text.yaml", words)
+    assert training_command("toy-text", run, tmp_path / "recipes") == (
+        "recurra train recipes/toy/text.yaml --data.path FOLDER --model.init_from weights.safetensors"
+    )
+    config = {"mixture": {"/home/alice/a/shards": 1.0, "~/b/shards": 2.0, "own/shards": 3.0}, "files": ["../x.txt", 4]}
+    assert without_outer_places(config) == {
+        "mixture": {"shards": 1.0, "shards-2": 2.0, "own/shards": 3.0},
+        "files": ["x.txt", 4],
+    }
 
 
 def test_a_precision_that_the_recipe_left_to_the_machine_is_named(tmp_path):

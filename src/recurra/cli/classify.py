@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from recurra.checks import require, require_at_least, sentence
+from recurra.checks import require_at_least, require_positive, sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.data.video import VideoError
 from recurra.evaluation import SegmentPrediction
@@ -29,7 +29,8 @@ def run(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     require_at_least(1, **{"--top": arguments.top})
-    require(arguments.rate is None or arguments.rate > 0, "--rate", arguments.rate, "a number above 0")
+    if arguments.rate is not None:
+        require_positive(**{"--rate": arguments.rate})
     stems = [Path(video).stem for video in arguments.videos]
     if len(set(stems)) < len(stems):
         came = f"several with the names {', '.join(stems)}"

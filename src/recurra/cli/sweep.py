@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from recurra.checks import sentence
+from recurra.checks import require_at_least, sentence
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.runs.start import default_run_folder
 from recurra.runs.sweep import Tried, grid, parse_space, search, try_values
@@ -32,6 +32,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--trials", type=int, metavar="N", help="let Optuna choose the values of N runs")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
     arguments = parser.parse_args(own)
+    if arguments.trials is not None:
+        require_at_least(1, **{"--trials": arguments.trials})
     keep_large_blocks()
     out = arguments.out or default_run_folder(arguments.recipe).with_name(
         f"{default_run_folder(arguments.recipe).name}-sweep"

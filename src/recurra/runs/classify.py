@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recurra.analysis.plots import contact_sheet, save_png
 from recurra.analysis.thinned import Thinned
+from recurra.checks import require_positive
 from recurra.data.video import FrameSampling, VideoConfig, VideoFile, evaluation_crops
 from recurra.data.video.transforms import resize_short_side
 from recurra.evaluation import SegmentPrediction, classify_stream
@@ -56,12 +57,14 @@ def classify_video(
 
     Raises:
         VideoError: the file is not a video.
-        ValueError: the run is not over videos.
+        ValueError: the run is not over videos, or `rate` is no finite number above 0.
     """
+    if rate is not None:
+        require_positive(rate=rate)
     experiment = run.expect(VideoExperiment, "over videos")
     data = experiment.data
     with VideoFile(path) as file:
-        rate, n_frames = (rate, None) if rate else _training_rate(experiment, file)
+        rate, n_frames = _training_rate(experiment, file) if rate is None else (rate, None)
         frames = islice(_prepared(file, rate, data.image_size, sheet), n_frames)
         for prediction in classify_stream(run.model, frames, n_frames=data.n_frames, frame_seconds=1 / rate):
             if sheet is not None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from recurra.files.reading import read_json
-from recurra.runs.training_command import OPEN, PLACES
+from recurra.runs.places import PLACES
+from recurra.runs.training_command import OPEN
 from recurra.training import RunFolder, load_recipe
 from recurra.training.experiment import RESUMABLE, differences, to_plain
 

@@ -46,13 +46,13 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
     gates = {run.name: gates_of(run) for run in runs}
     spans = {run.name: score_by_span(run)[1] for run in runs if isinstance(run.experiment, MemoryHorizonExperiment)}
+    scores = {run.name: _video_scores(run) for run in runs if isinstance(run.experiment, VideoExperiment)}
+    metrics = _curves(runs)
     files = [file for run in runs for file in draw_gates(run, gates[run.name])]
     for run in runs:
-        if isinstance(run.experiment, VideoExperiment):
-            scores = find_scores(run.folder, "test", run.changes, "confusion", "class_accuracies")
-            _require_scores_of(run, scores)
-            files += draw_confusion(run, "test", scores)
-    return files + draw_comparison(runs, spans, folder or runs[0].folder.figures)
+        if run.name in scores:
+            files += draw_confusion(run, "test", scores[run.name])
+    return files + draw_comparison(runs, spans, folder or runs[0].folder.figures, metrics=metrics)
 
 
 def require_different_names(runs: Sequence[Run]) -> None:
@@ -66,14 +66,16 @@ def require_different_names(runs: Sequence[Run]) -> None:
         raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
 
 
-def _require_scores_of(run: Run, scores: Mapping[str, Any]) -> None:
-    """Refuse scores of another checkpoint than the run was opened with, or of the same before it went on."""
+def _video_scores(run: Run) -> dict[str, Any]:
+    """Read scores; refuse those of another checkpoint than the run was opened with, and outdated ones."""
+    scores = find_scores(run.folder, "test", run.changes, "confusion", "class_accuracies")
     scored = scores.get("checkpoint", run.checkpoint)
     if scored != run.checkpoint:
         came = f"scored with the checkpoint {scored}"
         raise ValueError(sentence(str(run.folder.path), came, f"scores of {run.checkpoint}", AGAIN))
     if stale := staleness(run.folder, scores):
         raise ValueError(f"{run.folder.path} was {stale}: {AGAIN}")
+    return scores
 
 
 def gates_of(run: Run) -> GateRecord | None:
@@ -100,13 +102,19 @@ def draw_gates(run: Run, record: GateRecord | None) -> list[Path]:
     ]
 
 
-def draw_comparison(runs: Sequence[Run], spans: Mapping[str, SpanAccuracy], folder: Path) -> list[Path]:
+def draw_comparison(
+    runs: Sequence[Run],
+    spans: Mapping[str, SpanAccuracy],
+    folder: Path,
+    *,
+    metrics: Mapping[str, list[dict[str, str]]] | None = None,
+) -> list[Path]:
     """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
 
-    spans: accuracy by memory span, by the run's name.
+    spans: accuracy by memory span, by the run's name. metrics: the runs' logs, by the same; None reads them.
     """
-    metrics = {run.name: curve_rows(run) for run in runs}
-    files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves")
+    metrics = _curves(runs) if metrics is None else metrics
+    files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves") if metrics else []
     if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
         files += save(magnitude_activations(), folder, "magnitude-activations")
     if spans:
@@ -114,6 +122,11 @@ def draw_comparison(runs: Sequence[Run], spans: Mapping[str, SpanAccuracy], fold
         chance = chances.pop() if len(chances) == 1 else None
         files += save(accuracy_over_span(spans, smoothing=SMOOTHING, chance=chance), folder, "accuracy-by-span")
     return files
+
+
+def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, str]]]:
+    """The logs of the runs that have one: one that was converted, or killed before its first step, has none."""
+    return {run.name: curve_rows(run) for run in runs if run.folder.metrics.is_file()}
 
 
 def curve_rows(run: Run) -> list[dict[str, str]]:

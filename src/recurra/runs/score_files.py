@@ -1,6 +1,8 @@
 """The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,10 @@ def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys
         except ValueError as error:
             came = f"{file}, which is damaged ({error})"
     if not scores or any(scores.get(key) is None for key in keys):
-        command = " ".join(["recurra eval", str(folder.path), *(f"--{key} {value}" for key, value in changes.items())])
+        words = ["recurra", "eval", str(folder.path)]
+        for key, value in changes.items():
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+        command = shlex.join(words)
         raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}"))
     return scores
 

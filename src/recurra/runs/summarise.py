@@ -1,15 +1,16 @@
 """From a run's folder to its summary. Whatever needs the weights is measured here."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
 from recurra.data import MemoryHorizon
 from recurra.runs.cost import model_cost
 from recurra.runs.figures import gates_of
+from recurra.runs.places import without_outer_places
 from recurra.runs.run import Run, open_run
-from recurra.runs.score_files import AGAIN, PREFIX, read_scores
+from recurra.runs.score_files import AGAIN, PREFIX, read_scores, staleness
 from recurra.runs.scores import DETAILS, score_by_span
 from recurra.runs.summary import Summary, thinned_curve
 from recurra.runs.training_command import training_command
@@ -65,17 +66,6 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
         cost=_cost(run),
         **_of_memory_horizon(run),
     )
-
-
-def without_outer_places(config: Any) -> Any:
-    """Replace each path that leads out of the working folder by its bare name: where things are is private."""
-    if isinstance(config, Mapping):
-        return {key: without_outer_places(value) for key, value in config.items()}
-    if isinstance(config, list):
-        return [without_outer_places(value) for value in config]
-    if isinstance(config, str) and (PurePath(config).is_absolute() or config.startswith(("..", "~"))):
-        return PurePath(config).name
-    return config
 
 
 def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
@@ -134,6 +124,8 @@ def _scores(run: Run) -> dict[str, dict[str, Any]]:
         if found["checkpoint"] == "best" and found["step"] != run.step:
             came = f"{file} of step {found['step']}"
             raise ValueError(sentence("scores", came, f"those of the best checkpoint, of step {run.step}", AGAIN))
+        if stale := staleness(run.folder, found):
+            raise ValueError(f"{file} was {stale}: {AGAIN}")
         scores[file.stem] = {key: value for key, value in found.items() if key not in DETAILS}
     return scores
 

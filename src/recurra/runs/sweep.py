@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,10 @@ Space = Mapping[str, "list[str] | Range"]
 """What to try: values, or a range, by the dotted keys of the recipe."""
 
 
+_RANGE = re.compile(r"log:|[^,/]+\.\.[^,/]+$")
+"""What is meant as a range; ../a,../b are folders."""
+
+
 def parse_space(words: Mapping[str, str]) -> dict[str, list[str] | Range]:
     """Read "0.001,0.003" as values, and "1e-4..1e-2" or "log:1e-4..1e-2" as ranges.
 
@@ -43,7 +48,7 @@ def parse_space(words: Mapping[str, str]) -> dict[str, list[str] | Range]:
     """
     space: dict[str, list[str] | Range] = {}
     for key, text in words.items():
-        if ".." not in text:
+        if not _RANGE.match(text):
             space[key] = text.split(",")
             continue
         logarithmic, ends = text.startswith("log:"), text.removeprefix("log:").split("..")
@@ -129,8 +134,23 @@ def _require_same(folder: RunFolder, own: Experiment, asked: Experiment) -> None
         asked = replace(asked, training=replace(asked.training, precision=own.training.precision))
     try:
         require_resumable(to_plain(own), asked)
+        _require_same_data(to_plain(own)["data"], to_plain(asked)["data"])
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}; or choose another folder with --out") from error
+
+
+def _require_same_data(own: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse other data: a run is resumed with data elsewhere if they have moved, and no longer are where they were."""
+    for key in ("path", "poses"):
+        before, now = own.get(key), asked.get(key)
+        if before is None or now is None or _place(before) == _place(now):
+            continue
+        has_moved = own.get("source") != "hf" and not _place(before).exists()
+        require(has_moved, f"data.{key}", now, f"{before!r}, with which this run was trained")
+
+
+def _place(word: str) -> Path:
+    return Path(word).expanduser().resolve()
 
 
 def search(

@@ -5,13 +5,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from recurra.runs.places import FOLDERS, PLACES, without_outer_places
 from recurra.runs.start import default_run_folder
 from recurra.training import Experiment, RecipeError, load_recipe, read_family
 from recurra.training.experiment import differences, flat, to_plain
 from recurra.training.recipe_family import read_recipe
 
-PLACES = ("data.path", "data.cache", "data.tokenizer")
-"""Where things are on a machine: the reader's own business."""
 OPEN = {"training.precision": "auto"}
 """Values that a recipe leaves to the machine. A run has what was chosen."""
 
@@ -69,10 +68,10 @@ def _as_word(value: Any) -> str:
 def _arguments(changes: dict[str, tuple[Any, Any]]) -> list[str]:
     words = []
     for key, (_, value) in changes.items():
-        if key == "data.path":
+        if key in FOLDERS:
             words.append(f"--{key} FOLDER")
         elif key not in PLACES:
-            words.append(f"--{key} {shlex.quote(_as_word(value))}")
+            words.append(f"--{key} {shlex.quote(_as_word(without_outer_places(value)))}")
     return words
 
 

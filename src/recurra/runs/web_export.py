@@ -98,11 +98,13 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
     is_text = require_task(run)["kind"] == "text"
     if is_text:
         files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
+    digests = {name: sha256(content).hexdigest() for name, content in files.items()}
     described = explored(run, model) | {
         "weights": weights,
         "file": file,
-        "sha256": sha256(exported.content).hexdigest(),
+        "sha256": digests[file],
         "tokenizer": tokenizer if is_text else None,
+        "tokenizer_sha256": digests.get(tokenizer),
         "tolerance": WEBGPU_TOLERANCE[weights],
         "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
     }
