@@ -37,6 +37,7 @@ from recurra.generation import SamplingConfig, Stream
 PROMPT = "the dog saw"
 N_TOKENS = 24
 STARTED_WITHIN = 300
+GONE_WITHIN = 60
 """Seconds."""
 
 
@@ -237,6 +238,31 @@ def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert position(page) == 0
+
+
+def refuse(route, status: int, code: str) -> None:
+    route.fulfill(status=status, json={"error": {"message": f"refused: {code}", "code": code}})
+
+
+def test_a_stream_that_is_closed_on_its_way_back_is_gone(page, server):
+    """The server no longer has its session, and is slow to open the one that replaces it."""
+    write_greedily(page, server)
+    held = []
+    page.route("**/generate", lambda route: refuse(route, 503, "loading"))
+    page.route("**/rewind", lambda route: refuse(route, 404, "session_not_found"))
+    page.route("**/v1/sessions", lambda route: route.continue_() if held else held.append(route))
+    page.click(f"{pane()} button.go")
+    while not held:
+        page.wait_for_timeout(20)
+    page.click(f"{pane()} button.close")
+    wait_for(page, 0)  # another stream stands in its place
+    opened = held[0].fetch()
+    held[0].fulfill(response=opened)
+    replacement = opened.json()["id"]
+    end = time.monotonic() + GONE_WITHIN
+    while replacement in sessions(server) and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    assert replacement not in sessions(server)
 
 
 def test_the_game_against_a_model_on_the_server(page, server, runs):

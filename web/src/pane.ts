@@ -84,11 +84,12 @@ export class Pane {
     this.turn?.abort();
   }
 
-  /** End the stream, once its turn is over, and forget it. */
+  /** End the stream, once its turn or its way back is over, and forget it. */
   async close(): Promise<void> {
     this.isClosed = true;
     this.stop();
     await this.going;
+    await this.reconnecting; // it may find another stream than the one before
     await removePane(this.id).catch(() => undefined);
     await this.stream?.close().catch(() => undefined);
   }
