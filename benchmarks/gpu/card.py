@@ -98,7 +98,7 @@ def forward_backward(call: Callable[..., Tensor], inputs: Iterable[Tensor]) -> C
 def distance(actual: Tensor, right: Tensor) -> float:
     """The largest difference over the largest number of `right`; NaN if there is one."""
     wide = torch.complex128 if right.is_complex() else torch.float64
-    actual, right = (x.detach().cpu().to(wide) for x in (actual, right))
+    actual, right = (x.detach().to(actual.device, wide) for x in (actual, right))  # a card compares faster
     return float((actual - right).abs().max() / right.abs().max().clamp_min(1e-300))
 
 

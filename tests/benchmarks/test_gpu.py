@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ from benchmarks.gpu import __main__ as speed, golden, steps, tuning
 with quick_interpreter():
     for part in "01":
         assert golden.main(["--dry", "--part", part + "/2", "--out", part + ".json"]) == 0
-    speed.main(["--dry", "--types", "float32", "--out", "speed.json"])
+    assert speed.main(["--dry", "--types", "float32", "--out", "speed.json"]) == 0
     tuning.main(["--dry", "--out", "tiles.json"])
 steps.main(["--dry", "--out", "steps.json"])
 tuning.adopt(Path("tiles.json"), Path("table.json"))
@@ -81,7 +82,7 @@ def test_every_recipe_is_read_and_one_takes_steps(dry):
 PART = """#!/usr/bin/env bash
 part=${@: -1} file=${@: -3:1}
 echo "$*" >>"$CALLS"
-[ "$part" = 2/3 ] && exit 9
+[ "$part" = 2/3 ] && exit 1
 [ "$part" = hang ] || sleep "${HANG:-0}"
 result='{"machine": {}, "results": [{"name": "PART", "equal": true}]}'
 [ "${file##*.}" = json ] && echo "${result/PART/$part}" >"$file"
@@ -106,6 +107,49 @@ def test_a_part_that_crashes_is_a_difference(parts, tmp_path):
     assert golden.main(["--dry", "--jobs", "3", "--out", str(tmp_path / "found.json")]) == 1
     found = json.loads((tmp_path / "found.json").read_text())["results"]
     assert {one["name"]: one["equal"] for one in found} == {"0/3": True, "1/3": True, "part 2": False}
+
+
+def test_nothing_compared_is_no_success(monkeypatch, tmp_path):
+    from benchmarks.gpu import golden
+
+    monkeypatch.setattr(golden, "in_parts", lambda given: [])
+    assert golden.main(["--dry", "--jobs", "3", "--out", str(tmp_path / "found.json")]) == 1
+
+
+def test_a_section_that_fails_leaves_the_others_measured(monkeypatch, tmp_path):
+    speed = pytest.importorskip("benchmarks.gpu.__main__")
+
+    def scan(bench, dtype):
+        yield speed.CardRow("a scan", "copy", [1.0, 1.0, 1.0], 1.0)
+        raise RuntimeError("out of resource")
+
+    def fused(bench, dtype):
+        yield speed.CardRow("fused", "copy", [1.0, 1.0, 1.0], 1.0)
+
+    monkeypatch.setattr(speed, "SECTIONS", {"scan": scan, "fused": fused})
+    monkeypatch.setattr(speed, "place", lambda dry: torch.device("cpu"))
+    words = ["--dry", "--only", "scan", "fused", "--types", "float32", "--out", str(tmp_path / "speed.json")]
+    assert speed.main(words) == 1
+    _, scans, fuseds = json.loads((tmp_path / "speed.json").read_text()).values()
+    assert scans == {"error": "RuntimeError: out of resource"}
+    assert [row["what"] for row in fuseds] == ["fused"]
+
+
+def test_what_fails_backward_is_not_timed(capsys):
+    speed = pytest.importorskip("benchmarks.gpu.__main__")
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("out of resource")
+
+    calls = {"ours": lambda x: x * 2, "a peer's": Broken.apply}
+    assert speed.kept_if_right(calls, [torch.ones(3)], lambda x: x * 2, 1e-6).keys() == {"ours"}
+    assert "a peer's failed and is not timed: RuntimeError: out of resource" in capsys.readouterr().err
 
 
 def test_compiling_ends_in_time(parts, monkeypatch):

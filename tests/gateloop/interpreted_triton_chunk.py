@@ -256,6 +256,14 @@ def test_derivatives_are_right_or_raise():
     assert recorded.requires_grad
 
 
+def test_autocast_does_not_reach_inside_a_transformed_call():
+    q, k, v, a, state = (x.float() for x in Case(1, 9, 1, 8, 8).draw())
+    function = lambda q: chunk_by_kernels(q, k, v, a, state)[0]  # noqa: E731
+    plain = vmap(function)(q[None])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(vmap(function)(q[None]), plain)
+
+
 def test_the_operators():
     tensors = Case(1, 1, 1, 2, 3, False, "a").draw()
     torch.library.opcheck(torch.ops.recurra.gate_loop_chunk.default, tensors)
