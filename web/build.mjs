@@ -12,7 +12,14 @@ const ort = join(here, "node_modules/onnxruntime-web/dist");
 const digest = (content) => createHash("sha256").update(content).digest("hex");
 
 await mkdir(target, { recursive: true });
-const common = { bundle: true, format: "esm", target: "es2022", minify: true, legalComments: "none", charset: "utf8" };
+const listed = (await sources(here)).sort();
+const lines = await Promise.all(listed.map(async (name) => `${name} ${digest(await readFile(join(here, name)))}\n`));
+const sourcesDigest = digest(lines.join(""));
+// Browsers keep files for days if a host says nothing of caching: with a version in the address, files of two builds
+// never meet in one page.
+const version = sourcesDigest.slice(0, 12);
+const define = { VERSION: JSON.stringify(version) };
+const common = { bundle: true, format: "esm", target: "es2022", minify: true, legalComments: "none", charset: "utf8", define };
 await build({ ...common, entryPoints: [join(here, "src/main.ts")], outfile: join(target, "app.js") });
 for (const [provider, name] of Object.entries({ wasm: "worker.js", webgpu: "worker-webgpu.js" })) {
   await build({
@@ -20,12 +27,14 @@ for (const [provider, name] of Object.entries({ wasm: "worker.js", webgpu: "work
     entryPoints: [join(here, "src/local/worker.ts")],
     outfile: join(target, name),
     conditions: ["onnxruntime-web-use-extern-wasm"], // its code comes from a file beside the page, not from a blob
-    define: { PROVIDER: JSON.stringify(provider) },
+    define: { ...define, PROVIDER: JSON.stringify(provider) },
     alias: { "onnxruntime-web/wasm": `onnxruntime-web/${provider}` },
   });
 }
 await build({ ...common, format: undefined, entryPoints: [join(here, "src/style.css")], outfile: join(target, "style.css") });
-for (const name of ["index.html", "icon.svg"]) await copyFile(join(here, name), join(target, name));
+await copyFile(join(here, "icon.svg"), join(target, "icon.svg"));
+const index = await readFile(join(here, "index.html"), "utf8");
+await writeFile(join(target, "index.html"), index.replace(/"(app\.js|style\.css)"/g, `"$1?v=${version}"`));
 const wasm = {};
 for (const name of ["ort-wasm-simd-threaded", "ort-wasm-simd-threaded.asyncify"]) {
   await copyFile(join(ort, `${name}.mjs`), join(target, `${name}.mjs`));
@@ -50,14 +59,12 @@ async function sources(folder) {
   return found;
 }
 
-const listed = (await sources(here)).sort();
-const lines = await Promise.all(listed.map(async (name) => `${name} ${digest(await readFile(join(here, name)))}\n`));
 const built = {};
 for (const name of (await readdir(target)).sort()) {
   if (name === "build.json") continue;
   built[name] = digest(wasm[name] ?? (await readFile(join(target, name))));
 }
 const onnxruntime = JSON.parse(await readFile(join(ort, "../package.json"), "utf8")).version;
-const record = { sources: digest(lines.join("")), onnxruntime, files: built };
+const record = { sources: sourcesDigest, onnxruntime, files: built };
 await writeFile(join(target, "build.json"), `${JSON.stringify(record, null, 2)}\n`);
 console.log(`built ${Object.keys(built).length} files into src/recurra/web/page`);

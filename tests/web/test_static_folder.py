@@ -1,6 +1,9 @@
 """`recurra export web`: a folder in, a page out that computes in the browser what Python computes."""
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.web.explorer import choose_greedily, open_explorer, pane, read, text, wait_for
+from tokenizers import Tokenizer, decoders, models
 
 pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
 
+import recurra.web
 from recurra import open_run
 from recurra.cli import main
 from recurra.data import memory_horizon_targets
@@ -33,6 +38,15 @@ KEPT_POSITION = """async () => {
     const database = await result(indexedDB.open(`recurra-explorer ${location.pathname}`, 1));
     const [pane] = await result(database.transaction("panes").objectStore("panes").getAll());
     return pane.kept.position;
+}"""
+LENGTHENED = """async (n) => {
+    const result = (asked) => new Promise((resolve) => (asked.onsuccess = () => resolve(asked.result)));
+    const database = await result(indexedDB.open(`recurra-explorer ${location.pathname}`, 1));
+    const [pane] = await result(database.transaction("panes").objectStore("panes").getAll());
+    pane.tokens = Array.from({length: n}, (_, at) => pane.tokens[at % pane.tokens.length]);
+    pane.kept.position = n;
+    await result(database.transaction("panes", "readwrite").objectStore("panes").put(pane));
+    database.close();
 }"""
 
 
@@ -149,7 +163,7 @@ def test_two_models_go_on_side_by_side(runs, tmp_path, page, static_host):
         script = (folder / "worker.js").read_text(encoding="utf-8")
         route.fulfill(body=NO_TIME_BETWEEN_MESSAGES + script, content_type="text/javascript")
 
-    page.route("**/worker.js", hasten)
+    page.route("**/worker.js*", hasten)
     names = ("words", "bpe")
     folder = tmp_path / "both"
     assert main(["export", "web", *(str(runs / name) for name in names), str(folder), "--weights", "float32"]) == 0
@@ -176,6 +190,89 @@ def test_two_models_go_on_side_by_side(runs, tmp_path, page, static_host):
     page.wait_for_selector("html[data-ready]")
     for letter, stream in streams.items():
         wait_for(page, stream.position, letter)
+
+
+def copied(folder: Path, copy: Path, *, days: int = 0) -> Path:
+    """An exported folder as it was put onto a host so many days ago, over what is there."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    for file in copy.iterdir():
+        time = file.stat().st_atime - 86400 * days
+        os.utime(file, (time, time))
+    return copy
+
+
+def test_a_new_export_is_what_the_next_visit_shows(exported, tmp_path, page, static_host):
+    """A host that sends only Last-Modified, as most do: browsers then keep files for a tenth of their age."""
+    folder = copied(exported("words", "int8"), tmp_path / "site", days=10)
+    address = static_host(folder)
+    open_explorer(page, address)
+    assert page.inner_text("h2").startswith("words")
+    copied(exported("horizon", "int8"), folder)
+    page.reload()
+    page.wait_for_selector("html[data-ready], .broken")
+    assert page.inner_text("h2").startswith("horizon")
+
+
+def test_files_of_two_builds_never_meet(exported, page, static_host):
+    """What the page runs has a version in its address: a browser may keep the file of another build under its name."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+    folder = exported("words", "int8")
+    open_explorer(page, static_host(folder))
+    version = re.search(r"app\.js\?v=(\w{12})", (folder / "index.html").read_text())[1]
+    onnxruntime = json.loads((Path(recurra.web.__file__).parent / "page" / "build.json").read_text())["onnxruntime"]
+    code = {name for name in asked if re.search(r"\.(js|css|mjs|wasm)\b", name)}
+    runtime = {f"ort-wasm-simd-threaded.{kind}?v={onnxruntime}" for kind in ("mjs", "wasm")}
+    assert code == {f"{name}?v={version}" for name in ("app.js", "style.css", "worker.js")} | runtime
+
+
+def test_a_tokenizer_of_another_model_is_refused(runs, exported, tmp_path, page, static_host):
+    folder = copied(exported("bpe", "float32"), tmp_path / "site")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    page.goto(static_host(folder))
+    page.wait_for_selector(".broken")
+    assert "tokenizer.json is damaged; export the run again" in page.inner_text(".broken")
+
+
+def test_letters_of_a_folder_whose_tokenizer_has_no_digest(exported, tmp_path, page, static_host):
+    """An older folder; its tokenizer falls back to bytes, and U+FEFF stays a letter, which begins such bytes here."""
+    said = "\ufeffcat\ufeffdog\ufeff\u65e5\ufeff"
+    words = ["<unk>", *"acdgot", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    expected = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    expected.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert expected.decode(expected.encode(said).ids) == said
+    folder = copied(exported("bpe", "float32"), tmp_path / "site")
+    described = json.loads((folder / "engine.json").read_text())
+    del described["models"][0]["tokenizer_sha256"]
+    (folder / "engine.json").write_text(json.dumps(described))
+    (folder / "tokenizer.json").write_text(expected.to_str())
+    open_explorer(page, static_host(folder))
+    read(page, said)
+    wait_for(page, len(expected.encode(said)))
+    assert text(page) == said
+
+
+def test_a_long_stream_is_found_again_and_forked(exported, page, static_host):
+    """More tokens than a call can have arguments."""
+    long = 200_000
+    open_explorer(page, static_host(exported("words", "int8")))
+    choose_greedily(page, N_TOKENS)
+    read(page, "the dog saw")
+    wait_for(page, 3)
+    page.evaluate(LENGTHENED, long)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector(f"{pane()}:is([data-status=ready], [data-status=failed])")
+    assert page.get_attribute(pane(), "data-status") == "ready"
+    page.focus(f"{pane()} .transcript")
+    page.keyboard.press("ArrowLeft")  # the last token
+    page.keyboard.press("f")
+    wait_for(page, long, "B")
+    page.click(f"{pane('B')} button.go")
+    wait_for(page, long + N_TOKENS, "B")
 
 
 def test_two_runs_of_one_name_are_refused(runs, tmp_path, capsys):

@@ -90,10 +90,13 @@ class LocalStream implements Stream {
   }
 }
 
+/** Set by build.mjs: a browser may still have the worker of another build under its plain name. */
+declare const VERSION: string;
+
 const WORKERS = { wasm: "worker.js", webgpu: "worker-webgpu.js" };
 
 async function loaded(base: string, provider: Provider): Promise<[Line, Loaded]> {
-  const worker = new Worker(new URL(WORKERS[provider], base), { type: "module" });
+  const worker = new Worker(new URL(`${WORKERS[provider]}?v=${VERSION}`, base), { type: "module" });
   const line = new Line(worker);
   try {
     return [line, await line.ask<Loaded>({ what: "load", base })];

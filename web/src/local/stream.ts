@@ -34,7 +34,7 @@ interface Place {
 const MOST_MARKS = 64;
 
 export class LocalStream {
-  readonly tokens: number[] = [];
+  tokens: number[] = [];
   private place: Place;
   private marks: Place[];
   private markEvery = 8;
@@ -48,7 +48,7 @@ export class LocalStream {
   /** A stream that continues from what `kept` returned. */
   static resumed(runner: Runner, tokens: number[], state: Float32Array[], logits: Float32Array | null): LocalStream {
     const stream = new LocalStream(runner);
-    stream.tokens.push(...tokens);
+    stream.tokens = tokens.slice(); // not push(...tokens): arguments go onto the stack, which long streams exceed
     stream.place = { position: tokens.length, state, logits };
     stream.marks.push(stream.place);
     return stream;
@@ -98,7 +98,7 @@ export class LocalStream {
     const twin = new LocalStream(this.runner);
     const marks = [...this.marks, this.place].filter((mark) => mark.position <= position);
     const nearest = marks.reduce((one, other) => (other.position > one.position ? other : one));
-    twin.tokens.push(...this.tokens.slice(0, nearest.position));
+    twin.tokens = this.tokens.slice(0, nearest.position);
     twin.place = nearest;
     twin.marks = marks.filter((mark) => mark.position < nearest.position).concat(nearest);
     twin.markEvery = this.markEvery;

@@ -41,6 +41,7 @@ class BytePairs implements TextEncoder {
 
   constructor(content: object) {
     this.tokenizer = new Tokenizer(content, { clean_up_tokenization_spaces: false });
+    keepByteOrderMarks(this.tokenizer.decoder as Decoder | null);
   }
 
   encode(text: string): number[] {
@@ -50,6 +51,17 @@ class BytePairs implements TextEncoder {
   decode(tokens: number[]): string {
     return tokens.length ? this.tokenizer.decode(tokens, { skip_special_tokens: false }) : "";
   }
+}
+
+interface Decoder {
+  text_decoder?: TextDecoder;
+  decoders?: Decoder[];
+}
+
+/** The decoder of byte fallback takes a leading U+FEFF for a mark, and drops it; in a text it is a letter. */
+function keepByteOrderMarks(decoder: Decoder | null): void {
+  if (decoder?.text_decoder) decoder.text_decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  decoder?.decoders?.forEach(keepByteOrderMarks);
 }
 
 const WINDOW = 16;

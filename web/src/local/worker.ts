@@ -7,6 +7,7 @@ import type { Call, Loaded, Reply, Request } from "./messages";
 import type { Provider } from "./provider";
 import type { Outputs, Runner } from "./stream";
 import { LocalStream } from "./stream";
+import type { TextEncoder } from "./tokenizer";
 import { readTokenizer } from "./tokenizer";
 
 interface Described {
@@ -19,6 +20,8 @@ interface Described {
   file: string;
   sha256: string;
   tokenizer: string | null;
+  /** Older folders have none. */
+  tokenizer_sha256?: string | null;
   state: { name: string; shape: number[] }[];
   vocab_size: number;
   /** How far WebGPU's logits may lie from WebAssembly's, relative to the largest. */
@@ -28,6 +31,7 @@ interface Described {
 /** Set by build.mjs: this worker is built twice, with two builds of onnxruntime-web. */
 declare const PROVIDER: Provider;
 
+const RUNTIMES = { wasm: "ort-wasm-simd-threaded", webgpu: "ort-wasm-simd-threaded.asyncify" };
 const SHOWN_MS = 30; // steps are handed to the page this often
 
 let runners: Runner[] = [];
@@ -36,7 +40,8 @@ const cancelled = new Set<number>();
 let running: Promise<unknown> = Promise.resolve(); // a session computes one step at a time
 
 async function load(base: string): Promise<Loaded> {
-  ort.env.wasm.wasmPaths = base;
+  const runtime = (kind: string) => `${base}${RUNTIMES[PROVIDER]}.${kind}?v=${ort.env.versions.web}`;
+  ort.env.wasm.wasmPaths = { mjs: runtime("mjs"), wasm: runtime("wasm") };
   ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
   ort.env.logLevel = "error";
   const { models } = (await (await fetched(`${base}engine.json`)).json()) as { models: Described[] };
@@ -45,19 +50,20 @@ async function load(base: string): Promise<Loaded> {
   return { models: runners.map((runner) => runner.model), threads: ort.env.wasm.numThreads };
 }
 
+/** A file as the host has it now: it may be that of a new export since the last visit. */
 async function fetched(address: string): Promise<Response> {
-  const response = await fetch(address);
+  const response = await fetch(address, { cache: "no-cache" });
   if (!response.ok) throw new Error(`${address} is missing (${response.status}); expected the whole exported folder`);
   return response;
 }
 
 async function loadModel(base: string, described: Described): Promise<Runner> {
   const content = await (await fetched(base + described.file)).arrayBuffer();
-  await requireDigest(content, described);
+  await requireDigest(content, described.file, described.sha256);
   const start = () => described.state.map(({ shape }) => new Float32Array(shape.reduce((one, other) => one * other, 1)));
   const session = await created(content, PROVIDER);
   if (PROVIDER === "webgpu") await requireAgreement(session, content, described, start);
-  const tokenizer = described.tokenizer ? readTokenizer(await (await fetched(base + described.tokenizer)).json()) : null;
+  const tokenizer = described.tokenizer ? await loadTokenizer(base, described.tokenizer, described.tokenizer_sha256) : null;
   const model: Model = {
     name: described.name,
     task: described.task,
@@ -68,6 +74,12 @@ async function loadModel(base: string, described: Described): Promise<Runner> {
   };
   const run = (token: number, state: Float32Array[]) => alone(() => step(session, described, token, state));
   return { model, digest: described.sha256, tokenizer, start, run };
+}
+
+async function loadTokenizer(base: string, file: string, digest?: string | null): Promise<TextEncoder> {
+  const content = await (await fetched(base + file)).arrayBuffer();
+  if (digest) await requireDigest(content, file, digest);
+  return readTokenizer(JSON.parse(new TextDecoder().decode(content)));
 }
 
 function created(content: ArrayBuffer, provider: Provider): Promise<ort.InferenceSession> {
@@ -89,11 +101,11 @@ async function requireAgreement(
   throw new Error(`its logits of ${described.name} differ by ${apart.toExponential(1)}; expected at most ${described.tolerance}`);
 }
 
-async function requireDigest(content: ArrayBuffer, described: Described): Promise<void> {
+async function requireDigest(content: ArrayBuffer, file: string, expected: string): Promise<void> {
   if (!self.crypto?.subtle) return; // a page that is neither local nor https has none
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
   const found = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (found !== described.sha256) throw new Error(`${described.file} is damaged; export the run again`);
+  if (found !== expected) throw new Error(`${file} is damaged; export the run again`);
 }
 
 async function step(
