@@ -94,6 +94,10 @@ def write_greedily(page, server: Server) -> None:
     wait_for(page, 3 + N_TOKENS)
 
 
+def refuse(route, status: int, code: str) -> None:
+    route.fulfill(status=status, json={"error": {"message": f"refused: {code}", "code": code}})
+
+
 def test_text_surprise_and_gates(page, server, runs):
     write_greedily(page, server)
     assert text(page, which="read") == PROMPT
@@ -181,6 +185,35 @@ def test_a_slow_way_back_is_gone_once(page, server):
     wait_for(page, 5 + N_TOKENS)
 
 
+def test_whether_the_server_is_back_is_asked_once_at_a_time(page, server):
+    """Late answers would bring a stream back that is back already, and writes."""
+    write_greedily(page, server)
+    held = []
+    page.route("**/health", lambda route: held.append(route))
+    page.route("**/generate", lambda route: refuse(route, 503, "loading"))
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    page.unroute("**/generate")
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(2500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(page, 3 + N_TOKENS)
+
+
+def test_a_stream_waits_while_the_server_has_no_room(page, server):
+    """Its session is not given up."""
+    write_greedily(page, server)
+    before = sessions(server)
+    page.route("**/rewind", lambda route: refuse(route, 429, "queue_full"))
+    page.reload()
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    page.unroute("**/rewind")
+    wait_for(page, 3 + N_TOKENS)
+    assert sessions(server) == before
+
+
 @pytest.mark.parametrize("reason", ["timeout", "cancelled"])
 def test_an_answer_that_the_server_cut_short_is_an_error(page, server, reason):
     write_greedily(page, server)
@@ -238,10 +271,6 @@ def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert position(page) == 0
-
-
-def refuse(route, status: int, code: str) -> None:
-    route.fulfill(status=status, json={"error": {"message": f"refused: {code}", "code": code}})
 
 
 def test_a_stream_that_is_closed_on_its_way_back_is_gone(page, server):

@@ -154,9 +154,10 @@ export class Pane {
   }
 
   /** Go on after the engine was out of reach, from exactly the tokens that are shown; once, however often it is asked. */
-  reconnect(engine: Engine): Promise<void> {
+  async reconnect(engine: Engine): Promise<void> {
+    if (this.status !== "waiting") return;
     this.reconnecting ??= this.reconnected(engine).finally(() => (this.reconnecting = null));
-    return this.reconnecting;
+    await this.reconnecting;
   }
 
   private async reconnected(engine: Engine): Promise<void> {

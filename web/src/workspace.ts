@@ -13,6 +13,7 @@ export class Workspace {
   /** Whether what is typed goes to all streams. */
   toAll = true;
   settings: Settings = readSettings();
+  private isAsking = false;
   private readonly listeners = new Set<() => void>();
 
   constructor(
@@ -131,9 +132,12 @@ export class Workspace {
   }
 
   private async retry(): Promise<void> {
-    const waiting = this.panes.filter((pane) => pane.status === "waiting");
-    if (!waiting.length || !(await this.isReachable())) return;
-    await Promise.all(waiting.map((pane) => pane.reconnect(this.engine)));
+    const areWaiting = () => this.panes.filter((pane) => pane.status === "waiting");
+    if (this.isAsking || !areWaiting().length) return;
+    this.isAsking = true;
+    const isBack = await this.isReachable().finally(() => (this.isAsking = false));
+    if (!isBack) return;
+    await Promise.all(areWaiting().map((pane) => pane.reconnect(this.engine))); // those of now: the answer may take long
     this.changed();
   }
 }

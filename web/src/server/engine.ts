@@ -29,6 +29,9 @@ interface ModelJson {
 const FEED_AT_ONCE = 8192; // tokens of a long transcript that is read again
 const BUSY_MS = 50; // between two tries at a session whose turn ends
 const MOST_BUSY_MS = 30_000;
+const MOST_HEALTH_MS = 10_000;
+/** Why a session cannot be brought to what is shown: it is gone, or cannot go back. Its tokens are then read again. */
+const LOST = ["session_not_found", "position_forgotten", "model_not_served"];
 
 class ServerStream implements Stream {
   constructor(
@@ -55,12 +58,14 @@ class ServerStream implements Stream {
   async settle(tokens: number[]): Promise<void> {
     // Where it stands counts once nothing runs any more, and only the answer to a change says so: a stopped turn goes on
     // until the server has noticed, and may then stand further than what is shown.
-    const position = await whenIdle(async () => {
-      const { position: now } = await (await request("GET", this.path)).json();
-      const to = Math.min(now, tokens.length);
-      return (await (await request("POST", `${this.path}/rewind`, { position: to })).json()).position;
+    await orLater(async () => {
+      const position = await whenIdle(async () => {
+        const { position: now } = await (await request("GET", this.path)).json();
+        const to = Math.min(now, tokens.length);
+        return (await (await request("POST", `${this.path}/rewind`, { position: to })).json()).position;
+      });
+      await this.read(tokens.slice(position));
     });
-    await this.read(tokens.slice(position));
   }
 
   async read(tokens: number[]): Promise<void> {
@@ -117,6 +122,16 @@ async function whenIdle<Result>(act: () => Promise<Result>): Promise<Result> {
   }
 }
 
+/** What stands in the way only for a time is no refusal: the page waits, and asks again. */
+async function orLater<Result>(act: () => Promise<Result>): Promise<Result> {
+  try {
+    return await act();
+  } catch (error) {
+    const passes = error instanceof Refused && (error.status === 429 || error.code === "session_busy");
+    throw passes ? new Unreachable(error.message) : error;
+  }
+}
+
 function stepOf(item: TokenJson): Step {
   return {
     id: item.id,
@@ -137,7 +152,7 @@ function gatesOf(gates: { magnitudes: string[]; phases: string[] }): Gates {
 /** Whether the server answers now. */
 export async function isReachable(): Promise<boolean> {
   try {
-    return (await fetch("health", { cache: "no-store" })).ok;
+    return (await fetch("health", { cache: "no-store", signal: AbortSignal.timeout(MOST_HEALTH_MS) })).ok;
   } catch {
     return false;
   }
@@ -172,11 +187,18 @@ export async function serverEngine(): Promise<Engine> {
           return stream;
         }
       } catch (error) {
-        if (!(error instanceof Refused)) throw error; // a session that is gone, or cannot go back: read it all again
+        if (!(error instanceof Refused && LOST.includes(error.code ?? ""))) throw error;
       }
-      const stream = await open(model);
-      await stream.read(tokens);
-      return stream;
+      return orLater(async () => {
+        const stream = await open(model);
+        try {
+          await stream.read(tokens);
+        } catch (error) {
+          void stream.close().catch(() => undefined); // the next try opens another one
+          throw error;
+        }
+        return stream;
+      });
     },
   };
 }
