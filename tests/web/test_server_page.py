@@ -229,6 +229,50 @@ def test_an_answer_that_the_server_cut_short_is_an_error(page, server, reason):
     wait_for(page, 3 + 2 * N_TOKENS)
 
 
+def test_a_text_that_is_refused_can_be_sent_again(page, server):
+    """The model does not go on without it."""
+    open_explorer(page, server.address)
+    choose_greedily(page, N_TOKENS)
+    page.route("**/feed", lambda route: refuse(route, 400, "too_many_tokens"))
+    read(page, PROMPT, then_write=True)
+    page.wait_for_selector(f"{pane()}[data-status=failed][data-position='0']")
+    assert "too_many_tokens" in page.inner_text(".status")
+    assert page.input_value("textarea") == PROMPT
+    page.unroute("**/feed")
+    page.press("textarea", "Enter")
+    wait_for(page, 3 + N_TOKENS)
+    assert page.input_value("textarea") == ""
+
+
+def test_a_stream_that_is_stopped_while_it_reads_does_not_write(page, server):
+    page.add_init_script(NO_END_OF_READING)
+    open_explorer(page, server.address)
+    choose_greedily(page, N_TOKENS)
+    read(page, PROMPT, then_write=True)
+    page.wait_for_selector(f"{pane()}[data-status=reading]:not([data-position='0'])")
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=ready]")
+    wait_until_drawn(page)
+    assert PROMPT.startswith(text(page))
+    assert not text(page, which="written")
+
+
+NO_END_OF_READING = """
+const fetched = window.fetch;
+window.fetch = async (path, options) => {
+    const answer = await fetched(path, options);
+    if (!String(path).endsWith("/feed")) return answer;
+    const { value } = await answer.body.getReader().read();
+    const start = (stream) => {
+        stream.enqueue(value);
+        options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+    };
+    return new Response(new ReadableStream({ start }));
+};
+"""
+"""Of what a server sends while a stream reads, only the first piece arrives."""
+
+
 def sessions(server) -> dict[str, int]:
     """Where the server's sessions stand, by their names."""
     with urllib.request.urlopen(f"{server.address}v1/sessions?limit=1000", timeout=30) as answer:
@@ -309,6 +353,17 @@ def test_the_game_against_a_model_on_the_server(page, server, runs):
     assert page.locator(".cell .answer").all_text_contents() == list(map(str, answers))
     n_right = sum(answer == target for answer, target in zip(answers, targets))
     assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers right")
+
+
+def test_text_goes_to_no_game(page, server):
+    open_explorer(page, server.address)
+    choose_greedily(page, N_TOKENS)
+    page.select_option("[aria-label='Open a new stream']", "horizon")
+    page.wait_for_selector(".tape")  # it is the active stream now
+    read(page, PROMPT, then_write=True)
+    wait_for(page, 3 + N_TOKENS)
+    assert page.is_hidden(".targets")  # there is one stream to choose
+    wait_for(page, 0, "B")
 
 
 def test_the_keyboard_reaches_everything(page, server):

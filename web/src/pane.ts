@@ -28,7 +28,7 @@ export class Pane {
   selected: number | null = null;
   private kept: Kept = {};
   private turn: AbortController | null = null;
-  private going: Promise<void> = Promise.resolve();
+  private going: Promise<boolean> = Promise.resolve(true);
   private reconnecting: Promise<void> | null = null;
   private isClosed = false;
   private savedAt = 0;
@@ -72,11 +72,12 @@ export class Pane {
     this.changed();
   }
 
-  feed(input: Input): Promise<void> {
+  /** Whether all of it was read: the turn neither failed nor was stopped. */
+  feed(input: Input): Promise<boolean> {
     return this.run("reading", (stream, signal) => stream.feed(input, signal));
   }
 
-  generate(sampling: Sampling): Promise<void> {
+  generate(sampling: Sampling): Promise<boolean> {
     return this.run("writing", (stream, signal) => stream.generate(sampling, signal));
   }
 
@@ -97,8 +98,8 @@ export class Pane {
   private run(
     status: Status,
     start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
-  ): Promise<void> {
-    if (!this.stream || this.isBusy || this.isClosed || this.status === "waiting") return Promise.resolve();
+  ): Promise<boolean> {
+    if (!this.stream || this.isBusy || this.isClosed || this.status === "waiting") return Promise.resolve(false);
     this.going = this.running(this.stream, status, start);
     return this.going;
   }
@@ -107,7 +108,7 @@ export class Pane {
     stream: Stream,
     status: Status,
     start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
-  ): Promise<void> {
+  ): Promise<boolean> {
     const hasFailed = this.status === "failed";
     this.turn = new AbortController();
     this.become(status);
@@ -121,9 +122,12 @@ export class Pane {
         this.rate = (1000 * count) / Math.max(1, performance.now() - began);
         if (performance.now() - this.savedAt > SAVED_MS) void this.save();
       }
+      const wasStopped = this.turn.signal.aborted;
       await this.ended();
+      return !wasStopped;
     } catch (error) {
       await this.failed(error);
+      return false;
     } finally {
       this.turn = null;
     }

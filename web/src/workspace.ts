@@ -10,7 +10,7 @@ const RETRY_MS = 1000;
 export class Workspace {
   panes: Pane[] = [];
   active: Pane | null = null;
-  /** Whether what is typed goes to all streams. */
+  /** Whether what is typed goes to all streams of text, rather than to the active one. */
   toAll = true;
   settings: Settings = readSettings();
   private isAsking = false;
@@ -92,23 +92,30 @@ export class Workspace {
     this.changed();
   }
 
-  /** Where what is typed goes. */
-  get targets(): Pane[] {
-    return this.toAll ? this.panes : this.panes.filter((pane) => pane === this.active);
+  get texts(): Pane[] {
+    return this.panes.filter((pane) => pane.model.task.kind === "text");
   }
 
-  feed(input: Input): Promise<unknown> {
-    return Promise.all(this.targets.map((pane) => pane.feed(input)));
+  /** Where what is typed goes: to all streams of text, too, while the active one is a game. */
+  get targets(): Pane[] {
+    const active = this.texts.filter((pane) => pane === this.active);
+    return this.toAll || !active.length ? this.texts : active;
+  }
+
+  /** Let streams read; those that read all of it are returned. */
+  async feed(panes: Pane[], input: Input): Promise<Pane[]> {
+    const read = await Promise.all(panes.map((pane) => pane.feed(input)));
+    return panes.filter((_, number) => read[number]);
   }
 
   /** Let streams go on, each for as many tokens as the settings say. */
-  async go(panes: Pane[] = this.targets): Promise<void> {
+  async go(panes: Pane[]): Promise<void> {
     await Promise.all(panes.map((pane) => this.goOn(pane)));
   }
 
   private async goOn(pane: Pane): Promise<void> {
     if (pane.model.task.kind !== "text") return;
-    if (!pane.tokens.length) await pane.feed({ tokens: pane.model.task.start });
+    if (!pane.tokens.length && !(await pane.feed({ tokens: pane.model.task.start }))) return;
     await pane.generate(this.settings.sampling);
   }
 

@@ -1,6 +1,7 @@
 /** Where text is typed for one stream or for all, and how the model goes on. */
 
 import { h } from "../dom";
+import type { Pane } from "../pane";
 import type { Workspace } from "../workspace";
 
 export class Composer {
@@ -37,8 +38,10 @@ export class Composer {
 
   draw(): void {
     const { workspace } = this;
-    this.element.hidden = !workspace.panes.some((pane) => pane.model.task.kind === "text");
-    this.targets.hidden = workspace.panes.length < 2;
+    const { texts, targets } = workspace;
+    const one = targets.length < texts.length ? targets[0] : null;
+    this.element.hidden = !texts.length;
+    this.targets.hidden = texts.length < 2;
     const chip = (label: string, isOn: boolean, act: () => void) =>
       h("button", { type: "button", class: "chip", "aria-pressed": String(isOn), click: act }, label);
     const to = (all: boolean, pane = workspace.active) => () => {
@@ -47,8 +50,8 @@ export class Composer {
     };
     this.targets.replaceChildren(
       "to",
-      chip("all", workspace.toAll, to(true)),
-      ...workspace.panes.map((pane) => chip(pane.letter, !workspace.toAll && pane === workspace.active, to(false, pane))),
+      chip("all", !one, to(true)),
+      ...texts.map((pane) => chip(pane.letter, pane === one, to(false, pane))),
     );
   }
 
@@ -75,13 +78,24 @@ export class Composer {
     const text = this.text.value;
     const targets = this.workspace.targets;
     if (targets.some((pane) => pane.isBusy || pane.status === "waiting")) return;
-    if (text) {
-      this.text.value = "";
-      this.fit();
-      for (const pane of targets) pane.select(null);
-      await this.workspace.feed({ text });
-    }
-    if (writes) await this.workspace.go(targets);
+    const going = text ? await this.fed(targets, text) : targets;
+    if (writes) await this.workspace.go(going);
+  }
+
+  /** The streams that read all of the text. If none read any of it, it can be sent again. */
+  private async fed(targets: Pane[], text: string): Promise<Pane[]> {
+    const stood = targets.map((pane) => pane.tokens.length);
+    this.put("");
+    for (const pane of targets) pane.select(null);
+    const whole = await this.workspace.feed(targets, { text });
+    const isUnread = targets.every((pane, number) => pane.tokens.length === stood[number]);
+    if (isUnread && !whole.length && !this.text.value) this.put(text);
+    return whole;
+  }
+
+  private put(text: string): void {
+    this.text.value = text;
+    this.fit();
   }
 
   private key(event: KeyboardEvent): void {
