@@ -273,10 +273,60 @@ window.fetch = async (path, options) => {
 """Of what a server sends while a stream reads, only the first piece arrives."""
 
 
+def test_a_stream_whose_session_is_gone_reads_its_tokens_again(page, server, runs):
+    before = sessions(server)
+    write_greedily(page, server)
+    (name,) = sessions(server).keys() - before.keys()
+    close(server, name)
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    assert "does not exist" in page.inner_text(".status")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
+
+
+def test_a_stream_that_was_refused_its_way_back_can_be_forked_and_goes_on(page, server, runs):
+    write_greedily(page, server)
+    for path in ("**/rewind", "**/v1/sessions"):
+        page.route(path, lambda route: refuse(route, 500, "turn_failed"))
+    page.reload()
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    page.unroute("**/v1/sessions")
+    page.click(f"{pane()} button:has-text('Fork')")
+    wait_for(page, 3 + N_TOKENS, "B")
+    page.unroute("**/rewind")
+    for letter in "AB":
+        page.click(f"{pane(letter)} button.go")
+        wait_for(page, 3 + 2 * N_TOKENS, letter)
+        assert text(page, letter) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
+
+
+def test_the_last_stream_stays_while_no_other_can_be_opened(page, server):
+    write_greedily(page, server)
+    page.route("**/v1/sessions", lambda route: route.abort())
+    page.click(f"{pane()} button.close")
+    page.wait_for_selector(".notice:has-text('the server does not answer')")
+    page.keyboard.press("]")
+    page.unroute("**/v1/sessions")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    page.click(f"{pane()} button.close")
+    wait_for(page, 0)
+    assert page.is_hidden(".notice")
+
+
 def sessions(server) -> dict[str, int]:
     """Where the server's sessions stand, by their names."""
     with urllib.request.urlopen(f"{server.address}v1/sessions?limit=1000", timeout=30) as answer:
         return {one["id"]: one["position"] for one in json.load(answer)["data"]}
+
+
+def close(server, name: str) -> None:
+    """Close a session, as another client may."""
+    asked = urllib.request.Request(f"{server.address}v1/sessions/{name}", method="DELETE")
+    with urllib.request.urlopen(asked, timeout=30):
+        pass
 
 
 def write_without_end(page, server: Server) -> str:

@@ -35,6 +35,7 @@ export class Pane {
   private readonly listeners = new Set<() => void>();
 
   constructor(
+    private readonly engine: Engine,
     readonly id: string,
     readonly letter: string,
     readonly model: Model,
@@ -99,13 +100,12 @@ export class Pane {
     status: Status,
     start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
   ): Promise<boolean> {
-    if (!this.stream || this.isBusy || this.isClosed || this.status === "waiting") return Promise.resolve(false);
-    this.going = this.running(this.stream, status, start);
+    if (this.isBusy || this.isClosed || this.status === "waiting") return Promise.resolve(false);
+    this.going = this.running(status, start);
     return this.going;
   }
 
   private async running(
-    stream: Stream,
     status: Status,
     start: (stream: Stream, signal: AbortSignal) => AsyncGenerator<Step[]>,
   ): Promise<boolean> {
@@ -115,8 +115,8 @@ export class Pane {
     const began = performance.now();
     let count = 0;
     try {
-      if (hasFailed) await stream.settle(this.tokens); // it may stand elsewhere than what is shown
-      for await (const steps of start(stream, this.turn.signal)) {
+      if (hasFailed) await this.settle(); // the stream may stand elsewhere than what is shown, or be gone
+      for await (const steps of start(this.stream!, this.turn.signal)) {
         this.add(steps);
         count += steps.length;
         this.rate = (1000 * count) / Math.max(1, performance.now() - began);
@@ -133,10 +133,21 @@ export class Pane {
     }
   }
 
+  /** Bring the stream to what is shown; if that is refused, find or open another one that stands there. */
+  private async settle(): Promise<void> {
+    try {
+      if (this.stream) return await this.stream.settle(this.tokens);
+    } catch (error) {
+      if (error instanceof Unreachable) throw error;
+    }
+    this.stream = await this.engine.resume(this.model, this.kept, this.tokens);
+    this.kept = await this.stream.keep();
+  }
+
   /** Bring the engine to what is shown, if the turn was stopped, and keep everything before the stream is ready. */
   private async ended(): Promise<void> {
     if (this.isClosed) return;
-    if (this.turn?.signal.aborted) await this.stream!.settle(this.tokens);
+    if (this.turn?.signal.aborted) await this.settle();
     this.kept = await this.stream!.keep();
     await this.save();
     this.become("ready");
@@ -158,15 +169,15 @@ export class Pane {
   }
 
   /** Go on after the engine was out of reach, from exactly the tokens that are shown; once, however often it is asked. */
-  async reconnect(engine: Engine): Promise<void> {
+  async reconnect(): Promise<void> {
     if (this.status !== "waiting") return;
-    this.reconnecting ??= this.reconnected(engine).finally(() => (this.reconnecting = null));
+    this.reconnecting ??= this.reconnected().finally(() => (this.reconnecting = null));
     await this.reconnecting;
   }
 
-  private async reconnected(engine: Engine): Promise<void> {
+  private async reconnected(): Promise<void> {
     try {
-      this.stream = await engine.resume(this.model, this.kept, this.tokens);
+      this.stream = await this.engine.resume(this.model, this.kept, this.tokens);
       await this.ended();
     } catch (error) {
       const isOut = error instanceof Unreachable;
@@ -205,8 +216,8 @@ export class Pane {
   }
 
   /** A pane that was kept; its stream is found by `reconnect`. */
-  static stored(stored: StoredPane, model: Model): Pane {
-    const pane = new Pane(stored.id, stored.letter, model, stored.origin);
+  static stored(engine: Engine, stored: StoredPane, model: Model): Pane {
+    const pane = new Pane(engine, stored.id, stored.letter, model, stored.origin);
     pane.tokens = stored.tokens;
     pane.steps = stored.steps;
     pane.kept = stored.kept;

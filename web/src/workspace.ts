@@ -1,6 +1,8 @@
 /** All streams of the page, and what can be done with them. */
 
-import type { Engine, Input, Model } from "./engine";
+import type { Engine, Input, Model, Stream } from "./engine";
+import { Unreachable } from "./engine";
+import type { Origin } from "./pane";
 import { Pane } from "./pane";
 import type { Settings } from "./store";
 import { readSettings, saveSettings, savedPanes } from "./store";
@@ -9,6 +11,8 @@ const RETRY_MS = 1000;
 
 export class Workspace {
   panes: Pane[] = [];
+  /** Why no stream could be opened, forked or compared last time; empty if it could. */
+  notice = "";
   active: Pane | null = null;
   /** Whether what is typed goes to all streams of text, rather than to the active one. */
   toAll = true;
@@ -33,58 +37,57 @@ export class Workspace {
   async restore(): Promise<void> {
     for (const stored of await savedPanes().catch(() => [])) {
       const model = this.engine.models.find(({ name }) => name === stored.model);
-      if (model) this.show(Pane.stored(stored, model));
+      if (model) this.show(Pane.stored(this.engine, stored, model));
     }
-    await Promise.all(this.panes.map((pane) => pane.reconnect(this.engine)));
-    if (!this.panes.length) await this.open(this.engine.models[0]);
+    await Promise.all(this.panes.map((pane) => pane.reconnect()));
+    if (!this.panes.length) await this.added(this.engine.models[0]);
     this.activate(this.panes[0]);
     setInterval(() => void this.retry(), RETRY_MS);
   }
 
   /** Open a stream at its start. */
-  async open(model: Model): Promise<Pane> {
-    const stream = await this.engine.open(model);
-    const pane = new Pane(crypto.randomUUID?.() ?? String(Math.random()), this.nextLetter(), model, null);
-    pane.begin(stream, await stream.keep());
-    this.show(pane);
-    this.activate(pane);
-    await pane.save();
-    return pane;
+  open(model: Model): Promise<void> {
+    return this.noticing(() => this.added(model));
   }
 
   /** A twin that continues after the first `position` tokens, beside the stream. */
-  async fork(pane: Pane, position: number): Promise<Pane> {
-    const stream = await pane.stream!.fork(position).catch(async () => {
-      // the engine kept no state near there: read the tokens again
-      return this.engine.resume(pane.model, {}, pane.tokens.slice(0, position));
+  fork(pane: Pane, position: number): Promise<void> {
+    return this.noticing(async () => {
+      const stream = await this.forked(pane, position);
+      const steps = pane.steps.slice(0, Math.max(0, position - pane.first));
+      const twin = this.paneOf(pane.model, this.nextLetter(), { letter: pane.letter, position });
+      twin.begin(stream, await stream.keep(), pane.tokens.slice(0, position), steps);
+      this.show(twin, pane);
+      pane.select(null);
+      this.activate(twin);
+      await twin.save();
     });
-    const origin = { letter: pane.letter, position };
-    const twin = new Pane(crypto.randomUUID?.() ?? String(Math.random()), this.nextLetter(), pane.model, origin);
-    const steps = pane.steps.slice(0, Math.max(0, position - pane.first));
-    twin.begin(stream, await stream.keep(), pane.tokens.slice(0, position), steps);
-    this.show(twin, pane);
-    pane.select(null);
-    this.activate(twin);
-    await twin.save();
-    return twin;
   }
 
   /** A second model beside a stream, which reads the same text. */
-  async compare(pane: Pane, model: Model): Promise<Pane> {
-    const other = await this.open(model);
-    const text = pane.steps.map((step) => step.text).join("");
-    const input = model.task.kind === "text" && text ? { text } : { tokens: pane.tokens };
-    if (pane.tokens.length) await other.feed(input);
-    return other;
+  compare(pane: Pane, model: Model): Promise<void> {
+    return this.noticing(async () => {
+      const other = await this.added(model);
+      const text = pane.steps.map((step) => step.text).join("");
+      const input = model.task.kind === "text" && text ? { text } : { tokens: pane.tokens };
+      if (pane.tokens.length) await other.feed(input);
+    });
   }
 
-  async close(pane: Pane): Promise<void> {
-    const closing = pane.close();
-    this.panes = this.panes.filter((other) => other !== pane);
-    if (!this.panes.length) await this.open(pane.model);
-    if (this.active === pane) this.activate(this.panes[0]);
-    this.changed();
-    await closing;
+  /** Close a stream. The last one is replaced by a new one; if none can be opened, it stays. */
+  close(pane: Pane): Promise<void> {
+    return this.noticing(async () => {
+      const isLast = this.panes.length === 1;
+      const next = isLast ? await this.opened(pane.model, pane.letter) : null;
+      if (!this.panes.includes(pane)) return next?.close(); // asked twice
+      const closing = pane.close();
+      this.panes = this.panes.filter((other) => other !== pane);
+      if (next) this.show(next);
+      if (this.active === pane) this.activate(this.panes[0]);
+      this.changed();
+      await next?.save();
+      await closing;
+    });
   }
 
   activate(pane: Pane): void {
@@ -126,6 +129,48 @@ export class Workspace {
     for (const pane of this.panes) pane.changed();
   }
 
+  /** Do what was asked for, and say why if it cannot be done. */
+  private async noticing(act: () => Promise<unknown>): Promise<void> {
+    this.notice = "";
+    try {
+      await act();
+    } catch (error) {
+      this.notice = error instanceof Error ? error.message : String(error);
+    }
+    this.changed();
+  }
+
+  /** Open a stream, show it and make it the active one. */
+  private async added(model: Model): Promise<Pane> {
+    const pane = await this.opened(model);
+    this.show(pane);
+    this.activate(pane);
+    await pane.save();
+    return pane;
+  }
+
+  private async opened(model: Model, letter?: string): Promise<Pane> {
+    const stream = await this.engine.open(model);
+    const kept = await stream.keep();
+    const pane = this.paneOf(model, letter ?? this.nextLetter());
+    pane.begin(stream, kept);
+    return pane;
+  }
+
+  private async forked(pane: Pane, position: number): Promise<Stream> {
+    try {
+      if (pane.stream) return await pane.stream.fork(position);
+    } catch (error) {
+      if (error instanceof Unreachable) throw error;
+    }
+    // the engine kept no state near there, or has lost the stream: read the tokens again
+    return this.engine.resume(pane.model, {}, pane.tokens.slice(0, position));
+  }
+
+  private paneOf(model: Model, letter: string, origin: Origin | null = null): Pane {
+    return new Pane(this.engine, crypto.randomUUID?.() ?? String(Math.random()), letter, model, origin);
+  }
+
   private show(pane: Pane, after?: Pane): void {
     const place = after ? this.panes.indexOf(after) + 1 : this.panes.length;
     this.panes.splice(place, 0, pane);
@@ -144,7 +189,7 @@ export class Workspace {
     this.isAsking = true;
     const isBack = await this.isReachable().finally(() => (this.isAsking = false));
     if (!isBack) return;
-    await Promise.all(areWaiting().map((pane) => pane.reconnect(this.engine))); // those of now: the answer may take long
+    await Promise.all(areWaiting().map((pane) => pane.reconnect())); // those of now: the answer may take long
     this.changed();
   }
 }

@@ -30,8 +30,6 @@ const FEED_AT_ONCE = 8192; // tokens of a long transcript that is read again
 const BUSY_MS = 50; // between two tries at a session whose turn ends
 const MOST_BUSY_MS = 30_000;
 const MOST_HEALTH_MS = 10_000;
-/** Why a session cannot be brought to what is shown: it is gone, or cannot go back. Its tokens are then read again. */
-const LOST = ["session_not_found", "position_forgotten", "model_not_served"];
 
 class ServerStream implements Stream {
   constructor(
@@ -187,7 +185,7 @@ export async function serverEngine(): Promise<Engine> {
           return stream;
         }
       } catch (error) {
-        if (!(error instanceof Refused && LOST.includes(error.code ?? ""))) throw error;
+        if (!(error instanceof Refused)) throw error; // a session that is gone, or cannot go back: read it all again
       }
       return orLater(async () => {
         const stream = await open(model);

@@ -35,12 +35,13 @@ export class App {
     h("span", { class: "ramp heat" }),
     "surprising",
   );
+  private readonly notice = h("p", { class: "notice", role: "alert", hidden: true });
   private readonly theme = h("button", { type: "button", class: "quiet theme" });
 
   constructor(private readonly workspace: Workspace) {
     this.composer = new Composer(workspace);
     this.theme.addEventListener("click", () => this.turnTheme());
-    document.body.replaceChildren(this.header(), this.panes, this.composer.element, this.help);
+    document.body.replaceChildren(this.header(), this.notice, this.panes, this.composer.element, this.help);
     workspace.onChange(() => this.draw());
     document.addEventListener("keydown", (event) => this.key(event));
     this.draw();
@@ -91,6 +92,8 @@ export class App {
     const shown = workspace.panes.map((pane) => this.viewOf(pane).element);
     if (shown.some((element, number) => this.panes.children[number] !== element)) this.panes.replaceChildren(...shown);
     this.panes.dataset.count = String(shown.length);
+    this.notice.textContent = workspace.notice;
+    this.notice.hidden = !workspace.notice;
     this.composer.draw();
     this.legend.hidden = this.composer.element.hidden;
     const { theme } = workspace.settings;
