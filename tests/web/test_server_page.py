@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.processes import Program
+from tests.web.conftest import PATIENCE
 from tests.web.explorer import (
     choose_greedily,
     gate_colours,
@@ -386,6 +387,59 @@ def test_a_stream_that_is_closed_on_its_way_back_is_gone(page, server):
     while replacement in sessions(server) and time.monotonic() < end:
         page.wait_for_timeout(20)
     assert replacement not in sessions(server)
+
+
+@pytest.fixture
+def second_tab(page) -> object:
+    """Another tab of the same browser."""
+    opened = page.context.new_page()
+    opened.set_default_timeout(PATIENCE)
+    return opened
+
+
+def test_a_second_tab_has_copies_of_the_streams(page, second_tab, server, runs):
+    """Each tab continues its own, also after a reload; once the other is closed, a tab finds the streams of both."""
+    write_greedily(page, server)
+    open_explorer(second_tab, server.address)
+    wait_for(second_tab, 3 + N_TOKENS)
+    assert text(second_tab) == text(page)
+    read(second_tab, "a dog and the cat ran")
+    wait_for(second_tab, 9 + N_TOKENS)
+    beside = text(second_tab)
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    whole = PROMPT + continued(runs, "words", 2 * N_TOKENS)
+    assert text(page) == whole
+    for tab, shown in ((second_tab, beside), (page, whole)):
+        tab.reload()
+        tab.wait_for_selector(f"{pane()}[data-status=ready]")
+        wait_until_drawn(tab)
+        assert tab.locator("article.pane").count() == 1
+        assert text(tab) == shown
+    second_tab.close()
+    page.reload()
+    wait_for(page, 3 + 2 * N_TOKENS, "A" if text(page, "A") == whole else "B")
+    assert {text(page, letter) for letter in "AB"} == {whole, beside}
+
+
+def test_tabs_without_locks_notice_that_they_share_a_session(page, second_tab, server, runs):
+    """Over plain http the browser offers no locks. The tab that finds its session moved on opens another one."""
+    page.context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { get: () => undefined })")
+    write_greedily(page, server)
+    before = sessions(server)
+    open_explorer(second_tab, server.address)
+    wait_for(second_tab, 3 + N_TOKENS)
+    assert sessions(server) == before
+    read(second_tab, "a dog and the cat ran")
+    wait_for(second_tab, 9 + N_TOKENS)
+    page.click(f"{pane()} button.go")
+    end = time.monotonic() + GONE_WITHIN
+    while sessions(server).keys() == before.keys() and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    wait_for(page, 3 + N_TOKENS)
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
 
 
 def test_the_game_against_a_model_on_the_server(page, server, runs):

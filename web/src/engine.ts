@@ -94,6 +94,9 @@ export interface Engine {
 /** The engine cannot be reached now, and may be later. */
 export class Unreachable extends Error {}
 
+/** Another page has used the stream, so what was kept no longer finds it. */
+export class Moved extends Unreachable {}
+
 /** Most channels of a layer that are shown. */
 export const MOST_CHANNELS = 64;
 export const N_ALTERNATIVES = 5;

@@ -1,7 +1,7 @@
 /** A stream as the page shows it: its tokens, what is known of them, and what is going on. */
 
 import type { Engine, Input, Kept, Model, Sampling, Step, Stream } from "./engine";
-import { Unreachable } from "./engine";
+import { Moved, Unreachable } from "./engine";
 import type { StoredPane } from "./store";
 import { removePane, savePane } from "./store";
 
@@ -155,6 +155,7 @@ export class Pane {
 
   private async failed(error: unknown): Promise<void> {
     if (this.isClosed) return;
+    if (error instanceof Moved) this.kept = {};
     void this.save();
     if (error instanceof Unreachable) return this.become("waiting", error.message);
     if (this.turn?.signal.aborted) {

@@ -14,6 +14,8 @@ export interface StoredPane {
   kept: Kept;
 }
 
+const LEFT_MS = 1000; // until a page that is reloaded has let its panes go
+
 let opened: Promise<IDBDatabase> | null = null;
 
 function database(): Promise<IDBDatabase> {
@@ -47,6 +49,17 @@ export function removePane(id: string): Promise<unknown> {
 export async function savedPanes(): Promise<StoredPane[]> {
   const panes: StoredPane[] = await inStore("readonly", (store) => store.getAll());
   return panes.sort((one, other) => (one.letter < other.letter ? -1 : 1));
+}
+
+/** Let this tab alone have a pane, as long as the page lives; false if another tab has it. */
+export function claim(id: string): Promise<boolean> {
+  if (!navigator.locks) return Promise.resolve(true); // over http, except from this machine
+  return new Promise((resolve) => {
+    const hold = () => new Promise<void>(() => resolve(true));
+    const signal = AbortSignal.timeout(LEFT_MS);
+    const refused = (error: DOMException) => resolve(error.name !== "TimeoutError"); // else the browser allows no locks
+    navigator.locks.request(`recurra pane ${id}`, { signal }, hold).catch(refused);
+  });
 }
 
 export interface Settings {

@@ -4,10 +4,17 @@ import type { Engine, Input, Model, Stream } from "./engine";
 import { Unreachable } from "./engine";
 import type { Origin } from "./pane";
 import { Pane } from "./pane";
-import type { Settings } from "./store";
-import { readSettings, saveSettings, savedPanes } from "./store";
+import type { Settings, StoredPane } from "./store";
+import { claim, readSettings, saveSettings, savedPanes } from "./store";
 
 const RETRY_MS = 1000;
+
+/** A name for a pane, which this tab has from now on. */
+function newId(): string {
+  const id = crypto.randomUUID?.() ?? String(Math.random());
+  void claim(id);
+  return id;
+}
 
 export class Workspace {
   panes: Pane[] = [];
@@ -35,14 +42,25 @@ export class Workspace {
 
   /** Find the streams of the last visit; open one if there are none. */
   async restore(): Promise<void> {
-    for (const stored of await savedPanes().catch(() => [])) {
-      const model = this.engine.models.find(({ name }) => name === stored.model);
-      if (model) this.show(Pane.stored(this.engine, stored, model));
+    for (const [stored, model] of await this.found()) {
+      const isTaken = this.panes.some(({ letter }) => letter === stored.letter); // two tabs may have had one each
+      this.show(Pane.stored(this.engine, isTaken ? { ...stored, letter: this.nextLetter() } : stored, model));
     }
     await Promise.all(this.panes.map((pane) => pane.reconnect()));
     if (!this.panes.length) await this.added(this.engine.models[0]);
     this.activate(this.panes[0]);
     setInterval(() => void this.retry(), RETRY_MS);
+  }
+
+  /** The panes of the last visit. Where other tabs have them all, copies of theirs, which continue independently. */
+  private async found(): Promise<[StoredPane, Model][]> {
+    const known = (await savedPanes().catch(() => [])).flatMap((stored): [StoredPane, Model][] => {
+      const model = this.engine.models.find(({ name }) => name === stored.model);
+      return model ? [[stored, model]] : [];
+    });
+    const isOwn = await Promise.all(known.map(([{ id }]) => claim(id)));
+    if (isOwn.some(Boolean)) return known.filter((_, number) => isOwn[number]);
+    return known.map(([stored, model]) => [{ ...stored, id: newId(), kept: { ...stored.kept, session: undefined } }, model]);
   }
 
   /** Open a stream at its start. */
@@ -168,7 +186,7 @@ export class Workspace {
   }
 
   private paneOf(model: Model, letter: string, origin: Origin | null = null): Pane {
-    return new Pane(this.engine, crypto.randomUUID?.() ?? String(Math.random()), letter, model, origin);
+    return new Pane(this.engine, newId(), letter, model, origin);
   }
 
   private show(pane: Pane, after?: Pane): void {

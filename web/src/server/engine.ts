@@ -1,7 +1,7 @@
 /** Models that a server runs: each stream is one of its sessions, which outlive page and server. */
 
 import type { Engine, Gates, Input, Kept, Model, Sampling, Share, Step, Stream, Task } from "../engine";
-import { MOST_CHANNELS, N_ALTERNATIVES, N_ANSWERS, Unreachable } from "../engine";
+import { MOST_CHANNELS, N_ALTERNATIVES, N_ANSWERS, Moved, Unreachable } from "../engine";
 import { Refused, events, request } from "./http";
 
 interface TokenJson {
@@ -35,6 +35,8 @@ class ServerStream implements Stream {
   constructor(
     private readonly model: Model,
     private readonly session: string,
+    /** How many tokens the session has read, as far as this page knows. */
+    private position = 0,
   ) {}
 
   async *feed(input: Input, signal: AbortSignal): AsyncGenerator<Step[]> {
@@ -50,19 +52,19 @@ class ServerStream implements Stream {
 
   async fork(position: number): Promise<Stream> {
     const { id } = await (await request("POST", `${this.path}/fork`, { position })).json();
-    return new ServerStream(this.model, id);
+    return new ServerStream(this.model, id, position);
   }
 
   async settle(tokens: number[]): Promise<void> {
     // Where it stands counts once nothing runs any more, and only the answer to a change says so: a stopped turn goes on
     // until the server has noticed, and may then stand further than what is shown.
     await orLater(async () => {
-      const position = await whenIdle(async () => {
+      this.position = await whenIdle(async () => {
         const { position: now } = await (await request("GET", this.path)).json();
         const to = Math.min(now, tokens.length);
         return (await (await request("POST", `${this.path}/rewind`, { position: to })).json()).position;
       });
-      await this.read(tokens.slice(position));
+      await this.read(tokens.slice(this.position));
     });
   }
 
@@ -70,6 +72,7 @@ class ServerStream implements Stream {
     for (let first = 0; first < tokens.length; first += FEED_AT_ONCE) {
       const body = { tokens: tokens.slice(first, first + FEED_AT_ONCE), surprise: false };
       await request("POST", `${this.path}/feed`, body);
+      this.position += body.tokens.length;
     }
   }
 
@@ -95,7 +98,7 @@ class ServerStream implements Stream {
       const steps: Step[] = [];
       for (const { event, data } of some) {
         const item = JSON.parse(data);
-        if (event === "token") steps.push(stepOf(item));
+        if (event === "token") steps.push(this.next(item));
         if (event !== "end") continue;
         ended = true;
         if (item.finish_reason === "error") throw new Error(item.message || "the model failed on this turn");
@@ -105,6 +108,12 @@ class ServerStream implements Stream {
       if (steps.length) yield steps;
     }
     if (!ended && !signal.aborted) throw new Unreachable("the line to the server broke");
+  }
+
+  private next(item: TokenJson): Step {
+    if (item.position !== this.position + 1) throw new Moved("another page uses this stream too");
+    this.position = item.position;
+    return stepOf(item);
   }
 }
 
