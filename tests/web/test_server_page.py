@@ -470,6 +470,55 @@ def test_text_goes_to_no_game(page, server):
     wait_for(page, 0, "B")
 
 
+def test_the_key_is_asked_for_once_and_can_be_sent(page, server):
+    """A key in the wrong layout of the keyboard is refused where it is typed; all requests wait for one dialog."""
+    write_greedily(page, server)
+    page.click(f"{pane()} button:has-text('Fork')")
+    wait_for(page, 3 + N_TOKENS, "B")
+    asked, sent = [], []
+
+    def lock(route):
+        key = route.request.headers.get("authorization")
+        (sent if key == "Bearer right" else asked).append(key)
+        if key == "Bearer right":
+            route.continue_()
+        else:
+            refuse(route, 401, "invalid_api_key")
+
+    page.route("**/v1/sessions/**", lock)
+    page.reload()
+    page.wait_for_selector("dialog input")
+    while len(asked) < 2:
+        page.wait_for_timeout(20)
+    page.fill("dialog input", "ключ")
+    page.click("dialog button")
+    assert page.locator("dialog input").count() == 1
+    page.fill("dialog input", "right")
+    page.click("dialog button")
+    for letter in "AB":
+        wait_for(page, 3 + N_TOKENS, letter)
+    assert asked == [None, None]
+    assert sent
+
+
+def test_a_page_that_may_store_nothing_works(page, server):
+    page.add_init_script(NO_STORAGE)
+    write_greedily(page, server)
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("v")  # a setting, which would be stored
+    wait_until_drawn(page)
+    assert page.inner_text(".gates h3") == "Phases"
+
+
+NO_STORAGE = """
+for (const name of ["sessionStorage", "localStorage", "indexedDB"]) {
+    const get = () => { throw new DOMException("Access is denied for this document.", "SecurityError"); };
+    Object.defineProperty(window, name, { get });
+}
+"""
+
+
 def test_the_keyboard_reaches_everything(page, server):
     open_explorer(page, server.address)
     choose_greedily(page, 4)

@@ -1,4 +1,4 @@
-/** What the page keeps for the next visit: its streams, in IndexedDB; settings, in localStorage. */
+/** What the page keeps for the next visit: its streams, in IndexedDB; settings, in localStorage; a key, in sessionStorage. */
 
 import type { Kept, Sampling, Step } from "./engine";
 
@@ -51,6 +51,26 @@ export async function savedPanes(): Promise<StoredPane[]> {
   return panes.sort((one, other) => (one.letter < other.letter ? -1 : 1));
 }
 
+const here = new Map<string, string>();
+
+/** What was remembered until the tab is closed, or until the next visit where the browser stores nothing. */
+export function remembered(name: string): string | null {
+  try {
+    return sessionStorage.getItem(name) ?? here.get(name) ?? null;
+  } catch {
+    return here.get(name) ?? null;
+  }
+}
+
+export function remember(name: string, value: string): void {
+  here.set(name, value);
+  try {
+    sessionStorage.setItem(name, value);
+  } catch {
+    // blocked or full: the page itself remembers it
+  }
+}
+
 /** Let this tab alone have a pane, as long as the page lives; false if another tab has it. */
 export function claim(id: string): Promise<boolean> {
   if (!navigator.locks) return Promise.resolve(true); // over http, except from this machine
@@ -83,5 +103,9 @@ export function readSettings(): Settings {
 }
 
 export function saveSettings(settings: Settings): void {
-  localStorage.setItem("recurra-settings", JSON.stringify(settings));
+  try {
+    localStorage.setItem("recurra-settings", JSON.stringify(settings));
+  } catch {
+    // blocked or full: they hold until the page is closed
+  }
 }

@@ -1,8 +1,10 @@
 /** Requests to the server that sent this page. */
 
 import { Unreachable } from "../engine";
+import { remember, remembered } from "../store";
 
 const KEY = "recurra-api-key";
+let asking: Promise<void> | null = null;
 
 /** An answer that is an error, in the server's words. */
 export class Refused extends Error {
@@ -23,9 +25,17 @@ export function setKeyDialog(dialog: () => Promise<string>): void {
   askForKey = dialog;
 }
 
+/** Ask once, however many requests want the key. */
+function askOnce(): Promise<void> {
+  asking ??= askForKey()
+    .then((key) => remember(KEY, key))
+    .finally(() => (asking = null));
+  return asking;
+}
+
 export async function request(method: string, path: string, body?: object, signal?: AbortSignal): Promise<Response> {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
+    const key = remembered(KEY);
     const headers: Record<string, string> = { "Content-Type": "application/json" };
     if (key) headers.Authorization = `Bearer ${key}`;
     let response: Response;
@@ -37,7 +47,7 @@ export async function request(method: string, path: string, body?: object, signa
     }
     if (response.ok) return response;
     if (response.status === 401) {
-      sessionStorage.setItem(KEY, await askForKey());
+      if (key === remembered(KEY)) await askOnce(); // else another request has asked meanwhile
       continue;
     }
     if (response.status === 502 || response.status === 503 || response.status === 504) {

@@ -23,6 +23,8 @@ const KEYS: [string, string][] = [
   ["0 … 9, R, P", "in Memory Horizon: play a number, reset, play at random"],
 ];
 
+const ASCII = "Expected printable ASCII without blanks: a request can carry nothing else";
+
 export class App {
   private readonly views = new Map<Pane, PaneView>();
   private readonly panes = h("main", { class: "panes" });
@@ -161,7 +163,7 @@ function helpDialog(): HTMLDialogElement {
 
 /** Ask for a server's API key. */
 export function keyDialog(): Promise<string> {
-  const input = h("input", { type: "password", name: "key", required: true, autocomplete: "off" });
+  const input = h("input", { type: "password", name: "key", required: true, autocomplete: "off", pattern: "[!-~]+", title: ASCII });
   const dialog = h(
     "dialog",
     { class: "help", "aria-label": "API key" },
@@ -172,7 +174,7 @@ export function keyDialog(): Promise<string> {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(input.value);
+      resolve(input.checkValidity() ? input.value : ""); // closed with Esc
     });
   });
 }
