@@ -128,14 +128,20 @@ def task_table(family: RecipeFamily, runs: Sequence[Summary], columns: Sequence[
     return table(["mixer", *columns], [[row, *cells] for row, cells in scored.items()])
 
 
-def lengths_table(runs: Sequence[Summary]) -> str:
+def lengths_table(runs: Sequence[Summary], *, best_first: bool = False) -> str:
     """Tabulate the test accuracies of runs on a generated task by the length of the sequences, in per cent.
+
+    Args:
+        runs: at least one.
+        best_first: order the runs by the sum of their accuracies, rather than as they are given.
 
     Raises:
         ValueError: there are no runs, or one has no such scores.
     """
     require_runs(runs)
     found = {run.name: scores_by_length(run) for run in runs}
+    if best_first:
+        found = dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
     lengths = sorted({length for scores in found.values() for length in scores})
     rows = [
         [name, *(show(100 * scores[length] if length in scores else None, 1) for length in lengths)]

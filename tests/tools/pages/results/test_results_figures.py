@@ -86,6 +86,7 @@ def test_lengths_are_those_that_the_scores_were_measured_at(tmp_path, make_summa
         "| induction-gru | 100.0 | 50.0 |",
         "| induction-lru | 90.0 | - |",
     ]
+    assert lengths_table(runs[::-1], best_first=True) == lengths_table(runs)
     with pytest.raises(ValueError, match="run is bare, without scores by length; expected a scored run on"):
         RunFigures(tmp_path).lengths([make_summary("bare", scores={})], "x", "X")
 
