@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.web.explorer import browsing
+from tests.web.served import Server
 
 from recurra.cli import main
 
@@ -57,6 +58,14 @@ def browser() -> Iterator[object]:
     """A browser without a window. Ends with the module: while it runs, no other event loop can run in this thread."""
     with browsing() as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def server(runs, tmp_path_factory) -> Iterator[Server]:
+    """Runs on `recurra serve`."""
+    started = Server(runs, tmp_path_factory.mktemp("server"))
+    yield started
+    started.kill()
 
 
 @pytest.fixture

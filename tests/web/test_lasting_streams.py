@@ -1,0 +1,276 @@
+"""Streams on `recurra serve` outlive a reload, a refusal and the server; each belongs to one tab of the browser."""
+
+import json
+import time
+
+import pytest
+from tests.web.conftest import PATIENCE
+from tests.web.explorer import (
+    choose_greedily,
+    gate_colours,
+    open_explorer,
+    pane,
+    position,
+    read,
+    text,
+    wait_for,
+    wait_until_drawn,
+)
+from tests.web.served import N_TOKENS, PROMPT, Server, close, continued, refuse, sessions, write_greedily
+
+pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
+pytest.importorskip("uvicorn", reason="needs the extra serve: pip install recurra[serve]")
+pytest.importorskip("sse_starlette", reason="needs the extra serve: pip install recurra[serve]")
+
+GONE_WITHIN = 60
+"""Seconds."""
+
+
+def test_sessions_are_found_again(page, server):
+    write_greedily(page, server)
+    before = text(page)
+    page.reload()
+    wait_for(page, 3 + N_TOKENS)
+    assert text(page) == before
+    assert gate_colours(page) > 20
+    read(page, "the dog")
+    wait_for(page, 5 + N_TOKENS)
+
+
+def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
+    """It dies while it writes. When it is back, the stream goes on from exactly what the page shows."""
+    open_explorer(page, server.address)
+    choose_greedily(page, 10_000)
+    read(page, PROMPT, then_write=True)
+    while position(page) < 40:
+        page.wait_for_timeout(5)
+    server.kill()
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    assert "waiting for the server" in page.inner_text(".status")
+    wait_until_drawn(page)
+    shown, reached = text(page), position(page)
+    server.start()
+    wait_for(page, reached)
+    assert text(page) == shown
+    choose_greedily(page, N_TOKENS)
+    page.click("button.go")
+    wait_for(page, reached + N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
+
+
+def test_a_slow_way_back_is_gone_once(page, server):
+    """The page asks every second whether the server is back; what has begun then goes on."""
+    write_greedily(page, server)
+    server.kill()
+    read(page, "the dog")
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    held = []
+    page.route("**/v1/sessions/*/rewind", lambda route: held.append(route))
+    server.start()
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(3500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(page, 3 + N_TOKENS)
+    read(page, "the dog")
+    wait_for(page, 5 + N_TOKENS)
+
+
+def test_whether_the_server_is_back_is_asked_once_at_a_time(page, server):
+    """Late answers would bring a stream back that is back already, and writes."""
+    write_greedily(page, server)
+    held = []
+    page.route("**/health", lambda route: held.append(route))
+    page.route("**/generate", lambda route: refuse(route, 503, "loading"))
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    page.unroute("**/generate")
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(2500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(page, 3 + N_TOKENS)
+
+
+def test_a_stream_waits_while_the_server_has_no_room(page, server):
+    """Its session is not given up."""
+    write_greedily(page, server)
+    before = sessions(server)
+    page.route("**/rewind", lambda route: refuse(route, 429, "queue_full"))
+    page.reload()
+    page.wait_for_selector(f"{pane()}[data-status=waiting]")
+    page.unroute("**/rewind")
+    wait_for(page, 3 + N_TOKENS)
+    assert sessions(server) == before
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+def test_an_answer_that_the_server_cut_short_is_an_error(page, server, reason):
+    write_greedily(page, server)
+    end = json.dumps({"finish_reason": reason, "position": 3 + N_TOKENS, "text": ""})
+    answer = f"event: end\r\ndata: {end}\r\n\r\n"
+    page.route("**/generate", lambda route: route.fulfill(body=answer, content_type="text/event-stream"))
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    wait_until_drawn(page)
+    assert f"the server ended this turn early ({reason})" in page.inner_text(".status")
+    page.unroute("**/generate")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+
+
+def test_a_stream_whose_session_is_gone_reads_its_tokens_again(page, server, runs):
+    before = sessions(server)
+    write_greedily(page, server)
+    (name,) = sessions(server).keys() - before.keys()
+    close(server, name)
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    assert "does not exist" in page.inner_text(".status")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
+
+
+def test_a_stream_that_was_refused_its_way_back_can_be_forked_and_goes_on(page, server, runs):
+    write_greedily(page, server)
+    for path in ("**/rewind", "**/v1/sessions"):
+        page.route(path, lambda route: refuse(route, 500, "turn_failed"))
+    page.reload()
+    page.wait_for_selector(f"{pane()}[data-status=failed]")
+    page.unroute("**/v1/sessions")
+    page.click(f"{pane()} button:has-text('Fork')")
+    wait_for(page, 3 + N_TOKENS, "B")
+    page.unroute("**/rewind")
+    for letter in "AB":
+        page.click(f"{pane(letter)} button.go")
+        wait_for(page, 3 + 2 * N_TOKENS, letter)
+        assert text(page, letter) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
+
+
+def test_the_last_stream_stays_while_no_other_can_be_opened(page, server):
+    write_greedily(page, server)
+    page.route("**/v1/sessions", lambda route: route.abort())
+    page.click(f"{pane()} button.close")
+    page.wait_for_selector(".notice:has-text('the server does not answer')")
+    page.keyboard.press("]")
+    page.unroute("**/v1/sessions")
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    page.click(f"{pane()} button.close")
+    wait_for(page, 0)
+    assert page.is_hidden(".notice")
+
+
+def write_without_end(page, server: Server) -> str:
+    """Open the page and let it write, until some tokens are there; give its session's name."""
+    before = sessions(server)
+    open_explorer(page, server.address)
+    choose_greedily(page, 10_000)
+    read(page, PROMPT, then_write=True)
+    while position(page) < 30:
+        page.wait_for_timeout(5)
+    (name,) = sessions(server).keys() - before.keys()
+    return name
+
+
+def test_a_stopped_stream_stands_where_it_is_shown(page, server, runs):
+    """The server writes on until it notices; what came after the last token that is shown is taken back."""
+    name = write_without_end(page, server)
+    page.click(f"{pane()} button.go")
+    page.wait_for_selector(f"{pane()}[data-status=ready]")
+    wait_until_drawn(page)
+    reached = position(page)
+    assert sessions(server)[name] == reached
+    choose_greedily(page, N_TOKENS)
+    page.click(f"{pane()} button.go")
+    wait_for(page, reached + N_TOKENS)
+    whole, shown = PROMPT + continued(runs, "words", reached - 3 + N_TOKENS), text(page)
+    is_whole = reached + N_TOKENS <= 2000  # the page shows the end of a longer stream, as a busy machine may make it
+    assert shown == whole if is_whole else whole.endswith(shown) and len(shown) > N_TOKENS
+
+
+def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
+    name = write_without_end(page, server)
+    page.click(f"{pane()} button.close")
+    while name in sessions(server):
+        page.wait_for_timeout(20)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert position(page) == 0
+
+
+def test_a_stream_that_is_closed_on_its_way_back_is_gone(page, server):
+    """The server no longer has its session, and is slow to open the one that replaces it."""
+    write_greedily(page, server)
+    held = []
+    page.route("**/generate", lambda route: refuse(route, 503, "loading"))
+    page.route("**/rewind", lambda route: refuse(route, 404, "session_not_found"))
+    page.route("**/v1/sessions", lambda route: route.continue_() if held else held.append(route))
+    page.click(f"{pane()} button.go")
+    while not held:
+        page.wait_for_timeout(20)
+    page.click(f"{pane()} button.close")
+    wait_for(page, 0)  # another stream stands in its place
+    opened = held[0].fetch()
+    held[0].fulfill(response=opened)
+    replacement = opened.json()["id"]
+    end = time.monotonic() + GONE_WITHIN
+    while replacement in sessions(server) and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    assert replacement not in sessions(server)
+
+
+@pytest.fixture
+def second_tab(page) -> object:
+    """Another tab of the same browser."""
+    opened = page.context.new_page()
+    opened.set_default_timeout(PATIENCE)
+    return opened
+
+
+def test_a_second_tab_has_copies_of_the_streams(page, second_tab, server, runs):
+    """Each tab continues its own, also after a reload; once the other is closed, a tab finds the streams of both."""
+    write_greedily(page, server)
+    open_explorer(second_tab, server.address)
+    wait_for(second_tab, 3 + N_TOKENS)
+    assert text(second_tab) == text(page)
+    read(second_tab, "a dog and the cat ran")
+    wait_for(second_tab, 9 + N_TOKENS)
+    beside = text(second_tab)
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    whole = PROMPT + continued(runs, "words", 2 * N_TOKENS)
+    assert text(page) == whole
+    for tab, shown in ((second_tab, beside), (page, whole)):
+        tab.reload()
+        tab.wait_for_selector(f"{pane()}[data-status=ready]")
+        wait_until_drawn(tab)
+        assert tab.locator("article.pane").count() == 1
+        assert text(tab) == shown
+    second_tab.close()
+    page.reload()
+    wait_for(page, 3 + 2 * N_TOKENS, "A" if text(page, "A") == whole else "B")
+    assert {text(page, letter) for letter in "AB"} == {whole, beside}
+
+
+def test_tabs_without_locks_notice_that_they_share_a_session(page, second_tab, server, runs):
+    """Over plain http the browser offers no locks. The tab that finds its session moved on opens another one."""
+    page.context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { get: () => undefined })")
+    write_greedily(page, server)
+    before = sessions(server)
+    open_explorer(second_tab, server.address)
+    wait_for(second_tab, 3 + N_TOKENS)
+    assert sessions(server) == before
+    read(second_tab, "a dog and the cat ran")
+    wait_for(second_tab, 9 + N_TOKENS)
+    page.click(f"{pane()} button.go")
+    end = time.monotonic() + GONE_WITHIN
+    while sessions(server).keys() == before.keys() and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    wait_for(page, 3 + N_TOKENS)
+    page.click(f"{pane()} button.go")
+    wait_for(page, 3 + 2 * N_TOKENS)
+    assert text(page) == PROMPT + continued(runs, "words", 2 * N_TOKENS)
