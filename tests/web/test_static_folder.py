@@ -286,6 +286,9 @@ def test_what_cannot_be_exported_is_refused(runs, tmp_path, capsys):
     assert main(["export", "web", str(runs / "words"), str(tmp_path)]) == 2
     assert "which is not empty; expected another name: --force writes into it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert main(["export", "web", str(runs / "words"), str(tmp_path / "mine"), "--force"]) == 2
+    assert "which is a file; expected the name of a folder" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_run_is_never_written_over(runs, capsys):

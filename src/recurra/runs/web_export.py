@@ -50,7 +50,7 @@ def export_web(
         force: write into a folder that is not empty.
 
     Raises:
-        FileExistsError: the folder is not empty, or contains a run.
+        FileExistsError: the folder is a file, is not empty, or contains a run.
         ValueError: there is no run, or two have one name; a run's model cannot be exported or shown; a package is
             missing; or the outputs differ.
     """
@@ -59,6 +59,8 @@ def export_web(
     if RunFolder(folder).config.exists():  # whose tokenizer.json would be written over
         came = f"{folder}, which contains a run"
         raise FileExistsError(sentence("target", came, "another name", "a run is never overwritten"))
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(sentence("target", f"{folder}, which is a file", "the name of a folder"))
     if folder.is_dir() and any(folder.iterdir()) and not force:
         came = f"{folder}, which is not empty"
         raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
