@@ -136,7 +136,8 @@ def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     run = "runs/motions-crvit"
     assert "text.mp4 is unreadable" in failure(capsys, "classify", run, str(tmp_path / "text.mp4"))
     assert "missing.mp4" in failure(capsys, "classify", run, str(tmp_path / "missing.mp4"))
-    assert "--rate is 0.0; expected a finite number above 0" in failure(capsys, "classify", run, video(0), "--rate", "0")
+    said = failure(capsys, "classify", run, video(0), "--rate", "0")
+    assert "--rate is 0.0; expected a finite number above 0" in said
     assert "--top is 0; expected at least 1" in failure(capsys, "classify", run, video(0), "--top", "0")
     assert "expected files with different names" in failure(capsys, "classify", run, video(0), video(0))
     assert "expected the folder of a run" in failure(capsys, "classify", str(tmp_path), video(0))
