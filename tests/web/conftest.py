@@ -63,6 +63,8 @@ def browser() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def server(runs, tmp_path_factory) -> Iterator[Server]:
     """Runs on `recurra serve`."""
+    for package in ("fastapi", "uvicorn", "sse_starlette"):
+        pytest.importorskip(package, reason="needs the extra serve: pip install recurra[serve]")
     started = Server(runs, tmp_path_factory.mktemp("server"))
     yield started
     started.kill()

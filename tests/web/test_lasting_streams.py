@@ -18,10 +18,6 @@ from tests.web.explorer import (
 )
 from tests.web.served import N_TOKENS, PROMPT, Server, close, continued, refuse, sessions, write_greedily
 
-pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
-pytest.importorskip("uvicorn", reason="needs the extra serve: pip install recurra[serve]")
-pytest.importorskip("sse_starlette", reason="needs the extra serve: pip install recurra[serve]")
-
 GONE_WITHIN = 60
 """Seconds."""
 MOST_RELOADS = 20
@@ -59,6 +55,16 @@ def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
     assert text(page) == PROMPT + continued(runs, "words", reached - 3 + N_TOKENS)
 
 
+def let_the_only_one_go(page, held: list) -> None:
+    """Hold a request for longer than the page waits between two tries, see that none follows, and let it go on."""
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(3500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(page, 3 + N_TOKENS)
+
+
 def test_a_slow_way_back_is_gone_once(page, server):
     """The page asks every second whether the server is back; what has begun then goes on."""
     write_greedily(page, server)
@@ -68,12 +74,7 @@ def test_a_slow_way_back_is_gone_once(page, server):
     held = []
     page.route("**/v1/sessions/*/rewind", lambda route: held.append(route))
     server.start()
-    while not held:
-        page.wait_for_timeout(20)
-    page.wait_for_timeout(3500)
-    assert len(held) == 1
-    held[0].continue_()
-    wait_for(page, 3 + N_TOKENS)
+    let_the_only_one_go(page, held)
     read(page, "the dog")
     wait_for(page, 5 + N_TOKENS)
 
@@ -87,12 +88,7 @@ def test_whether_the_server_is_back_is_asked_once_at_a_time(page, server):
     page.click(f"{pane()} button.go")
     page.wait_for_selector(f"{pane()}[data-status=waiting]")
     page.unroute("**/generate")
-    while not held:
-        page.wait_for_timeout(20)
-    page.wait_for_timeout(2500)
-    assert len(held) == 1
-    held[0].continue_()
-    wait_for(page, 3 + N_TOKENS)
+    let_the_only_one_go(page, held)
 
 
 def test_a_stream_waits_while_the_server_has_no_room(page, server):

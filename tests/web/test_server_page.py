@@ -18,10 +18,6 @@ from tests.web.explorer import (
 )
 from tests.web.served import N_TOKENS, PROMPT, continued, refuse, stream_of, write_greedily
 
-pytest.importorskip("fastapi", reason="needs the extra serve: pip install recurra[serve]")
-pytest.importorskip("uvicorn", reason="needs the extra serve: pip install recurra[serve]")
-pytest.importorskip("sse_starlette", reason="needs the extra serve: pip install recurra[serve]")
-
 from recurra import open_run
 from recurra.data import memory_horizon_targets
 

@@ -30,7 +30,7 @@ def training_command(name: str, experiment: Experiment, recipes: Path) -> str:
     trained = to_plain(experiment)
     for word in _nearest_first(trained, recipes)[:1]:
         changes = differences(to_plain(load_recipe(word)), trained)
-        words = [part for key, (_, value) in changes.items() for part in (f"--{key}", _as_word(value))]
+        words = [part for key, (_, value) in changes.items() for part in (f"--{key}", as_word(value))]
         try:
             again = to_plain(load_recipe(word, words))
         except RecipeError:
@@ -61,7 +61,8 @@ def _recipes_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
         return [(f"{path}#{variant}", recipe) for variant, recipe in read_family(path).variants.items()]
 
 
-def _as_word(value: Any) -> str:
+def as_word(value: Any) -> str:
+    """Write a value of a configuration as a word of a command."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -71,7 +72,7 @@ def _arguments(changes: dict[str, tuple[Any, Any]]) -> list[str]:
         if key in FOLDERS:
             words.append(f"--{key} FOLDER")
         elif key not in PLACES:
-            words.append(f"--{key} {shlex.quote(_as_word(without_outer_places(value)))}")
+            words.append(f"--{key} {shlex.quote(as_word(without_outer_places(value)))}")
     return words
 
 
