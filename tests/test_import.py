@@ -1,5 +1,7 @@
 """What `import recurra` loads, and what it needs."""
 
+from importlib.metadata import version
+
 HEAVY = (
     "numba",
     "llvmlite",
@@ -56,7 +58,7 @@ def test_the_public_names():
     modules = {"scan", "state"}
     assert all(callable(getattr(recurra, name)) for name in set(recurra.__all__) - modules)
     assert callable(recurra.state.detach)
-    assert recurra.__version__.count(".") == 2
+    assert recurra.__version__ == version("recurra"), "src/recurra/__init__.py and pyproject.toml differ"
 
 
 def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):

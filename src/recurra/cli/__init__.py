@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from recurra import __version__
 from recurra.cli.errors import FAILED, report
 
 COMMANDS = {
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else FAILED
     if words[0] == "--version":
-        print(f"recurra {version('recurra')}")
+        print(f"recurra {__version__}")
         return 0
     if words[0] not in COMMANDS:
         print(f"recurra: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)

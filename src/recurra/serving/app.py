@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
@@ -11,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
+from recurra import __version__
 from recurra.serving import chats, completions, session_routes
 from recurra.serving.access import Caller, caller
 from recurra.serving.errors import ApiError
@@ -30,7 +30,7 @@ def create_app(service: Service) -> FastAPI:
         yield
         await service.stop()
 
-    app = FastAPI(title="Recurra", version=version("recurra"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Recurra", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     settings = service.settings
     hosts = None if settings.api_keys else frozenset({*LOCAL_HOSTS, settings.host})

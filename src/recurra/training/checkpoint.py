@@ -8,13 +8,13 @@ read is then compared with the keys and types that a checkpoint has (`payload.py
 
 import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
+from recurra import __version__
 from recurra.checks import sentence
 from recurra.files.archives import SEAL_BYTES, ArchiveError, load_archive, seal_archive
 from recurra.files.weights import shape_difference
@@ -38,7 +38,7 @@ class CheckpointError(ValueError):
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {
-        "recurra": version("recurra"),
+        "recurra": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
