@@ -119,7 +119,7 @@ export WHEELS DRY FOLDER PYTHON OUT RUNS DATA SITE
   if [ -n "$DRY" ]; then
     TRITON_INTERPRET=1 stage tests 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $KERNELS >"$OUT/2-tests.txt" 2>&1'
   else
-    SPREAD=$("$PYTHON" -c "import xdist" 2>/dev/null && printf %s "-n 3 --dist loadfile") # the files at once
+    SPREAD=$("$PYTHON" -c "import xdist" 2>/dev/null && printf %s "-n 8 --dist worksteal") # compiling takes most of the time
     export SPREAD
     TRITON_INTERPRET=0 stage tests 150 bash -c '"$PYTHON" -m pytest -p no:randomly -vv $SPREAD $KERNELS >"$OUT/2-tests.txt" 2>&1'
   fi

@@ -112,7 +112,7 @@ def measured(recipe: str, vocabulary: int, device: torch.device, rounds: int, dr
         found: dict[str, Any] = {"recipe": recipe, "precision": precision, "batch": batch, "steps": length}
         try:
             step = step_of(experiment, taken, (batch, length), device, precision)
-            seconds = median(timed({"step": step}, rounds, device, warm_up=4)["step"])
+            seconds = median(timed({"step": step}, rounds, device, warm_up=4, with_host=True)["step"])
             rate = batch * length / seconds
             found |= {"seconds": seconds, "tokens_per_second": rate, "flops_per_token": flops}
             if flops and peak:
