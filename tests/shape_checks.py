@@ -9,11 +9,21 @@ import jaxtyping
 import torch
 from beartype import beartype
 
-# What Numba compiles stays as it is, and so do the wrappers that torch's dispatcher calls: the functions around them
-# carry the shapes.
+# What Numba and Triton compile stays as it is, and so do the wrappers that torch's dispatcher calls: the functions
+# around them carry the shapes.
 _CHECKED = [
     "recurra.analysis",
-    "recurra.cells",
+    "recurra.cells.cayley",
+    "recurra.cells.gru",
+    "recurra.cells.gru_after",
+    "recurra.cells.gru_kernels",
+    "recurra.cells.gru_sequence",
+    "recurra.cells.gru_steps",
+    "recurra.cells.ncgru",
+    "recurra.cells.neumann",
+    "recurra.cells.panel_kernels",
+    "recurra.cells.slstm_kernels",
+    "recurra.cells.slstm_sequence",
     "recurra.cli",
     "recurra.convert",
     "recurra.data",

@@ -21,11 +21,14 @@ from torch import Tensor
 
 from benchmarks.gpu.card import arguments, distance, little_blocks, machine, of_part, place, write
 from recurra import gate_loop, linear_scan, list_mixers
+from recurra.cells import GRUCell, gru_sequence, gru_sequence_reference
+from recurra.cells.gru import RecurrentWeights
 from recurra.gateloop import Planes, gate_loop_real_part
 from recurra.models import LanguageModel, LanguageModelConfig
 
 SHAPES = ((1, 1, 1), (2, 33, 5), (3, 1000, 65), (1, 65_537, 3), (64, 128, 512))
 HEADS = ((1, 1, 1, 16), (2, 65, 3, 32), (2, 1024, 4, 64), (1, 300, 2, 128))
+GRUS = ((1, 1, 5), (17, 33, 130), (32, 70, 380))
 DRY_SHAPES, DRY_HEADS = ((1, 1, 1), (2, 5, 3)), ((1, 5, 1, 16),)
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 OF_MODELS = 2e-3
@@ -115,6 +118,20 @@ def chunks(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterato
                     )  # fmt: skip
 
 
+def grus(sizes: tuple[tuple[int, ...], ...], device: torch.device) -> Iterator[Work]:
+    for batch, length, size in sizes:
+
+        def call(function: Callable[..., tuple[Tensor, Tensor]], *x: Tensor) -> Tensor:
+            return function(GRUCell(1, x[1].shape[1]), *x[:2], RecurrentWeights(*x[2:]))[0]
+
+        scale = size**-0.5
+        inputs = [torch.randn(batch, length, 3 * size), torch.randn(batch, size)]
+        inputs += [torch.randn(2 * size, size) * scale, torch.randn(size, size) * scale]
+        name = f"steps of a GRU {(batch, length, size)}"
+        work = partial(call, gru_sequence), partial(call, gru_sequence_reference)
+        yield partial(compared, name, *work, inputs, device, ROUNDING[torch.float32])
+
+
 def model_of(name: str, length: int, device: torch.device) -> Result:
     """Compare a language model with a mixer: its logits, in one piece and in two, and its gradients."""
     torch.manual_seed(1)
@@ -148,6 +165,7 @@ def all_work(device: torch.device, dry: bool) -> Iterator[Work]:
     yield from scans(shapes, device)
     yield from fused(shapes, device)
     yield from chunks(heads, device)
+    yield from grus(((2, 3, 5),) if dry else GRUS, device)
     yield from models(length, mixers, device)
 
 

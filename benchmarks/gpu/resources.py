@@ -25,6 +25,7 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from recurra.cells import gru_triton
 from recurra.gateloop import triton_chunk, triton_chunk_backward
 from recurra.gateloop import triton_kernels as fused_kernels
 from recurra.kernels.triton_tiles import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
@@ -116,6 +117,13 @@ def chunk(number: torch.dtype, is_complex: bool, per_channel: bool, d: int = 64)
     triton_chunk_backward.backward_into((q, q, q, a, state), y, state, q, q, q, a, state)
 
 
+def gru(number: torch.dtype) -> None:
+    projected, h = torch.zeros(32, 70, 1140, dtype=number), torch.zeros(32, 380)
+    weights = torch.zeros(760, 380, dtype=number), torch.zeros(380, 380, dtype=number)
+    steps = gru_triton.forward(projected, h, *weights)
+    gru_triton.backward(steps, *weights, torch.zeros(32, 70, 380), h)
+
+
 f32, bf16 = torch.float32, torch.bfloat16
 CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "scan, float32": ("scan", False, lambda: scan(False)),
@@ -128,6 +136,8 @@ CASES: dict[str, tuple[str, bool, Callable[[], None]]] = {
     "chunk of 64, float32, complex gate a head": ("chunk", True, lambda: chunk(f32, True, False)),
     "chunk of 64, float32, complex gate a channel": ("chunk", True, lambda: chunk(f32, True, True)),
     "chunk of 128, bfloat16, a gate a head": ("chunk", False, lambda: chunk(bf16, False, False, 128)),
+    "steps of a GRU, float32": ("gru", False, lambda: gru(f32)),  # no tiles of the table
+    "steps of a GRU, bfloat16": ("gru", False, lambda: gru(bf16)),
 }
 
 

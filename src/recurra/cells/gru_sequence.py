@@ -2,23 +2,29 @@
 
 Left to autograd, every step backwards multiplies the few sequences of a batch into a gradient as large as the recurrent
 matrices and adds it to the last one: more memory traffic than the step itself. Here the gradients that reach the gates
-are kept, and one product over all sequences and steps makes the matrices' gradients. On a CPU kernels take the steps
-themselves (`gru_kernels`); elsewhere, and in float64, whatever can be computed for all steps at once is.
+are kept, and one product over all sequences and steps makes the matrices' gradients. Kernels take the steps themselves,
+on a CPU (`gru_kernels`) and on a GPU (`gru_triton`). Elsewhere, and in float64, whatever can be computed for all steps
+at once is.
 """
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from recurra.cells import gru_steps
 from recurra.cells.gru import GRUCell, RecurrentWeights
-from recurra.cells.gru_steps import Steps, backward, forward, kernels_take
+from recurra.cells.gru_steps import Steps
 from recurra.checks import kind_of, require_layout, sentence
+from recurra.kernels.backends import choose_backend
 from recurra.kernels.operators import are_batched, differentiable_gradients, transforms_are_active
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
+
+_ON_A_CARD = (torch.float32, torch.bfloat16, torch.float16)
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -81,9 +87,20 @@ def gru_sequence_reference(
     return y, h
 
 
-def _by_kernels(projected: Tensor, h: Tensor) -> bool:
-    """Whether kernels take the steps. They compute in float32, so many sequences are faster by bfloat16 products."""
-    return kernels_take(projected, h) and (projected.dtype == torch.float32 or projected.shape[0] <= _FEW)
+def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
+    """Return the kernels that take the steps, `gru_steps` or `gru_triton`, or None.
+
+    Those of a CPU compute in float32, so many sequences are faster by bfloat16 products.
+    """
+    if projected.is_cuda:
+        fits = projected.dtype in _ON_A_CARD and h.dtype == torch.float32 and bool(projected.numel())
+        if not fits or choose_backend("auto", projected.device) != "triton":
+            return None
+        from recurra.cells import gru_triton
+
+        return gru_triton if h.shape[1] <= gru_triton.LARGEST else None
+    takes = gru_steps.kernels_take(projected, h)
+    return gru_steps if takes and (projected.dtype == torch.float32 or projected.shape[0] <= _FEW) else None
 
 
 class _GRUSequence(torch.autograd.Function):
@@ -93,10 +110,9 @@ class _GRUSequence(torch.autograd.Function):
     def forward(
         ctx: Any, cell: GRUCell, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if _by_kernels(projected, h):
-            ru, c, reset, states = forward(projected, h, of_gates, of_candidate)
-        else:
-            ru, c, reset, states = _GRUSequence._steps(projected, h, of_gates, of_candidate)
+        kernels = _kernels(projected, h)
+        take = _GRUSequence._steps if kernels is None else kernels.forward
+        ru, c, reset, states = take(projected, h, of_gates, of_candidate)
         ctx.cell = cell
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(projected, h, of_gates, of_candidate, ru, c, reset, states)
@@ -132,9 +148,10 @@ class _GRUSequence(torch.autograd.Function):
             return None, *differentiable_gradients(reference, inputs, (d_y, d_last))
         projected, h, of_gates, of_candidate = inputs
         # A batch of gradients, which torch's vmap may pass in, has no address.
-        if _by_kernels(projected, h) and not are_batched(d_y, d_last):
+        kernels = _kernels(projected, h)
+        if kernels is not None and not are_batched(d_y, d_last):
             steps = Steps(ru, c, reset, states)
-            d_inputs, d_h = backward(steps, of_gates, of_candidate, d_y, d_last)
+            d_inputs, d_h = kernels.backward(steps, of_gates, of_candidate, d_y, d_last)
         else:
             ru, c = ru.to(projected.dtype), c.to(projected.dtype)
             d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)

@@ -18,6 +18,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from recurra.cells import gru_triton  # noqa: E402
 from recurra.gateloop import triton_chunk, triton_chunk_backward  # noqa: E402
 from recurra.gateloop import triton_kernels as fused_kernels  # noqa: E402
 from recurra.scan import triton_kernels as scan_kernels  # noqa: E402
@@ -119,3 +120,17 @@ def test_chunk(compiled, target, number, plane, d_qk, d_v, d_a):
     assert set(compiled) == {"target", "summarise", "_walk", "_forward", "_values", "_keys"}
     for name in ("summarise", "_forward", "_values", "_keys"):
         assert "mma" in compiled[name], "matrix products run on tensor cores"
+
+
+@pytest.mark.parametrize(("target", "number", "size"), [(80, torch.bfloat16, 5), (90, torch.float32, 380)], ids=str)
+def test_gru(compiled, target, number, size):
+    compiled["target"] = target
+    projected, h = torch.zeros(2, 3, 3 * size, dtype=number), torch.zeros(2, size)
+    weights = torch.zeros(2 * size, size, dtype=number), torch.zeros(size, size, dtype=number)
+    steps = gru_triton.forward(projected, h, *weights)
+    gru_triton.backward(steps, *weights, torch.zeros(2, 3, size), h)
+    assert set(compiled) == {"target", "_forward", "_backward"}
+    for name in ("_forward", "_backward"):
+        assert "mma" in compiled[name], "matrix products run on tensor cores"
+        assert "cp.async" in compiled[name], "the next tiles of a matrix are under way"
+        assert "bar.sync" in compiled[name], "channels wait for each other"
