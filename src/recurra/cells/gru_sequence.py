@@ -19,7 +19,7 @@ from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.gru_steps import Steps
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import are_batched, differentiable_gradients, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, has_numbers, transforms_are_active
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
@@ -94,6 +94,7 @@ def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
     """
     if projected.is_cuda:
         fits = projected.dtype in _ON_A_CARD and h.dtype == torch.float32 and bool(projected.numel())
+        fits = fits and has_numbers(projected)
         if not fits or choose_backend("auto", projected.device) != "triton":
             return None
         from recurra.cells import gru_triton
