@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,20 @@ def test_a_run_over_text_has_its_cost_and_not_its_places(there, tmp_path):
     (row,) = json.loads((tmp_path / "cost.json").read_text())
     assert summary.cost["measured"] == row["measured"]
     assert summary.cost["segment_length"] == 4
+
+
+def test_a_finished_run_over_text_needs_no_weights(there, tmp_path):
+    expected = summarise("runs/toy-crt", RECIPES)
+    copy = shutil.copytree("runs/toy-crt", tmp_path / "toy-crt")
+    shutil.rmtree(copy / "checkpoints")
+    found = summarise(copy, RECIPES)
+    assert found.seconds == pytest.approx(expected.seconds, rel=0.2)
+    assert replace(found, command="", seconds=0.0) == replace(expected, command="", seconds=0.0)
+    told = json.loads((copy / "summary.json").read_text()) | {"finished": False}
+    told.pop("sha256")
+    (copy / "summary.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match="which does not exist"):
+        summarise(copy, RECIPES)
 
 
 def test_a_run_killed_and_resumed_has_the_curve_of_one_that_was_not(there, tmp_path):

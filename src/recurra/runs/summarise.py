@@ -1,11 +1,15 @@
 """From a run's folder to its summary. Whatever needs the weights is measured here."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from recurra.checks import sentence
 from recurra.data import MemoryHorizon
+from recurra.models.outline import outlined
 from recurra.runs.cost import model_cost
 from recurra.runs.figures import gates_of
 from recurra.runs.places import without_outer_places
@@ -24,6 +28,8 @@ GATE_DECIMALS = 3
 def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) -> Summary:
     """Summarise a run as it stands, finished or not.
 
+    A finished run over text may have left its checkpoints elsewhere: nothing in its summary needs the weights.
+
     Args:
         path: the run's folder.
         recipes: the folder of recipes; the run's command names the one that it was trained with.
@@ -31,16 +37,18 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
 
     Raises:
         FileNotFoundError: the folder does not contain a run.
-        CheckpointError: the run has no checkpoint yet, or a damaged one.
+        CheckpointError: the run has no checkpoint, though it is unfinished or not over text, or a damaged one.
         ValueError: `overrides` change the model or its data, or the run's scores are of another checkpoint.
     """
     run = open_run(path, overrides=overrides)
+    if _left_its_weights(run):
+        run = _Weightless(run.folder, run.experiment, overrides=overrides)
     if run.changes:
         came = f"a change of {', '.join(run.changes)}"
         raise ValueError(sentence("overrides", came, "paths alone", "a summary is of the run as it was trained"))
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     rows = read_metrics(run.folder.metrics)
-    saved = _newest_checkpoint(run.folder)
+    saved = run.saved if isinstance(run, _Weightless) else _newest_checkpoint(run.folder)
     steps_per_epoch, total_steps = run.experiment.training.n_steps(len(run.data.source("train")))
     reached = _reached(rows, saved["position"], run.experiment)
     return Summary(
@@ -66,6 +74,29 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
         cost=_cost(run),
         **_of_memory_horizon(run),
     )
+
+
+def _left_its_weights(run: Run) -> bool:
+    """Whether a run over text is finished, and has no checkpoint in its folder."""
+    if not isinstance(run.experiment, TextExperiment) or not run.folder.summary.is_file():
+        return False
+    return not any(run.folder.checkpoints.glob("*")) and bool(run.folder.read_summary()["finished"])
+
+
+class _Weightless(Run):
+    """A finished run without weights. Its model is an outline, and what a checkpoint would say is in summary.json."""
+
+    @cached_property
+    def saved(self) -> dict[str, Any]:
+        told = self.folder.read_summary()
+        position = {"step": told["steps"], "tokens": told["tokens"], "seconds": told["seconds"]}
+        return {"position": position, "versions": told["versions"], "resumed_at": told["resumed_at"]}
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, int]:
+        with outlined():
+            model = self.experiment.model.build(self.sizes())
+        return model.eval(), self.folder.read_summary()["validation"]["best"]["step"]
 
 
 def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
