@@ -88,26 +88,37 @@ run_of() { # NAME RECIPE OVERRIDES...: train, or resume, until it ends or the ti
     timeout -k 2 20 "$PYTHON" -m recurra eval "$RUNS/$name"
 }
 
+share() { # NVIDIA's multi-process service, where it can be had: kernels of several processes run at once
+  export CUDA_MPS_PIPE_DIRECTORY=$SITE/mps CUDA_MPS_LOG_DIRECTORY=$SITE/mps
+  mkdir -p "$SITE/mps"
+  nvidia-cuda-mps-control -d && timeout -k 2 25 "$PYTHON" -c "import torch; torch.ones(1, device='cuda')" && return
+  echo quit | timeout -k 2 5 nvidia-cuda-mps-control
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
 runs() { # side by side: such small models leave most of a card idle
-  local device=(--training.accelerator cuda --training.threads 4 --training.save_every 500)
+  local device=(--training.accelerator cuda --training.threads 1 --training.save_every 500)
   if [ -n "$DRY" ]; then
     RUNS=$SITE/runs
     run_of memory-horizon recipes/memory-horizon/data-controlled-muon.yaml --training.accelerator cpu --model.n_layer 1 \
       --data.n_samples 40 --data.sequence_length 32 --training.epochs 1 --training.threads 1
   else
+    share
     run_of memory-horizon recipes/memory-horizon/data-controlled-muon.yaml "${device[@]}" &
     if [ -d "$DATA" ]; then
-      for variant in crt-gru-n70-40-epochs transformer-xl-n70-40-epochs; do
-        run_of "ptb-$variant" "recipes/ptb/three-layers-muon.yaml#$variant" "${device[@]}" --data.path "$DATA" &
+      for variant in crt-gru-n70 crt-ncgru-n70 crt-gru-n17; do
+        run_of "ptb-$variant-40-epochs" "recipes/ptb/three-layers-muon.yaml#$variant-40-epochs" "${device[@]}" \
+          --data.path "$DATA" --training.precision bf16-mixed --training.eval_every 414 --training.log_every 69 &
       done
     fi
     wait
+    echo quit | timeout -k 2 5 nvidia-cuda-mps-control
   fi
   mkdir -p "$RUNS" # checkpoints of large models stay there
   (cd "$RUNS" && find . -type f -size -6M ! -name .lock -print0 | tar czf "$OUT/7-runs.tar.gz" --null -T -)
 }
 
-export -f install run_of runs
+export -f install run_of share runs
 export WHEELS DRY FOLDER PYTHON OUT RUNS DATA SITE
 
 # shellcheck disable=SC2086
