@@ -8,7 +8,7 @@
 # Each stage has a limit in seconds and a file of results in $OUT; none stops those after it.
 #
 #   1-install.txt     wheels of what the machine lacks; Recurra itself runs from src
-#   2-tests.txt       the tests of the Triton kernels on the card
+#   2-tests.txt       the tests of the Triton kernels on the card, then the contract suite: every mixer and model there
 #   3-golden.json     every kernel and every mixer on the card beside float64 on the CPU
 #   4-speed.json      GB/s of the scan and of the GateLoop beside a copy, and other libraries if they are installed
 #   5-tiles.json      the best tiles and chunk lengths, which stages 6 and 7 use
@@ -134,6 +134,13 @@ tests/cells/interpreted_triton_gru.py"
     SPREAD=$("$PYTHON" -c "import xdist" 2>/dev/null && printf %s "-n 8 --dist worksteal") # compiling takes most of the time
     export SPREAD
     TRITON_INTERPRET=0 stage tests 150 bash -c '"$PYTHON" -m pytest -p no:randomly -vv $SPREAD $KERNELS >"$OUT/2-tests.txt" 2>&1'
+  fi
+  SUITE="tests/contracts/test_cut_invariance.py tests/contracts/test_variable_lengths.py tests/contracts/test_states.py"
+  export SUITE
+  if [ -n "$DRY" ]; then
+    stage contracts 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $SUITE >>"$OUT/2-tests.txt" 2>&1'
+  else
+    RECURRA_TEST_DEVICE=cuda stage contracts 90 bash -c '"$PYTHON" -m pytest -p no:randomly -v $SPREAD $SUITE >>"$OUT/2-tests.txt" 2>&1'
   fi
   unset RECURRA_SHAPE_CHECKS
   [ -f "$OUT/2-tests.txt" ] && tail -n 3 "$OUT/2-tests.txt"

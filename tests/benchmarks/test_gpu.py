@@ -11,7 +11,7 @@ from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
-STAGES = ["install", "tests", "golden", "speed", "tiles", "steps", "runs"]
+STAGES = ["install", "tests", "contracts", "golden", "speed", "tiles", "steps", "runs"]
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -1,6 +1,8 @@
 """Every registered module, small, as the contract suite sees it. A new mixer or model needs no entry here."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -13,6 +15,8 @@ from recurra.cells import GRUCell, NCGRUCell
 from recurra.mixers import RNN
 from recurra.models import DataSizes, VideoSizes, find_model, list_models
 
+DEVICE = os.environ.get("RECURRA_TEST_DEVICE")
+"""Where modules and inputs are made, as in RECURRA_TEST_DEVICE=cuda; without it, on the CPU."""
 D_MODEL = 12
 VOCABULARY = 11
 
@@ -184,6 +188,12 @@ def _compiled_cases() -> list[Case]:
     """The cases that the compiler takes: a mixer with its default options is compiled in its language model."""
     names = {case.name for case in _cases()}
     return [case for case in _cases() if f"language-model-{case.name}" not in names]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device() -> Iterator[None]:
+    with nullcontext() if DEVICE is None else torch.device(DEVICE):
+        yield
 
 
 @pytest.fixture(params=_compiled_cases(), ids=lambda case: case.name)

@@ -39,7 +39,7 @@ def results(module, x, pieces, state):
         leaves.append(x)
     y, last = run_in_pieces(module, x, pieces, state)
     flat = [y, *states.tensors(last)]
-    weights = torch.Generator().manual_seed(3)
+    weights = torch.Generator(torch.get_default_device()).manual_seed(3)
     loss = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum().real.abs() for t in flat)
     leaves += list(module.parameters())
     return [t.detach() for t in flat], torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)

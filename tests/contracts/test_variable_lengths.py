@@ -60,7 +60,7 @@ def row_of(state, row):
 
 
 def gradients(outputs, lasts, leaves):
-    weights = torch.Generator().manual_seed(3)
+    weights = torch.Generator(torch.get_default_device()).manual_seed(3)
     flat = [*outputs, *(tensor for last in lasts for tensor in states.tensors(last))]
     loss = sum((torch.randn(t.shape, generator=weights, dtype=t.dtype) * t).sum().real for t in flat)
     return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
