@@ -5,17 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.conftest import measured
 
 from recurra.cli import main
+from recurra.runs import scores
 
 
 def test_eval_prints_and_writes_the_scores(capsys, trained):
     assert main(["eval", trained, "--split", "valid", "--checkpoint", "last"]) == 0
     assert "accuracy" in capsys.readouterr().out
-    scores = json.loads((Path(trained) / "eval-valid.json").read_text())
-    assert scores["step"] == 12
-    assert scores["loss"] == float(measured(Path(trained))[-1]["valid_loss"])
+    written = json.loads((Path(trained) / "eval-valid.json").read_text())
+    assert written["step"] == 12
+    assert written["loss"] == float(measured(Path(trained))[-1]["valid_loss"])
 
 
 def test_a_temperature_is_given_or_chosen_on_the_validation_split(trained, tmp_path):
@@ -34,3 +36,22 @@ def test_words_that_are_no_temperature_are_refused(capsys, trained):
         with pytest.raises(SystemExit):
             main(["eval", trained, "--temperature", word])
         assert f"{word!r}; expected a number above 0, or valid" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, trained):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["eval", trained, "--device", "cuda"]) != 0
+    assert "--device is cuda, and PyTorch finds no CUDA device; expected cpu or auto" in capsys.readouterr().err
+
+
+def test_the_model_is_moved_to_the_device(monkeypatch, trained):
+    """No other device computes here: what is scored is a model moved to float64 in its place."""
+    monkeypatch.setattr("recurra.cli.evaluate.chosen_device", lambda wanted, name: torch.float64)
+    seen = []
+    score = scores.score_run
+    monkeypatch.setattr(
+        "recurra.cli.evaluate.score_run",
+        lambda run, *x, **y: seen.append({p.dtype for p in run.model.parameters()}) or score(run, *x, **y),
+    )
+    assert main(["eval", trained, "--split", "valid", "--device", "auto"]) == 0
+    assert seen == [{torch.float64}]

@@ -4,6 +4,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,7 @@ from recurra.runs import open_run
 from recurra.runs.score_files import write_scores
 from recurra.runs.scores import DETAILS, calibrated_temperature, score_run
 from recurra.training.allocator import keep_large_blocks
+from recurra.training.process import chosen_device
 
 DESCRIPTION = """\
 Score a trained run on a split, in float32, with the state carried along contiguous segments. Prints a table, and writes
@@ -38,10 +40,19 @@ def run(words: Sequence[str]) -> int:
         type=_temperature,
         help="divide the logits by T; `valid` finds the T of the lowest loss on the validation split first",
     )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to score: auto (default) is a CUDA GPU if there is one",
+    )
     add_checkpoint(parser)
     arguments = parser.parse_args(own)
+    device = chosen_device(arguments.device, "--device")
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    torch.backends.cudnn.allow_tf32 = False  # as in training
+    trained.model.to(device)
     temperature = arguments.temperature
     if temperature == "valid":
         temperature = calibrated_temperature(trained)

@@ -37,7 +37,7 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.allow_tf32 = False  # it is True by default, and float32 is to mean float32
     seed_everything(config.seed, verbose=False)
-    accelerator = _accelerator(config.accelerator)
+    accelerator = chosen_device(config.accelerator)
     if n_launched() > 1:
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets from every rank
     fabric = Fabric(accelerator=accelerator, precision=config.precision, **fabric_options(config, accelerator))
@@ -59,14 +59,19 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     Raises:
         ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
     """
-    return known_precision(config, _accelerator(config.accelerator))
+    return known_precision(config, chosen_device(config.accelerator))
 
 
-def _accelerator(wanted: str) -> str:
+def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
+    """Turn "auto", "cpu" or "cuda" into what there is; `name` is that of the option.
+
+    Raises:
+        ValueError: CUDA is asked for by name and PyTorch finds no CUDA device.
+    """
     # Fabric's "auto" would also choose devices without float64 and complex numbers, such as Apple's.
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
         came = "cuda, and PyTorch finds no CUDA device"
-        raise ValueError(sentence("training.accelerator", came, "cpu or auto on this machine"))
+        raise ValueError(sentence(name, came, "cpu or auto on this machine"))
     return wanted
