@@ -76,3 +76,19 @@ memory_horizon().reset_contrast()
 print("torch._dynamo" in sys.modules)
 """
     assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False", "False", "False"]
+
+
+def test_a_checkpoint_can_be_written_where_recurra_is_not_installed(run_python):
+    program = """
+    import importlib.metadata
+    known = importlib.metadata.version
+    def version(name):
+        if name == "recurra":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+    importlib.metadata.version = version
+    from recurra.cli import main
+    from recurra.training.checkpoint import versions
+    print(versions()["recurra"], main(["--version"]))
+    """
+    assert run_python(program).split() == ["recurra", version("recurra"), version("recurra"), "0"]

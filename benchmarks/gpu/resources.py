@@ -38,24 +38,31 @@ SHARED = {80: 164 * 1024, 90: 228 * 1024}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
+def compiled_launch(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, target: int) -> Any:
+    """Compile a kernel as a launch with these arguments would on a card of this compute capability."""
+    given = dict(zip(kernel.arg_names, arguments)) | constants
+    if list(given) != kernel.arg_names:
+        raise TypeError(f"{kernel.fn.__name__} was given {list(given)}; expected {kernel.arg_names}, in this order")
+    signature, constexprs, attributes = {}, {}, {}
+    for i, (name, value) in enumerate(given.items()):
+        if isinstance(value, torch.Tensor):
+            signature[name], attributes[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif name in constants or value == 1:
+            signature[name], constexprs[(i,)] = "constexpr", value
+        else:
+            signature[name] = "i32"
+            attributes[(i,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": warps})
+
+
 @contextmanager
 def compiled(target: int) -> Iterator[dict[str, dict[str, int]]]:
     """Make launches compile for a compute capability instead of running; collect what each kernel takes."""
     found: dict[str, dict[str, int]] = {}
 
     def compile_call(kernel: Any, *arguments: Any, grid: Any, warmup: bool, num_warps: int, **constants: Any) -> None:
-        given = dict(zip(kernel.arg_names, arguments)) | constants
-        signature, constexprs, attributes = {}, {}, {}
-        for i, (name, value) in enumerate(given.items()):
-            if isinstance(value, torch.Tensor):
-                signature[name], attributes[(i,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
-            elif name in constants or value == 1:
-                signature[name], constexprs[(i,)] = "constexpr", value
-            else:
-                signature[name] = "i32"
-                attributes[(i,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
-        source = ASTSource(kernel, signature, constexprs, attributes)
-        made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": num_warps})
+        made = compiled_launch(kernel, arguments, constants, num_warps, target)
         found[kernel.fn.__name__] = report(made.asm["ptx"], target) | {
             "shared": made.metadata.shared,
             "warps": num_warps,

@@ -15,8 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on", allow_module_level=True)
 triton = pytest.importorskip("triton", reason="Triton is not installed here")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from benchmarks.gpu.resources import compiled_launch  # noqa: E402
 
 from recurra.cells import gru_triton  # noqa: E402
 from recurra.gateloop import triton_chunk, triton_chunk_backward  # noqa: E402
@@ -24,7 +23,6 @@ from recurra.gateloop import triton_kernels as fused_kernels  # noqa: E402
 from recurra.scan import triton_kernels as scan_kernels  # noqa: E402
 
 SHARED_MEMORY = 99 * 1024  # bytes that a program may have on every card from compute capability 8.0 on
-TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
 
 
 @pytest.fixture
@@ -36,20 +34,7 @@ def compiled(monkeypatch, tmp_path):
     def compile_call(kernel, *arguments, grid, warmup, num_warps, **constants):
         assert len(grid) == 1
         assert grid[0] > 0
-        given = dict(zip(kernel.arg_names, arguments)) | constants
-        assert list(given) == kernel.arg_names, "as many arguments as the kernel has, in its order"
-        signature, constexprs, attributes = {}, {}, {}
-        for i, (name, value) in enumerate(given.items()):
-            if isinstance(value, torch.Tensor):
-                signature[name] = TYPES[value.dtype]
-                attributes[(i,)] = [["tt.divisibility", 16]]
-            elif name in constants or value == 1:
-                signature[name], constexprs[(i,)] = "constexpr", value
-            else:
-                signature[name] = "i32"
-                attributes[(i,)] = [["tt.divisibility", 16]] if value % 16 == 0 else []
-        source = ASTSource(kernel, signature, constexprs, attributes)
-        made = triton.compile(source, target=GPUTarget("cuda", texts["target"], 32), options={"num_warps": num_warps})
+        made = compiled_launch(kernel, arguments, constants, num_warps, texts["target"])
         assert made.asm["cubin"]
         assert made.metadata.shared <= SHARED_MEMORY
         texts[kernel.fn.__name__] = made.asm["ptx"]

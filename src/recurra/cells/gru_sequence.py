@@ -18,13 +18,10 @@ from recurra.cells import gru_steps
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.gru_steps import Steps
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import are_batched, differentiable_gradients, has_numbers, transforms_are_active
+from recurra.kernels.operators import are_batched, differentiable_gradients, transforms_are_active
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
-
-_ON_A_CARD = (torch.float32, torch.bfloat16, torch.float16)
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -92,11 +89,7 @@ def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
 
     Those of a CPU compute in float32, so many sequences are faster by bfloat16 products.
     """
-    if projected.is_cuda:
-        fits = projected.dtype in _ON_A_CARD and h.dtype == torch.float32 and bool(projected.numel())
-        fits = fits and has_numbers(projected)
-        if not fits or choose_backend("auto", projected.device) != "triton":
-            return None
+    if gru_steps.kernels_take(projected, h, "triton"):
         from recurra.cells import gru_triton
 
         return gru_triton if h.shape[1] <= gru_triton.LARGEST else None

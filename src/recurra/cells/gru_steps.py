@@ -16,7 +16,8 @@ from recurra.kernels.operators import has_numbers
 from recurra.kernels.tensors import addresses, usable_threads
 
 _PANEL = 64
-_TYPES = (torch.float32, torch.bfloat16)
+_TYPES = {"numba": (torch.float32, torch.bfloat16), "triton": (torch.float32, torch.bfloat16, torch.float16)}
+_DEVICES = {"numba": "cpu", "triton": "cuda"}
 
 
 class Steps(NamedTuple):
@@ -31,11 +32,11 @@ class Steps(NamedTuple):
     states: Float[Tensor, "all_steps B H"]
 
 
-def kernels_take(projected: Tensor, h: Tensor) -> bool:
-    """Whether the kernels take inputs and states of these types, on this device."""
-    fits = projected.dtype in _TYPES and h.dtype == torch.float32 and bool(projected.numel())
-    fits = fits and projected.device.type == "cpu" and has_numbers(projected)
-    return fits and choose_backend("auto", projected.device) == "numba"
+def kernels_take(projected: Tensor, h: Tensor, backend: str = "numba") -> bool:
+    """Whether a backend's kernels take inputs and states of these types, on this device."""
+    fits = projected.dtype in _TYPES[backend] and h.dtype == torch.float32 and bool(projected.numel())
+    fits = fits and projected.device.type == _DEVICES[backend] and has_numbers(projected)
+    return fits and choose_backend("auto", projected.device) == backend
 
 
 def in_panels(matrix: Float[Tensor, "*many inputs outputs"]) -> Float[Tensor, "*many panels inputs 64"]:

@@ -96,7 +96,8 @@ class _Weightless(Run):
     def _loaded(self) -> tuple[nn.Module, int]:
         with outlined():
             model = self.experiment.model.build(self.sizes())
-        return model.eval(), self.folder.read_summary()["validation"]["best"]["step"]
+        told = self.folder.read_summary()
+        return model.eval(), told["validation"].get("best", {}).get("step", told["steps"])
 
 
 def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
