@@ -1,12 +1,16 @@
 """gru_sequence has the reference's outputs, its gradients and its second derivatives."""
 
+import sys
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.cells import GRUCell, NCGRUCell, gru_sequence, gru_sequence_reference
+from recurra.cells import GRUCell, NCGRUCell, gru_sequence, gru_sequence_reference, gru_steps
 from recurra.cells.gru import RecurrentWeights
 from recurra.mixers import RNN
 
+of_sequences = sys.modules["recurra.cells.gru_sequence"]  # the package has its function under this name
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -121,3 +125,34 @@ def test_a_cell_with_steps_of_its_own_takes_them():
     y, state = RNN(Idle(3, 5))(torch.randn(2, 4, 3), None)
     assert torch.equal(state.h, torch.zeros_like(h))
     assert torch.equal(y, torch.zeros(2, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "takes"),
+    [
+        (torch.float32, 40, True),
+        (torch.bfloat16, 32, True),
+        (torch.bfloat16, 33, False),  # products in bfloat16 are faster
+        (torch.float64, 2, False),
+        (torch.float32, 0, False),
+    ],
+)
+def test_kernels_take_the_steps_on_a_cpu(dtype, batch, takes):
+    pytest.importorskip("numba", reason="Numba is not installed here")
+    h = torch.zeros(batch, 4, dtype=torch.promote_types(dtype, torch.float32))
+    kernels = of_sequences._kernels(torch.zeros(batch, 3, 12, dtype=dtype), h)
+    assert kernels is (gru_steps if takes else None)
+
+
+@pytest.mark.parametrize(("size", "takes"), [(1024, True), (1025, False)])
+def test_kernels_take_the_steps_on_a_card(monkeypatch, size, takes):
+    """There is none here: tensors without numbers stand in for those on it."""
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    from recurra.cells import gru_triton
+
+    with FakeTensorMode():
+        projected = torch.empty(2, 3, 3 * size, dtype=torch.float16, device="cuda")
+        h = torch.empty(2, size, device="cuda")
+    assert of_sequences._kernels(projected, h) is None, "they have no numbers"
+    monkeypatch.setattr(gru_steps, "has_numbers", lambda tensor: True)
+    assert of_sequences._kernels(projected, h) is (gru_triton if takes else None)
