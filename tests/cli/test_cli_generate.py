@@ -330,3 +330,27 @@ def test_continuations_that_cannot_be(runs, capsys, tmp_path):
     ):
         assert main(["generate", runs["words"], *words]) != 0
         assert message in capsys.readouterr().err
+
+
+# --- devices ---
+
+
+def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, runs):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "--device is cuda, and PyTorch finds no CUDA device" in failure(capsys, runs["words"], "--device", "cuda")
+
+
+def test_weights_for_the_cpu_are_refused_elsewhere(capsys, monkeypatch, runs):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    said = failure(capsys, runs["words"], "--device", "cuda", "--weights", "int8")
+    assert "--weights is int8 with --device cuda; expected a model on the CPU" in said
+
+
+@pytest.mark.parametrize(("words", "n_models"), [((), 1), (("-n", "2"), 1), (("--draft",), 2)])
+def test_the_models_are_moved_to_the_device(capsys, monkeypatch, runs, words, n_models):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    moved = []
+    monkeypatch.setattr("torch.nn.Module.to", lambda model, device: moved.append(device) or model)
+    words = [*words, runs["words"]] if words == ("--draft",) else words
+    output(capsys, runs["words"], "--prompt", "the dog", "--max-tokens", "3", "--device", "cuda", *words)
+    assert moved == ["cuda"] * n_models

@@ -188,3 +188,17 @@ def test_table_lists_mean_class_accuracies(capsys, scored):
     row = next(line for line in printed.splitlines() if "crvit" in line)
     assert "73.4" in row
     assert f"{100 * accuracy:.1f}" in row
+
+
+def test_the_model_is_moved_to_the_device(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    moved = []
+    monkeypatch.setattr("torch.nn.Module.to", lambda model, device: moved.append(device) or model)
+    assert main(["classify", "runs/motions-crvit", video(0), "--out", str(tmp_path)]) == 0
+    assert moved == ["cuda"]
+
+
+def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ("classify", "runs/motions-crvit", video(0), "--device", "cuda")
+    assert "--device is cuda, and PyTorch finds no CUDA device" in failure(capsys, *words)

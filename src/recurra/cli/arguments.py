@@ -43,6 +43,15 @@ def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") ->
     )
 
 
+def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
+    """Add the option that says where a model runs; `verb` is what it does there."""
+    which = {
+        "auto": f"where to {verb}: cpu, cuda, or auto (default), a CUDA GPU if there is one",
+        "cpu": f"where to {verb}: cpu (default), cuda, or auto, a CUDA GPU if there is one",
+    }
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=which[default])
+
+
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate a command's own words from those that set a recipe's values.
 

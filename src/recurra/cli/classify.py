@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recurra.checks import require_at_least, require_positive, sentence
-from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data.video import VideoError
 from recurra.evaluation import SegmentPrediction
 from recurra.files.writing import replacing
 from recurra.runs import Run, open_run
 from recurra.runs.classify import ContactSheet, classify_video
+from recurra.training.process import chosen_device
 
 DESCRIPTION = """\
 Read videos as streams, segment by segment with the carried state and in constant memory, and print the likeliest
@@ -35,7 +36,9 @@ def run(words: Sequence[str]) -> int:
     if len(set(stems)) < len(stems):
         came = f"several with the names {', '.join(stems)}"
         raise ValueError(sentence("videos", came, "files with different names", "each names a contact sheet"))
+    device = chosen_device(arguments.device, "--device")
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
+    trained.model.to(device)
     names = trained.class_names
     folder = arguments.out or trained.folder.figures
     bad: list[str] = []
@@ -92,6 +95,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)"
     )
+    add_device(parser, "classify", default="auto")
     add_checkpoint(parser)
     return parser
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data import SPLITS
 from recurra.runs import open_run
 from recurra.runs.score_files import write_scores
@@ -40,12 +40,7 @@ def run(words: Sequence[str]) -> int:
         type=_temperature,
         help="divide the logits by T; `valid` finds the T of the lowest loss on the validation split first",
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where to score: auto (default) is a CUDA GPU if there is one",
-    )
+    add_device(parser, "score", default="auto")
     add_checkpoint(parser)
     arguments = parser.parse_args(own)
     device = chosen_device(arguments.device, "--device")

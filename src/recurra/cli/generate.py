@@ -7,7 +7,8 @@ from time import perf_counter
 
 from torch.nn.utils import parametrize
 
-from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.checks import sentence
+from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
 from recurra.data import BytePairEncoding
 from recurra.data.text_files import joined
@@ -16,6 +17,7 @@ from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
+from recurra.training.process import chosen_device
 from recurra.training.ranks import Ranks, is_first_launched, n_launched
 
 DESCRIPTION = """\
@@ -35,12 +37,14 @@ def run(words: Sequence[str]) -> int:
     if arguments.draft is None and arguments.draft_tokens is not None:
         raise ValueError(f"--draft-tokens is {arguments.draft_tokens}; expected --draft RUN beside it")
     _require_continuations(arguments)
+    device = _device(arguments)
     keep_large_blocks()
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
+    trained.model.to(device)
     streams = Streams(trained.model, tokenizer, weights=arguments.weights)
     stream = streams.open(0)
-    source = stream if arguments.draft is None else _with_drafts(stream, arguments)
+    source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
     # Compute once what a model derives from its parameters at every call: the orthogonal matrices of an NCGRU.
     with parametrize.cached():
         if arguments.load_state:
@@ -125,6 +129,7 @@ def _parser() -> ArgumentParser:
         help="use a copy of the model made for decoding on a CPU, with weights of this type; float32 is exact up to "
         "the order of sums, bfloat16, int8 and int4 are rounded and faster (default: the model as it is)",
     )
+    add_device(parser, "run the model", default="cpu")
     add_checkpoint(parser)
     return parser
 
@@ -132,6 +137,15 @@ def _parser() -> ArgumentParser:
 def _sampling(arguments: Namespace) -> SamplingConfig:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
     return SamplingConfig(**{name: getattr(arguments, name) for name in names})
+
+
+def _device(arguments: Namespace) -> str:
+    """Where the model runs: "cpu" or "cuda". Raises ValueError if it is not there, or --weights is not for it."""
+    device = chosen_device(arguments.device, "--device")
+    if device != "cpu" and arguments.weights is not None:
+        came = f"{arguments.weights} with --device {arguments.device}"
+        raise ValueError(sentence("--weights", came, "a model on the CPU, for which these copies are", "leave one out"))
+    return device
 
 
 def _require_continuations(arguments: Namespace) -> None:
@@ -150,10 +164,10 @@ def _require_continuations(arguments: Namespace) -> None:
             raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
 
 
-def _with_drafts(stream: Stream, arguments: Namespace) -> Speculation:
+def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:
     """Let the run that --draft names draft tokens for a stream."""
     trained = open_run(arguments.draft)
-    draft = Stream(trained.model, trained.tokenizer, weights=arguments.weights)
+    draft = Stream(trained.model.to(device), trained.tokenizer, weights=arguments.weights)
     options = {} if arguments.draft_tokens is None else {"n_drafted": arguments.draft_tokens}
     return Speculation(stream, draft, **options)
 

@@ -1,0 +1,67 @@
+"""Every module of the contract suite on another device: its outputs, states and gradients are those of the CPU."""
+
+import copy
+import traceback
+from typing import Any
+
+import torch
+from tests.contracts.conftest import Case, _compiled_cases
+from tests.devices.elsewhere import DEVICE, NAME, move
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from recurra import state as states
+
+BEYOND = {
+    "hyena-third-order",
+    "language-model-gru",
+    "language-model-hyena",
+}  # call what only a device in C++ has: a fused step, numbers from a list
+
+
+def compute(module: Any, x: Tensor) -> dict[str, Tensor]:
+    """Outputs, states and gradients of two calls, and the loss of a model of tokens."""
+    y, state = module(x)
+    y, state = module(x[:, :1], state)
+    kept = states.select(state, torch.ones((1,), dtype=torch.long, device=x.device))
+    found = {"y": y, "kept": [*states.tensors(states.detach(kept))], "state": [*states.tensors(state)]}
+    total = y.square().sum() + sum(t.abs().square().sum() for t in found["state"])
+    if hasattr(module, "loss") and not x.is_floating_point():
+        found["loss"], _ = module.loss(x, x, state)
+        total = total + found["loss"].sum()
+    with torch.autograd.set_multithreading_enabled(False):  # no thread of its own for the device
+        total.backward()
+    return found | {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def check(case: Case) -> None:
+    torch.manual_seed(0)
+    module: nn.Module = case.build().double()
+    x = case.draw(2, 5 if case.takes_no_steps else 2)
+    moved = copy.deepcopy(module)
+    expected = compute(module, x)
+    move(moved)
+    found = compute(moved, x.to(DEVICE))
+    tensors = [tensor for tensor in tree_leaves(found) if tensor is not None]
+    assert {tensor.device.type for tensor in tensors} == {NAME}
+    found = tree_map_only(Tensor, Tensor.cpu, found)
+    for name, value in expected.items():
+        try:
+            torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-9)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def check_modules() -> None:
+    """Check all, and print each one's name first: an error inside of autograd kills the process."""
+    failed = []
+    cases = [case for case in _compiled_cases() if case.name not in BEYOND]
+    for case in cases:
+        print(case.name, flush=True)
+        try:
+            check(case)
+        except Exception:
+            failed.append(case.name)
+            traceback.print_exc()
+    assert cases
+    assert not failed
