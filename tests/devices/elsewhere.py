@@ -8,7 +8,7 @@ in a process of its own.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import backend_registration
 
 NAME = "elsewhere"
@@ -32,6 +32,8 @@ def register() -> None:
     """Make the device known to this process, once."""
     # The autograd engine starts a thread for each device known at its first use; devices in Python do not survive that.
     torch.ones((), requires_grad=True).backward()
+    torch.autograd.set_multithreading_enabled(False)
+    torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that two modules share stays one
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
     _LIBRARY.fallback(_compute, "PrivateUse1")  # for what makes tensors there out of none
 
@@ -60,18 +62,6 @@ class There(Tensor):
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _compute(operator, *args, **(kwargs or {}))
-
-
-def move(module: nn.Module) -> None:
-    """Put a module there, as `module.to(device)` does for a device in C++: what was one parameter stays one."""
-    moved: dict[Tensor, nn.Parameter] = {}
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-            if parameter not in moved:
-                moved[parameter] = nn.Parameter(parameter.detach().to(DEVICE), requires_grad=parameter.requires_grad)
-            part._parameters[name] = moved[parameter]
-        for name, buffer in part.named_buffers(recurse=False):
-            part._buffers[name] = buffer.to(DEVICE)
 
 
 def _compute(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Scores of a model on another device are those on the CPU."""
 
 import torch
-from tests.devices.elsewhere import move
+from tests.devices.elsewhere import DEVICE
 from tests.generation.conftest import VOCABULARY, build
 from torch import Tensor, nn
 
@@ -60,9 +60,7 @@ def check_evaluation() -> None:
         print(name, flush=True)
         model = build(name)
         expected = scores(model)
-        move(model)
-        assert scores(model) == expected, name
+        assert scores(model.to(DEVICE)) == expected, name
     frames = Frames()
     expected_classes = classified(frames)
-    move(frames)
-    torch.testing.assert_close(classified(frames), expected_classes)
+    torch.testing.assert_close(classified(frames.to(DEVICE)), expected_classes)

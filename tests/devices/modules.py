@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tests.contracts.conftest import Case, _compiled_cases
-from tests.devices.elsewhere import DEVICE, NAME, move
+from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -29,8 +29,7 @@ def compute(module: Any, x: Tensor) -> dict[str, Tensor]:
     if hasattr(module, "loss") and not x.is_floating_point():
         found["loss"], _ = module.loss(x, x, state)
         total = total + found["loss"].sum()
-    with torch.autograd.set_multithreading_enabled(False):  # no thread of its own for the device
-        total.backward()
+    total.backward()
     return found | {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
@@ -40,8 +39,7 @@ def check(case: Case) -> None:
     x = case.draw(2, 5 if case.takes_no_steps else 2)
     moved = copy.deepcopy(module)
     expected = compute(module, x)
-    move(moved)
-    found = compute(moved, x.to(DEVICE))
+    found = compute(moved.to(DEVICE), x.to(DEVICE))
     tensors = [tensor for tensor in tree_leaves(found) if tensor is not None]
     assert {tensor.device.type for tensor in tensors} == {NAME}
     found = tree_map_only(Tensor, Tensor.cpu, found)

@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 import torch
-from tests.devices.elsewhere import NAME, move
+from tests.devices.elsewhere import DEVICE, NAME
 from tests.generation.conftest import build
 from torch import nn
 
@@ -45,7 +45,6 @@ def check_streams(folder: Path) -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
         expected = written(model, draft, folder)
         for module in (model, draft):
-            move(module)
-            assert next(module.parameters()).device.type == NAME
+            assert next(module.to(DEVICE).parameters()).device.type == NAME
         Stream(model).load(folder / "state")
         assert written(model, draft, folder) == expected, name

@@ -1,4 +1,4 @@
-"""Modules, streams and scores on another device than the CPU, without one."""
+"""Modules, streams, scores and training runs on another device than the CPU, without one."""
 
 from pathlib import Path
 
@@ -16,9 +16,11 @@ register()
 from tests.devices.evaluation import check_evaluation
 from tests.devices.modules import check_modules
 from tests.devices.streams import check_streams
+from tests.devices.training import check_training
 check_modules()
 check_streams(Path({folder!r}))
 check_evaluation()
+check_training(Path({folder!r}))
 """
 
 

@@ -1,0 +1,134 @@
+"""Training runs on another device: the curve of the CPU, through validation, checkpoints and resuming."""
+
+import csv
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from lightning_fabric.accelerators import CPUAccelerator
+from lightning_fabric.strategies import SingleDeviceStrategy
+from tests.devices.elsewhere import DEVICE, NAME
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+import recurra.files.archives
+import recurra.training.checkpoint
+import recurra.training.process
+from recurra.cli import main
+from recurra.training.loop import Trainer
+
+HORIZON = """
+experiment: memory-horizon
+data: {n_samples: 24, sequence_length: 12, batch_size: 8, resets_per_sample: 2}
+model: {n_layer: 1, d_model: 8, d_channel_mixing: 8, mixer_options: {d_qk: 8, d_v: 8}}
+optimizer: {algorithm: muon, learning_rate: 0.01, gradient_clip: 0.5}
+averaging: {start_step: 2}
+"""
+TEXT = """
+experiment: text-crt
+data: {path: FOLDER/corpus, batch_size: 2, segment_length: 4, bptt_segments: 2, vocabulary: words}
+model:
+  {n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8, memory: ncgru, position: rnn-ncgru, tie_embeddings: true}
+"""
+VIDEO = """
+experiment: motions-crvit
+data:
+  {path: FOLDER/videos, n_videos: 20, n_motions: 2, frames_per_motion: 3, image_size: 16, n_frames: 3, batch_size: 8,
+   workers: 0}
+model: {patch_size: 8, n_layer: 1, d_model: 8, n_heads: 2, d_channel_mixing: 8}
+"""
+TRAINING = """
+training:
+  {epochs: 6, max_steps: 6, log_every: 1, eval_every: 2, save_every: 3, precision: 32-true, threads: 1,
+   tensorboard: false}
+"""
+RECIPES = {
+    "horizon": (HORIZON, []),
+    "text": (TEXT, ["--training.accumulate", "2", "--training.activation_penalty", "0.1"]),
+    "video": (VIDEO, []),
+}
+
+
+class There(CPUAccelerator):
+    """The device for Fabric."""
+
+    def setup_device(self, device: torch.device) -> None:
+        assert device.type == NAME
+
+
+def strategy(*_: Any) -> dict[str, Any]:
+    return {"strategy": SingleDeviceStrategy(torch.device(DEVICE), accelerator=There())}
+
+
+@contextmanager
+def trained_there() -> Iterator[set[str]]:
+    """Train on the device; gives the kinds of device that losses were on."""
+    save, load = torch.save, recurra.files.archives.load_archive
+    seen: set[str] = set()
+    loss = Trainer._loss
+
+    def watched(self: Trainer, *arguments: Any) -> Any:
+        found = loss(self, *arguments)
+        seen.add(found[0].device.type)
+        return found
+
+    def save_numbers(content: Any, *arguments: Any) -> None:  # torch.save knows devices in C++
+        save(tree_map_only(Tensor, Tensor.cpu, content), *arguments)
+
+    def load_numbers(path: Path, device: Any) -> Any:
+        return tree_map_only(Tensor, lambda x: x.to(device), load(path))
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (recurra.training.process, "fabric_options", strategy),
+            (recurra.training.process, "chosen_device", lambda *_: "auto"),
+            (recurra.training.checkpoint, "load_archive", load_numbers),
+            (torch, "save", save_numbers),
+            (Trainer, "_loss", watched),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        yield seen
+
+
+def curve(run: Path) -> list[list[float]]:
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ("train_loss", "valid_loss", "valid_accuracy", "gradient_norm")
+    return [[float(row[name] or "nan") for name in names if name in row] for row in rows]
+
+
+@contextmanager
+def interrupted_after(step: int) -> Iterator[None]:
+    """Let a run fail once it has a checkpoint of a step."""
+    update = Trainer._update
+
+    def fail(self: Trainer, *arguments: Any) -> Tensor:
+        if self.position.step == step:
+            raise OSError("the power is gone")
+        return update(self, *arguments)
+
+    with patch.object(Trainer, "_update", fail):
+        yield
+
+
+def check_training(folder: Path) -> None:
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text("a cat and a dog\nthe dog saw a cat\nthe cat ran away\n" * 4)
+    for name, (text, more) in RECIPES.items():
+        print(name, flush=True)
+        recipe, here, there = folder / f"{name}.yaml", folder / f"{name}-here", folder / f"{name}-there"
+        recipe.write_text(text.replace("FOLDER", str(folder)) + TRAINING)
+        assert main(["train", str(recipe), "--run", str(here), *more]) == 0
+        with trained_there() as seen:
+            with interrupted_after(3):
+                assert main(["train", str(recipe), "--run", str(there), *more]) != 0
+            assert main(["train", "--resume", str(there)]) == 0
+        assert seen == {NAME}
+        expected = curve(here)
+        assert len(expected) >= 6
+        torch.testing.assert_close(curve(there), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
