@@ -283,3 +283,14 @@ def test_every_mixer_can_be_counted_without_numbers(mixer):
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert found.block_flops > 0
     assert found.state_bytes > 0
+
+
+def test_a_state_that_grows_for_long_is_refused(monkeypatch):
+    monkeypatch.setattr("recurra.analysis.cost._MOST_SEGMENTS", 3)
+    config = LanguageModelConfig(
+        11, None, 1, 12, 16, mixer="rotary-attention", mixer_options={"window": 9, "n_heads": 2}
+    )
+    model = LanguageModel(config)
+    with pytest.raises(ValueError, match=r"LanguageModel whose state still grows after 3 segments; .* longer"):
+        measured_cost(model, 1)
+    assert measured_cost(model, 4).state_bytes > 0

@@ -227,3 +227,15 @@ def test_reset_contrast_needs_both_kinds_of_step(tokens, found):
     record = made_record([torch.rand(1, 3, 2)], torch.tensor(tokens))
     with pytest.raises(ValueError, match=f"reset_token is 5, the input of {found} steps; expected"):
         reset_contrast(record, reset_token=5)
+
+
+def test_a_piece_of_a_stream_has_the_transitions_of_the_whole():
+    """Mamba's come from a convolution, which looks back into the piece before."""
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(VOCABULARY, None, 2, WIDTH, 8, mixer=["gateloop", "mamba"])).double()
+    tokens = torch.randint(VOCABULARY, (2, 9))
+    whole = record_gates(model, tokens)
+    _, state = model(tokens[:, :5])
+    piece = record_gates(model, tokens[:, 5:], state)
+    for found, expected in zip(piece.magnitudes + piece.phases, whole.magnitudes + whole.phases):
+        torch.testing.assert_close(found, expected[:, 5:])

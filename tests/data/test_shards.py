@@ -7,10 +7,13 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from recurra.data import TextConfig, Vocabulary, documents
 from recurra.data import prepare as preparing
@@ -20,9 +23,11 @@ from recurra.data.documents import find_units
 from recurra.data.large_text import shards_folder
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
+from recurra.evaluation import evaluate
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.models import LanguageModel, LanguageModelConfig
 
 from .test_mds import write_mds
 
@@ -556,6 +561,25 @@ def test_packed_documents_are_whole_up_to_the_ends_of_rows(shards):
         assert batch.cu_seqlens.tolist() == sorted(borders)
 
 
+def test_packed_documents_are_scored_apart(shards):
+    """As they are trained: no state goes from one to the next."""
+    source = config_of(shards, sampling="packed").build().source("train")
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(len(ShardCorpus(shards).encoder), None, 1, 8, 8)).double().eval()
+    model.requires_grad_(False)
+    losses = []
+    for step in range(len(source)):
+        batch = source.batch(0, step)
+        for first, last in pairwise(batch.cu_seqlens.tolist()):
+            logits, _ = model(batch.inputs[:, first:last])
+            targets = batch.targets[0, first:last]
+            losses += [functional.cross_entropy(logits[0], targets, ignore_index=IGNORED_TARGET, reduction="none")]
+    n_targets = sum(int((source.batch(0, step).targets != IGNORED_TARGET).sum()) for step in range(len(source)))
+    expected = float(torch.cat(losses).sum()) / n_targets
+    assert evaluate(model, source).loss == pytest.approx(expected, rel=1e-12)
+    assert evaluate(model, source, observe=lambda batch, predictions: None).loss == pytest.approx(expected, rel=1e-12)
+
+
 def test_mixtures_draw_by_weight(corpus, shards, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
@@ -619,3 +643,56 @@ def test_a_worker_that_is_killed_ends_the_preparation(corpus, tmp_path, forked, 
         with pytest.raises(OSError, match=r"^a worker is killed, .*: run the same command again"):
             prepare(what)
     assert prepare(what)["splits"]["train"]
+
+
+@pytest.mark.parametrize("vocabulary", ["words", "bytes"])
+def test_shards_within_the_corpus_are_no_part_of_it(tmp_path, vocabulary):
+    """The entries of shards are JSON files that begin with the name of a split, as JSON lines do."""
+    pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    (tmp_path / "train.jsonl").write_bytes(ROWS)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints/train-checkpoint.jsonl").write_bytes(ROWS)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/vocabulary.json").write_text('{"vocab_size": 3}')
+    (tmp_path / "others/train-1.json").write_bytes(ROWS)
+    work = Preparation("jsonl", str(tmp_path), tmp_path / "train-shards", vocabulary=vocabulary)
+    index = prepare(work)
+    assert len(index["splits"]["train"]) == 2
+    said = []
+    assert prepare(work, report=said.append) == index
+    assert said[-1].startswith("2 shards, 2 of them finished")
+
+
+@pytest.mark.parametrize(("source", "form"), [("jsonl", "npy"), ("hf", "npy"), ("mds", "mds")])
+def test_shards_in_the_place_of_the_corpus_are_refused(tmp_path, source, form):
+    work = Preparation(source, str(tmp_path), tmp_path / "x" / "..", format=form)
+    with pytest.raises(ValueError, match=r"--out is .*, the folder of the corpus; expected a folder of its own"):
+        prepare(work)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_may_be_called_as_a_file(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    (tmp_path / "train.parquet").mkdir()
+    for number in range(2):
+        data = datasets.Dataset.from_dict({"text": ["a b", "c"]})
+        data.to_parquet(str(tmp_path / f"train.parquet/part.{number}.parquet"))
+    index = prepare(Preparation("parquet", str(tmp_path), tmp_path / "out"))
+    assert [entry["tokens"] for entry in index["splits"]["train"]] == [5, 5]
+
+
+def test_a_file_that_becomes_shorter_is_refused(corpus):
+    unit = next(unit for unit in find_units("folder", str(corpus)) if unit.first > 0)
+    (corpus / "train.txt").write_text("w1\n")
+    with pytest.raises(OSError, match=r"train.txt is shorter than when it was listed; expected a file that nothing"):
+        list(unit.documents())
+
+
+def test_mds_that_is_made_again_is_read_again(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    work = Preparation("folder", str(tmp_path / "corpus"), tmp_path / "out", vocabulary="bytes", format="mds")
+    for text in ("one\ntwo\n", "one\ntwo\nthree\n"):
+        (tmp_path / "corpus/train.txt").write_text(text)
+        prepare(work)
+        shards = ShardCorpus(tmp_path / "out")
+        assert shards.encoder.decode(shards.tokens("train")[:]) == text

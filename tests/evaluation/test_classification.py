@@ -170,3 +170,10 @@ def test_the_models_mode_is_restored():
     classify_videos(model, views(ROWS, {0: 0, 1: 2}, [5]))
     assert model.modes == [False]
     assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_targets_of_any_integers(dtype):
+    targets = torch.arange(200)
+    probabilities = torch.eye(200)[targets]
+    assert torch.equal(class_scores(probabilities, targets.to(dtype)).confusion, torch.eye(200, dtype=torch.int64))

@@ -110,7 +110,11 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
         state: Any = read_segment(None)  # not counted: it hands over the formulas of this library's operators
         sizes: list[int] = []
         while (size := n_bytes(state)) not in sizes:  # until it stays, or comes again within the segments of a model
-            require(len(sizes) < _MOST_SEGMENTS, "model", kind_of(model), "one whose state stops growing")
+            if len(sizes) == _MOST_SEGMENTS:
+                came = f"a {type(model).__name__} whose state still grows after {_MOST_SEGMENTS:,} segments"
+                raise ValueError(
+                    sentence("model", came, "one whose state stops growing", "pass a longer segment_length")
+                )
             sizes.append(size)
             with FlopCounterMode(display=False) as counter:
                 state = read_segment(state)

@@ -116,7 +116,9 @@ def _require_transitions(model: nn.Module) -> dict[int, nn.Module]:
 def _keep_transition(
     recorded: dict[int, tuple[Tensor, Tensor]], layer: int, mixer: nn.Module, arguments: tuple[Any, ...]
 ) -> None:
-    magnitude, phase = mixer.transition(arguments[0])  # type: ignore[operator]
+    x, *state = arguments
+    looks_back = getattr(mixer, "transition_looks_back", False)
+    magnitude, phase = mixer.transition(x, *state) if looks_back else mixer.transition(x)  # type: ignore[operator]
     recorded[layer] = (_copied(magnitude.float()), _copied(phase.float()))
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,10 +19,16 @@ from recurra.checks import kind_of, sentence
 from recurra.data.batches import SPLITS, Split
 from recurra.data.mds import MDS_INDEX, read_index
 from recurra.data.text_files import find_text_files
+from recurra.files.digests import STAMP
+from recurra.files.reading import read_json
 
 Source: TypeAlias = Literal["folder", "parquet", "jsonl", "mds", "hf"]
 SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "mds", "hf")
 PIECE_BYTES = 32 * 2**20
+PREPARED = "vocabulary.json"
+"""The file of a folder of shards that says what its vocabulary was made of, and for which size."""
+_HIDDEN = re.compile(r"(^|/)\.")
+"""In the path of a file that `datasets` does not read either."""
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz")}
 _ROWS = 1000
 """Rows of a parquet file that are read at once."""
@@ -71,6 +78,9 @@ class Unit:
             left = self.last - self.first
             while left > 0:
                 block = file.read(min(left, 2**20))
+                if not block:
+                    expected = "a file that nothing writes to while it is read"
+                    raise OSError(sentence(self.path, "shorter than when it was listed", expected, "run again"))
                 if len(block) < left:  # else it ends where the unit does, at the end of a line
                     block += file.readline()
                 left -= len(block)
@@ -190,11 +200,21 @@ def _identity(paths: list[Path]) -> str:
 def _everything(path: str) -> str:
     """Identity of all files of a local data set, whose splits only its library knows; "" for a name of the hub."""
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        return ""
-    hidden = re.compile(r"(^|/)\.")  # which the library does not read either
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
-    return _identity([file for file in files if not hidden.search(file.relative_to(folder).as_posix())])
+    return _identity(_own_files(folder)) if folder.is_dir() else ""
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """List the files of a corpus, without hidden ones and without folders of shards that were made of a corpus."""
+    found = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    found = [file for file in found if not _HIDDEN.search(file.relative_to(folder).as_posix())]
+    prepared = {file.parent for file in found if file.name == PREPARED and _is_ours(file)} - {folder}
+    return [file for file in found if prepared.isdisjoint(file.parents)]
+
+
+def _is_ours(file: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return {"vocab_size", STAMP} <= read_json(file).keys()
+    return False
 
 
 def corpus_path(source: Source, path: str) -> str:
@@ -220,7 +240,7 @@ def _files(source: Source, path: str, split: Split) -> list[str]:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(sentence("data.path", str(folder), f"a folder with {source} files"))
-    found = [file for file in sorted(folder.rglob("*")) if file.name.endswith(_SUFFIXES[source])]
+    found = [file for file in _own_files(folder) if file.name.endswith(_SUFFIXES[source])]
     return [str(file) for file in found if _split_of(file.relative_to(folder)) == split]
 
 

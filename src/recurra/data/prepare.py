@@ -22,7 +22,7 @@ from recurra.data.bpe import BytePairEncoding, split_lines
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.cache import require_write_bit
 from recurra.data.corpus import TextEncoder
-from recurra.data.documents import Source, Unit, find_units
+from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.mds import MDS_INDEX, index_of, write_shard
 from recurra.data.progress import item_progress
 from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
@@ -86,6 +86,7 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
         OSError: something cannot be read or written.
         ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
     """
+    _require_apart(what)
     units = find_units(what.source, what.path, name=what.name, field=what.field)
     if (index := _complete(what, units)) is not None:
         report(_said(units, 0, index["vocab_size"]))
@@ -95,6 +96,15 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     waits = partial(report, "another process prepares this corpus: waiting until it has ended")
     with locked(what.out / ".lock", waits) as exclusive:
         return _prepare(what, units, report, exclusive)
+
+
+def _require_apart(what: Preparation) -> None:
+    """Refuse to write where the shards, or what is said of them, would be taken for the corpus, or take its place."""
+    meet = what.source in ("jsonl", "hf") or what.source == what.format
+    if meet and corpus_path(what.source, what.path) == str(what.out.expanduser().resolve()):
+        raise ValueError(
+            sentence("--out", f"{what.out}, the folder of the corpus", "a folder of its own, which may be in it")
+        )
 
 
 def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
@@ -178,7 +188,7 @@ def _mds_indexes(what: Preparation, index: dict[str, Any]) -> dict[Path, bytes]:
 
 def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
-    own, asked = what.out / TOKENIZER, what.out / _ASKED
+    own, asked = what.out / TOKENIZER, what.out / PREPARED
     if what.tokenizer is not None and not own.exists():
         write_stamped(asked, {"vocab_size": None})
         ENCODERS[what.vocabulary].load(what.tokenizer).save(own)
@@ -212,7 +222,7 @@ def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) 
         if ENCODERS[what.vocabulary].load(what.tokenizer).fingerprint != found.fingerprint:
             raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", mend))
         return
-    path = what.out / _ASKED
+    path = what.out / PREPARED
     asked = read_stamped(path) if path.is_file() else {}  # folders that are older have none, or not all of it
     size = asked.get("vocab_size", what.vocab_size)
     if size != what.vocab_size or (size is not None and len(found) > size):
@@ -263,8 +273,6 @@ def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -
 
 
 _COUNTS = "counts-"
-_ASKED = "vocabulary.json"
-"""The file that says what a vocabulary was made of, and for which size; it can have fewer words."""
 _MOST_COUNTS = 2**30
 
 

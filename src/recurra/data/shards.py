@@ -18,7 +18,7 @@ from recurra.data.batches import SPLITS, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
-from recurra.data.mds import MdsShard, read_index, token_places
+from recurra.data.mds import MDS_INDEX, MdsShard, read_index, token_places
 from recurra.data.order import SHARDS, random_generator
 from recurra.data.vocabulary import Vocabulary
 from recurra.files.digests import file_sha256
@@ -111,11 +111,12 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _mds(shard: Shard) -> MdsShard:
-    return _mds_shards(shard.path.parent)[shard.path]
+    folder = shard.path.parent
+    return _mds_shards(folder, _version(folder / MDS_INDEX))[shard.path]
 
 
 @lru_cache(maxsize=8)
-def _mds_shards(folder: Path) -> dict[Path, MdsShard]:
+def _mds_shards(folder: Path, version: tuple[int, ...]) -> dict[Path, MdsShard]:
     return {shard.path: shard for shard in read_index(folder)}
 
 

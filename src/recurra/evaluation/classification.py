@@ -80,7 +80,7 @@ def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]
     if bool(probabilities.isnan().any()):
         mend = "check that the model's weights and its input are finite"
         raise FloatingPointError(sentence("a probability", "NaN", "a number", mend))
-    probabilities, targets = probabilities.cpu(), targets.cpu()
+    probabilities, targets = probabilities.cpu(), targets.cpu().long()  # for the product below
     pairs = targets * n_classes + probabilities.argmax(1)
     confusion = torch.bincount(pairs, minlength=n_classes**2).view(n_classes, n_classes)
     if n_classes <= TOP:

@@ -170,16 +170,17 @@ def _outputs(
         batch = source.batch(0, step)
         inputs, targets = batch.inputs.to(device), batch.targets.to(device)
         carried = state if batch.continues else None
+        extra = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
         n_targets = int((batch.targets != IGNORED_TARGET).sum())
         if isinstance(model, LanguageModelShell) and not everywhere and few_targets(n_targets, targets):
-            hidden, state = model.hidden(inputs, carried)
+            hidden, state = model.hidden(inputs, carried, **extra)
             counted = targets != IGNORED_TARGET
             hidden, targets = hidden[counted][None], targets[counted][None]
             output = model.head(hidden) if logits else model.losses(hidden, targets)
         elif logits:
-            output, state = model(inputs, carried)
+            output, state = model(inputs, carried, **extra)
         else:
-            output, state = cast(Any, model).loss(inputs, targets, carried)
+            output, state = cast(Any, model).loss(inputs, targets, carried, **extra)
         yield batch, targets, output
 
 

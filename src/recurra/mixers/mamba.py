@@ -110,9 +110,12 @@ class Mamba(Mixer):
         """The eigenvalues and the bias of the step sizes: they may want their own learning rate and no weight decay."""
         return {self.log_decay, self.step_bias}
 
-    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
-        """Return exp(Delta_t A) of every channel and mode, and phases of 0, for a stream that starts with x."""
-        u, _ = self._convolved(self.input_projection(x).chunk(2, -1)[0], None, None)
+    def transition(
+        self, x: Float[Tensor, "B L d_model"], state: MambaState | None = None
+    ) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return exp(Delta_t A) of every channel and mode, and phases of 0, after `state`; None starts a stream."""
+        inputs = None if state is None else state.inputs
+        u, _ = self._convolved(self.input_projection(x).chunk(2, -1)[0], inputs, None)
         step, _, _ = self._selected(u)
         magnitude = torch.exp(step[..., None] * self._eigenvalues()).flatten(2)
         return magnitude, torch.zeros_like(magnitude)

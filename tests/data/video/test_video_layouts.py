@@ -208,3 +208,13 @@ def test_values_that_a_list_cannot_have_are_refused(folder, text, message):
 def test_classes_without_videos_may_have_numbers(folder):
     root = folder("a.mp4", train="a.mp4,999\n")
     assert len(VIDEO_LAYOUTS["csv"](root, None).class_names) == 1000
+
+
+def test_a_split_may_lack_a_class_and_hidden_folders_are_none(folder):
+    root = folder(
+        "train/run/a.mp4", "train/walk/b.mp4", "train/.ipynb_checkpoints/a.mp4", "val/walk/c.mp4", "val/.x/c.mp4"
+    )
+    listing = VIDEO_LAYOUTS["folders"](root, None)
+    assert listing.class_names == ("run", "walk")
+    assert named(listing, "train", root) == [("train/run/a.mp4", 0), ("train/walk/b.mp4", 1)]
+    assert named(listing, "valid", root) == [("val/walk/c.mp4", 1)]

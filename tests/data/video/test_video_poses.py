@@ -114,3 +114,12 @@ def test_files_agree_on_their_sizes(data, tmp_path):
     with pytest.raises(ValueError, match=r"2\.npz is a file of 5 joints and None features; expected as in the other"):
         data.source("train").batch(0, 0)
     assert torch.is_tensor(data.source("valid").batch(0, 0).inputs)
+
+
+def test_videos_beside_the_folder_are_looked_for_by_name(data, tmp_path):
+    with pytest.warns(UserWarning, match="1 of 3 videos have no poses"):
+        poses = PoseFolder(tmp_path / "poses", tmp_path / "lists", data.videos("train"))
+    expected = tmp_path / "poses/0.npz"
+    for video in (tmp_path / "0.mp4", tmp_path / "lists/../0.mp4", tmp_path / "lists/../clips/0.mp4"):
+        assert poses.file(video) == expected
+    assert poses.file(tmp_path / "lists/clips/0.mp4") is None

@@ -92,7 +92,7 @@ def folders_listing(folder: Path, protocol: str | None = None) -> Listing:
     """List a folder per split (train, valid or val, test), each with a folder per class that has the videos.
 
     The classes are the folders of the training split, or of all splits if there is no training split, in alphabetical
-    order.
+    order; a split may lack some of them. Hidden folders are no classes.
 
     Raises ValueError if there is no such folder, or if a split has a class that training lacks.
     """
@@ -105,15 +105,21 @@ def folders_listing(folder: Path, protocol: str | None = None) -> Listing:
     if not roots:
         raise ValueError(sentence("path", f"{folder}, which has no split", "folders train, valid (or val) or test"))
     naming = [roots["train"]] if "train" in roots else list(roots.values())
-    names = tuple(sorted({place.name for root in naming for place in root.iterdir() if place.is_dir()}))
+    names = tuple(sorted({name for root in naming for name in _class_folders(root)}))
     videos: dict[Split, list[Video]] = {}
     for split, root in roots.items():
-        unknown = sorted({place.name for place in root.iterdir() if place.is_dir()} - set(names))
+        here = _class_folders(root)
+        unknown = sorted(here - set(names))
         if unknown:
             came = f"a folder with other classes than the training videos ({some(unknown)})"
             raise ValueError(sentence(str(root), came, "the same classes"))
-        videos[split] = [Video(path, label) for label, name in enumerate(names) for path in video_files(root / name)]
+        labels = [(label, root / name) for label, name in enumerate(names) if name in here]
+        videos[split] = [Video(path, label) for label, place in labels for path in video_files(place)]
     return Listing(names, videos)
+
+
+def _class_folders(root: Path) -> set[str]:
+    return {place.name for place in root.iterdir() if place.is_dir() and not place.name.startswith(".")}
 
 
 @VIDEO_LAYOUTS.register("ucf101")

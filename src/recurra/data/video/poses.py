@@ -1,6 +1,7 @@
 """Poses beside videos: a file for each video, and what it says of the moments of a clip."""
 
 import math
+import os
 import warnings
 import zipfile
 import zlib
@@ -60,7 +61,8 @@ class PoseFolder:
 
     def file(self, video: Path) -> Path | None:
         """Return the pose file of a video, or None."""
-        name = video.relative_to(self._videos) if video.is_relative_to(self._videos) else Path(video.name)
+        place = os.path.relpath(video, self._videos)  # without links, as poses are named like what the list names
+        name = Path(video.name) if place.startswith(os.pardir) else Path(place)
         files = (self.folder / name.with_suffix(suffix) for suffix in SUFFIXES)
         return next((file for file in files if file.is_file()), None)
 
