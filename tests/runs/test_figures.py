@@ -99,3 +99,11 @@ def test_nothing_is_drawn_if_one_of_the_runs_cannot_be_read(copies):
 def test_runs_of_the_same_name_are_refused(there, copies):
     with pytest.raises(ValueError, match="several with the names text, text; expected folders with different names"):
         draw_runs([open_run("runs/text"), open_run(copies["text"])])
+
+
+def test_a_run_with_no_record_yet_is_drawn_without_curves(copies, tmp_path):
+    log = copies["text"] / "metrics.csv"
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    stems = {file.stem for file in draw_runs([open_run(copies["text"])], tmp_path / "all")}
+    assert "curves" not in stems
+    assert "magnitude-activations" in stems

@@ -7,8 +7,9 @@ import pytest
 from tests.runs.conftest import RECIPES
 
 from recurra.data import TextConfig
-from recurra.runs.start import default_run_folder, resume_run, start_run
-from recurra.training import find_recipe, read_family, recipe_names
+from recurra.runs.own_data import read_classes
+from recurra.runs.start import _require_class_names, default_run_folder, resume_run, start_run
+from recurra.training import RunFolder, find_recipe, read_family, recipe_names
 
 
 def test_the_default_folder_tells_recipes_of_one_name_apart():
@@ -89,3 +90,26 @@ def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
     with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
         resume_run(run)
     assert (run / "classes.txt").read_text().splitlines() == names[::-1]
+
+
+@pytest.mark.parametrize("name", ["می\u200cرود", "drink\u00a0water", "飲む\u3000水", "👩\u200d🍳"])
+def test_classes_have_names_of_any_letters(there, tmp_path, name):
+    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
+    (run / "classes.txt").write_text(f"{name}\nother\n", encoding="utf-8")
+    assert read_classes(RunFolder(run)) == (name, "other")
+    for content in (f"{name}\n{name}\n", f"{name}\n\n", f"{name}\n \n", "a\tb\n", ""):
+        (run / "classes.txt").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"classes.txt is damaged"):
+            read_classes(RunFolder(run))
+
+
+def test_a_class_whose_name_is_no_line_is_refused():
+    with pytest.raises(ValueError, match=r"name of a class is 'a\\nb'; expected letters, and no control characters"):
+        _require_class_names(("c", "a\nb"))
+
+
+def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):
+    start_run(recipe, tmp_path / "run").folder.unlock()  # killed before its first checkpoint
+    with pytest.raises(ValueError, match=r"not that of the checkpoint in model.d_model"):
+        resume_run(tmp_path / "run", overrides=["--model.d_model", "16"])
+    assert resume_run(tmp_path / "run", overrides=["--training.log_every", "3"]).position.step == 0

@@ -318,3 +318,12 @@ def test_what_kills_its_process_is_not_tried_for_ever(tmp_path, n_kills):
     sweep.search({"a.rate": Range(0.1, 1.0)}, tmp_path, attempt, 1, "loss")
     assert (asked == ["0.25"]) == (n_kills < 3)
     assert len(asked) == 1
+
+
+def test_brackets_in_names_are_printed(recipe, tmp_path, capsys):
+    """In a table of rich they would be markup."""
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "[wide]"), "--try", "model.mixer=[min-gru]"]
+    assert main([*words, "--training.max_steps", "1", "--model.mixer_options", "{}"]) == 0
+    said = capsys.readouterr().out
+    assert "[min-gru]" in said
+    assert "[wide]" in said

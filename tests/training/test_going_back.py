@@ -169,3 +169,39 @@ def test_a_rate_test_needs_steps_and_a_loss(make_trainer, monkeypatch):
     monkeypatch.setattr(trainer, "update_at", lambda factor: float("inf"))
     with pytest.raises(ValueError, match=r"the loss before the first update is inf; expected a finite number"):
         find_rate(trainer)
+
+
+def killed_in_step(trainer, step):
+    """Let a run be killed in an update, which leaves what it has written and no more."""
+    update = trainer._update
+
+    def die(*given):
+        if trainer.position.step == step - 1:
+            raise KeyboardInterrupt
+        return update(*given)
+
+    trainer._update = die
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(quiet())
+
+
+def test_a_best_checkpoint_between_evaluations_keeps_its_score(make_trainer, settings):
+    """The best of step 5 is later than the checkpoint of step 4, and the resumed run is not evaluated at step 5."""
+    trainer = make_trainer(max_steps=8, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0), **settings)
+    killed_in_step(trainer, 6)
+    back = make_trainer(max_steps=8, scorer=scorer(2.0, 2.5), **(settings | {"eval_every": 2}))
+    back.resume("last")
+    assert back.position.step == 4
+    back.fit(quiet())
+    assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == (5, 1.0)
+    assert load_checkpoint(back.checkpoints.best)["position"]["step"] == 5
+
+
+def test_scores_of_a_new_best_checkpoint_are_not_stale(make_trainer, settings):
+    """The summary is written with every checkpoint: between two of steps, too."""
+    trainer = make_trainer(max_steps=8, scorer=scorer(3.0, 2.0, 1.0), **settings)
+    killed_in_step(trainer, 4)
+    assert load_checkpoint(trainer.checkpoints.best)["position"]["step"] == 3
+    assert staleness(trainer.folder, {"checkpoint": "best", "step": 3}) == ""
+    assert staleness(trainer.folder, {"checkpoint": "best", "step": 2})
+    assert staleness(trainer.folder, {"checkpoint": "last", "step": 2}) == ""

@@ -95,3 +95,19 @@ model:
     assert experiment.load_initial_weights(model).startswith("starts from")
     assert equal(model, trained)
     assert load_recipe(recipe, ["--model.init_from", "null"]).load_initial_weights(model) == ""
+
+
+@pytest.mark.parametrize("mixer", ["rotary-attention", ["s5", "rotary-attention"]])
+def test_dropouts_of_mixers_may_differ(tmp_path, mixer):
+    def config(**options):
+        all_options = {"n_heads": 2, **options}
+        named = all_options if isinstance(mixer, str) else {"rotary-attention": all_options}
+        return replace(CONFIG, mixer=mixer, mixer_options=named)
+
+    trained = fresh(config())
+    save_single_file(PortableModel(trained, WORDS), tmp_path / "model.safetensors")
+    model = fresh(config(dropout=0.1))
+    start_language_model(model, str(tmp_path / "model.safetensors"))
+    assert equal(model, trained)
+    with pytest.raises(ValueError, match="mixer_options"):
+        start_language_model(fresh(config(window=3)), str(tmp_path / "model.safetensors"))

@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
         temperature = calibrated_temperature(trained)
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
-    Console().print(score_table(trained.name, scores))
+    Console(markup=False).print(score_table(trained.name, scores))
     if "confusion" in scores:
         from recurra.runs.figures import draw_confusion  # loads matplotlib
 

@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     for trained in runs:
         write_gradients(trained, {**options, "step": trained.step}, flows[trained.name])
     files = save(gradient_over_distance(flows), arguments.out or runs[0].folder.figures, "gradient-flow")
-    console = Console()
+    console = Console(markup=False)
     for name, flow in flows.items():
         console.print(distance_table(name, flow))
     console.print(step_table(flows))

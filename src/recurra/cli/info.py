@@ -27,7 +27,7 @@ def run(words: Sequence[str]) -> int:
     table = Table(show_header=False)
     for name, text in lines():
         table.add_row(name, text)
-    Console().print(table)
+    Console(markup=False).print(table)
     return 0
 
 

@@ -30,9 +30,9 @@ def run(words: Sequence[str]) -> int:
     if name is not None:
         print(read_text(find_recipe(name)), end="")
         return 0
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(width=WIDTH, markup=False)
     console.print(_table())
     return 0
 

@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
         tried = [attempt(values) for values in grid(space)]
     else:
         tried = search(space, out, attempt, arguments.trials, measure)
-    Console().print(sweep_table(out.name, keys, tried, measure))
+    Console(markup=False).print(sweep_table(out.name, keys, tried, measure))
     return 0
 
 

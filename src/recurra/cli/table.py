@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
     if not table.row_count:
         known = sorted({number for figures in family.published.values() for number in figures.get("tables", [])})
         raise RecipeError(sentence("--number", str(arguments.number), f"a table in {family.path}: one of {known}"))
-    Console().print(table)
+    Console(markup=False).print(table)
     return 0
 
 

@@ -125,8 +125,9 @@ def draw_comparison(
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, str]]]:
-    """The logs of the runs that have one: one that was converted, or killed before its first step, has none."""
-    return {run.name: curve_rows(run) for run in runs if run.folder.metrics.is_file()}
+    """The logs of the runs that have records: one that was converted, or killed before its first record, has none."""
+    rows = {run.name: curve_rows(run) for run in runs if run.folder.metrics.is_file()}
+    return {name: records for name, records in rows.items() if records}
 
 
 def curve_rows(run: Run) -> list[dict[str, str]]:

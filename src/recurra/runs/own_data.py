@@ -1,5 +1,6 @@
 """The data of a run, under the names that it has learned: its vocabulary, its classes."""
 
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +46,15 @@ def read_classes(folder: RunFolder) -> tuple[str, ...]:
         OSError: it has none.
         ValueError: the file is damaged.
     """
-    names = tuple(read_text(folder.classes).splitlines())
-    if len(set(names)) < len(names) or not all(name.isprintable() and name.strip() for name in names) or not names:
+    names = tuple(read_text(folder.classes).removesuffix("\n").split("\n"))
+    if len(set(names)) < len(names) or not all(map(can_be_listed, names)):
         raise ValueError(sentence(str(folder.classes), "damaged", "the distinct names of the classes, one per line"))
     return names
+
+
+def can_be_listed(name: str) -> bool:
+    """Whether a class of this name can be a line of a file: it has letters, and no control characters."""
+    return bool(name.strip()) and not any(unicodedata.category(letter) == "Cc" for letter in name)
 
 
 def _is_prepared(config: TextConfig, own: Path) -> bool:

@@ -5,12 +5,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from recurra.checks import sentence
 from recurra.data import TextData
 from recurra.data.video import VideoData
 from recurra.evaluation import evaluate
 from recurra.files.writing import replacing
-from recurra.runs.own_data import own_data
+from recurra.runs.own_data import can_be_listed, own_data
 from recurra.training import Experiment, RunFolder, Trainer, load_recipe, split_variant, to_yaml
+from recurra.training.experiment import require_resumable, to_plain
 from recurra.training.ranks import is_first_launched
 
 
@@ -62,6 +64,8 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
         experiment = _with_own_precision(load_recipe(run.config, overrides), run)
         trainer = Trainer(experiment, run, evaluate, open_data=lambda given, ranks: own_data(given, run, ranks))
         trainer.resume(checkpoint)
+        if trainer.position.step == 0:  # no checkpoint that has compared the settings with its own
+            require_resumable(to_plain(load_recipe(run.config)), trainer.experiment)
         if trainer.ranks.is_first:
             _describe(trainer)
     trainer.ranks.wait()
@@ -96,9 +100,17 @@ def _kept_locked(run: RunFolder) -> Iterator[None]:
 def _describe(trainer: Trainer) -> None:
     """Write what a run is into its folder: its configuration and its tokenizer or classes."""
     folder = trainer.folder
+    if isinstance(trainer.data, VideoData):
+        _require_class_names(trainer.data.class_names)
     folder.write_config(to_yaml(trainer.experiment))
     if isinstance(trainer.data, TextData) and not folder.tokenizer.exists():
         trainer.data.save_tokenizer(folder.tokenizer)
     if isinstance(trainer.data, VideoData):
         with replacing(folder.classes) as file:
             file.write("".join(f"{name}\n" for name in trainer.data.class_names).encode())
+
+
+def _require_class_names(names: Sequence[str]) -> None:
+    bad = next((name for name in names if not can_be_listed(name)), None)
+    if bad is not None:
+        raise ValueError(sentence("the name of a class", repr(bad), "letters, and no control characters"))

@@ -8,6 +8,7 @@ from recurra.files.writing import free_bytes
 from recurra.training.config import AveragingConfig, OptimizerConfig
 from recurra.training.muon import matrix_ids
 from recurra.training.optimizer import transition_parameter_ids
+from recurra.training.strategy import local
 
 ROOM_FOR = 3
 """Checkpoints that the disk should have room for: a run keeps the newest and the best, and writes the next before it
@@ -19,7 +20,8 @@ def checkpoint_bytes(model: nn.Module, optimizer: OptimizerConfig, averaging: Av
 
     Carried states and the format itself are not counted; beside the weights of a model they are small.
     """
-    weights = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}  # tied ones are stored once
+    tensors = model.state_dict().values()
+    weights = {local(tensor).data_ptr(): tensor.nbytes for tensor in tensors}  # tied ones are stored once
     copies = 1 if averaging.start_step is None else 2
     matrices = matrix_ids(model) - transition_parameter_ids(model) if optimizer.algorithm == "muon" else set()
     moments = (

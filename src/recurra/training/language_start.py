@@ -43,7 +43,7 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
     differing = [
         f"{name} {value!r}, not {ours[name]!r}"
         for name, value in shape.items()
-        if name in ours and "dropout" not in name and not _same(value, ours[name])
+        if name in ours and "dropout" not in name and _undropped(value) != _undropped(ours[name])
     ]
     if differing:
         raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
@@ -76,8 +76,8 @@ def _tokenizer_of(checkpoint: Path, data: Mapping[str, Any]) -> TextEncoder | No
     return ENCODERS[data["vocabulary"]].load(file) if file.is_file() and data.get("vocabulary") in ENCODERS else None
 
 
-def _same(theirs: Any, ours: Any) -> bool:
-    sequences = (list, tuple)
-    if isinstance(theirs, sequences) and isinstance(ours, sequences):
-        return list(theirs) == list(ours)
-    return bool(theirs == ours)
+def _undropped(value: Any) -> Any:
+    """A setting as YAML has it, without the dropouts of mixers, which stand in dicts, in lists for several mixers."""
+    if isinstance(value, Mapping):
+        return {name: _undropped(item) for name, item in value.items() if "dropout" not in name}
+    return [_undropped(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -129,9 +129,11 @@ class Trainer(ResumableRun):
         config = to_plain(self.experiment)
         return [*logs, *(LOGGERS[name](self.folder, config) for name in self.config.logger)]
 
-    def _write_summary(self) -> None:
+    def _write_summary(self, steps: int | None = None) -> None:
+        """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
         if self.ranks.is_first:
-            self.folder.write_summary(self.summary())
+            of_last = {} if steps is None else {"steps": steps, "epochs": steps / self.steps_per_epoch}
+            self.folder.write_summary(self.summary() | of_last)
 
     def _notes(self) -> Iterator[str]:
         yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
@@ -144,7 +146,7 @@ class Trainer(ResumableRun):
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
         trace = Trace(self.folder.trace, self.config.profile if self.ranks.is_first else 0)
-        stopping = False
+        stopping, saved_at = False, self.position.step
         while not self.finished and not stopping:
             gradient_norm = self._update()
             trace.step()
@@ -157,6 +159,7 @@ class Trainer(ResumableRun):
             if self._is_new_best:  # now that the log has its score: a run resumed from it goes on after that record
                 with self._off_the_clock():
                     self.checkpoints.save_best(self._finite_snapshot())
+                    self._write_summary(saved_at)  # which names the step that scores of the best one are of
                 self._is_new_best = False
             # Read once: a signal between the decision to save and the end of the loop would end it without saving.
             stopping = self.ranks.any(stop.received is not None)
@@ -164,6 +167,7 @@ class Trainer(ResumableRun):
             if self._due(self.config.save_every or self.steps_per_epoch) or stopping:
                 with self._off_the_clock():
                     self.checkpoints.save(self.position.step, self._finite_snapshot())
+                    saved_at = self.position.step
                     # Also now, in case the process is killed before the end.
                     self._write_summary()
         trace.close()

@@ -212,6 +212,8 @@ class ResumableRun:
             self.scores.pop("best", None)
             if self.ranks.is_first:
                 discard(self.checkpoints.best)
+        elif not self._meets_evaluations(saved["config"]["training"], len(_as_list(saved["random"]))):
+            self._keep_later_best()
 
     def _best_is_abandoned(self, trained: Mapping[str, Any]) -> bool:
         """Say whether the best checkpoint is of a later step, to which the run takes another way with another length.
@@ -221,6 +223,19 @@ class ResumableRun:
         if all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps")):
             return False
         return bool(self.ranks.from_first(self.ranks.is_first and self._best_is_later()))
+
+    def _meets_evaluations(self, trained: Mapping[str, Any], n_ranks: int) -> bool:
+        """Say whether the run is evaluated at the same steps as before: it may have other epochs on other ranks."""
+        every = trained.get("eval_every")
+        return every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
+
+    def _keep_later_best(self) -> None:
+        """Take the score of a best checkpoint of a later step from itself: the run may not come to it again."""
+        scores = None
+        if self.ranks.is_first and self._best_is_later():
+            scores = load_checkpoint(self.checkpoints.best)["scores"].get("best")
+        if scores := self.ranks.from_first(scores):
+            self.scores["best"] = scores
 
     def _best_is_later(self) -> bool:
         path = self.checkpoints.best
@@ -236,7 +251,7 @@ class ResumableRun:
 
     def _resume_random(self, saved: Any) -> None:
         """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
-        states = saved if isinstance(saved, list) else [saved]
+        states = _as_list(saved)
         if self.ranks.rank < len(states):
             set_random_state(states[self.ranks.rank])
         else:
@@ -281,6 +296,11 @@ class ResumableRun:
             return int(last["since_best"])
         every = self.config.eval_every or self.steps_per_epoch  # older checkpoints have no count
         return int(last["step"] - best["step"]) // every
+
+
+def _as_list(random: Any) -> list[Any]:
+    """The random numbers of every rank that there was."""
+    return random if isinstance(random, list) else [random]
 
 
 def _draws(model: nn.Module) -> bool:
