@@ -37,6 +37,21 @@ class Ragged(NamedTuple):
     """One state of batch 1 for every sequence."""
 
 
+def require_streams(require_state: Callable[[Any, int], None], state: Any, batch: int) -> None:
+    """Refuse anything but a state of `batch` streams, which may stand at different places.
+
+    Raises:
+        TypeError, ValueError: as `require_state` does.
+    """
+    if not isinstance(state, Ragged):
+        require_state(state, batch)
+        return
+    if len(state.states) != batch:
+        raise ValueError(sentence("state", f"a Ragged of {len(state.states)} streams", f"one of {batch}"))
+    for single in state.states:
+        require_state(single, 1)
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], state: State) -> State:
     """Apply `function` to every tensor of `state` and return the same structure.
 

@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
 from recurra.state import tensors
@@ -97,6 +98,28 @@ def test_a_batch_of_gradients_is_those_gradients_one_by_one(mixer):
         return torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, **options)
 
     together = gradients(cotangents, is_grads_batched=True)
+    assert not any(t.requires_grad for t in together)  # nobody asked for a graph
     for number in range(3):
         alone = gradients([c[number] for c in cotangents])
         torch.testing.assert_close([t[number] for t in together], [*alone], rtol=1e-4, atol=1e-4)
+
+
+def test_forward_derivatives_of_a_gradient(mixer):
+    """In eager mode, with a backward pass that records nothing: the Hessian times a direction."""
+    x = draw(2, 4, mixer)
+    direction = torch.randn_like(x)
+
+    def derivative(**options):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(), direction)
+            total = sum(t.square().sum() for t in call(mixer, weights_of(mixer), dual))
+            (found,) = torch.autograd.grad(total, dual, **options)
+            return forward_ad.unpack_dual(found).tangent
+
+    try:
+        expected, found = derivative(create_graph=True), derivative()
+    except NotImplementedError as error:
+        if "forward AD with aten::" not in str(error):
+            raise
+        pytest.skip(f"torch has none: {error}")
+    torch.testing.assert_close(found, expected, **TIGHT)

@@ -8,6 +8,7 @@ from torch.nn import functional
 from recurra.decoding import NUMBERS, DecodingLinear, lay_out_linear_layers
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.rounded_inputs import BLOCK, rounded
+from recurra.layers.implicit_filters import ImplicitFilters
 from recurra.models import LanguageModel, LanguageModelConfig
 
 SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
@@ -207,3 +208,15 @@ def test_errors():
         pytest.raises(RuntimeError, match="x is a tensor that requires a gradient; expected one that does not"),
     ):
         DecodingLinear(linear)(torch.randn(2, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_the_filters_of_hyena_are_not_rounded(numbers):
+    """They are fast sines of fast sines: rounded weights would make other filters."""
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(30, None, 1, 16, 24, mixer="hyena", mixer_options={"window": 9})).eval()
+    laid_out = lay_out_linear_layers(model, numbers)
+    kept = [module for module in model.modules() if isinstance(module, ImplicitFilters)]
+    assert kept
+    for one, other in zip(kept, (module for module in laid_out.modules() if isinstance(module, ImplicitFilters))):
+        assert torch.equal(one(), other())

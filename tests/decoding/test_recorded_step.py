@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding import RecordedStep, lay_out_linear_layers
+from recurra.decoding import RecordedStep, lay_out_linear_layers, prepare_for_decoding
+from recurra.decoding.recorded_step import StepNotSteady
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
@@ -125,3 +126,23 @@ def test_with_gradients_the_model_runs():
         _, state = recorded(torch.tensor([[1]]))
         logits, _ = recorded(torch.tensor([[2]]), state)
         assert logits.requires_grad
+
+
+def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
+    """Sizes are tensors while a step is recorded; such a model divides them."""
+    options = {"mixer": "gateloop-attention", "mixer_options": {"window": 1}}
+    model = LanguageModel(LanguageModelConfig(31, None, 1, 12, 16, **options)).eval()
+    with pytest.raises(StepNotSteady, match="cannot be recorded"):
+        RecordedStep(model, 31)
+    prepared, tokens = prepare_for_decoding(model), torch.randint(31, (2, 5))
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(tokens)[0], model(tokens)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["rotary-attention", "relative-attention"])
+def test_a_prepared_model_runs_under_a_callers_autocast(mixer):
+    model = language_model(mixer, n_heads=2)
+    prepared, tokens = prepare_for_decoding(model), torch.randint(31, (2, 5))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected, found = model(tokens)[0], prepared(tokens)[0]
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)

@@ -324,3 +324,26 @@ def test_a_mark_serves_streams_of_one_model(gateloop, crt):
     assert torch.equal(twin.step(1), stream.step(1))
     with pytest.raises(ValueError, match="mark is a place in a stream of another LanguageModel; expected"):
         Stream(crt).rewind(stream.mark())
+
+
+def test_a_state_goes_on_into_a_call_that_records_gradients(any_model):
+    stream = Stream(any_model)
+    stream.feed([3, 1, 4, 1, 5])
+    stream.feed([2])
+    logits, _ = any_model(torch.tensor([[1, 2, 3]]), stream.state)
+    logits.sum().backward()
+    assert any(p.grad is not None for p in any_model.parameters())
+
+
+def test_stops_may_be_read_once(words, unchecked):
+    torch.manual_seed(0)
+    stream = Stream(LanguageModel(LanguageModelConfig(len(words), None, 1, 8, 8)).eval(), words)
+    stream.feed("the dog")
+    expected = list(stream.fork().generate(30, seed=2, stop_tokens=[3, 4]))
+    assert len(expected) < 30
+    assert list(stream.fork().generate(30, seed=2, stop_tokens=(token for token in (3, 4)))) == expected
+    whole = "".join(stream.fork().generate_text(60, seed=2))
+    assert (
+        "".join(stream.generate_text(60, seed=2, stop=(text for text in [whole[25:33]])))
+        == whole[: whole.index(whole[25:33])]
+    )

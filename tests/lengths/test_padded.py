@@ -167,3 +167,18 @@ def test_a_sequence_without_steps_does_not_decide_the_type(packed):
             masks = [torch.tensor([[1, 1, 1], last]).bool() for last in ([1, 0, 0], [0, 0, 0])]
             found = [mixer(x, mask=mask)[0] for mask in masks]
     assert found[0].dtype == found[1].dtype
+
+
+def test_a_state_of_streams_at_different_places_is_their_modules_own():
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]).bool()
+    sizes = {"vocab_size": 9, "n_layer": 1, "d_model": 8, "n_heads": 2, "segment_length": 4, "mem_len": 6}
+    xl = TransformerXL(TransformerXLConfig(**sizes)).double()
+    mixer = recurra.create_mixer("rotary-attention", 8, window=9, n_heads=2).double()
+    for module, x in ((xl, torch.randint(9, (2, 5))), (mixer, torch.randn(2, 5, 8).double())):
+        _, state = module(x, mask=mask)
+        assert isinstance(state, states.Ragged)
+        module.require_state(state, 2)
+        with pytest.raises(ValueError, match="a Ragged of 2 streams; expected one of 3"):
+            module.require_state(state, 3)
+        with pytest.raises((TypeError, ValueError)):
+            module.require_state(states.Ragged((state.states[0], None)), 2)

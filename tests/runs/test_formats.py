@@ -244,3 +244,14 @@ def test_a_folder_that_transformers_wrote_again(run, tmp_path):
     (tmp_path / "tuned" / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="which has no tokenizer; expected a model with one"):
         convert(tmp_path / "tuned", tmp_path / "back", "run")
+
+
+def test_a_model_without_a_tokenizer_takes_no_others_place(run, tmp_path):
+    """Its weights would lie beside a tokenizer that they do not know."""
+    convert(run, tmp_path / "hf", "hf")
+    portable = read_model(tmp_path / "hf")
+    save_single_file(portable._replace(tokenizer=None), tmp_path / "bare.safetensors")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    with pytest.raises(ValueError, match=r"the tokenizer in .* is that of another model.*nothing was written"):
+        convert(tmp_path / "bare.safetensors", tmp_path / "hf", "hf", force=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == before

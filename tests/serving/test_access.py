@@ -226,3 +226,16 @@ def test_a_line_of_the_log_is_json():
     record = logging.makeLogRecord({"msg": "request %s", "args": ("x",), "levelname": "INFO", "status": 200})
     line = json.loads(JsonLines().format(record))
     assert (line["message"], line["level"], line["status"]) == ("request x", "info", 200)
+
+
+def test_metrics_count_the_texts_of_a_turn(serving):
+    client = serving().client()
+    client.post("/v1/completions", json={"model": "letters", "prompt": "abcd", "max_tokens": 2, "n": 3})
+    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    assert float(lines["recurra_texts_total"]) == 3
+    assert float(lines["recurra_texts_failed_total"]) == 0
+
+
+def test_no_threads_are_refused(models):
+    with pytest.raises(ValueError, match="threads is 0; expected at least 1"):
+        Service(models, ServeSettings(), threads=0)

@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
+from recurra.serving.chats import chat_text
+from recurra.serving.errors import ApiError
+from recurra.serving.openai_requests import Message
+from recurra.serving.served_model import ServedModel
 
-from .conftest import Letters
+from .conftest import Letters, language_model
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -173,3 +177,29 @@ def test_what_has_no_meaning_here_is_refused(api, options, param):
         api.completions.create(**{"model": "letters", "prompt": "a", **options})
     assert refused.value.param.split(".")[0] == param
     assert refused.value.type == "invalid_request_error"
+
+
+CHAT_OF_TWO = [Message(role="user", content="is 1<2 & 'x'?"), Message(role="assistant", content="yes")]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[0] | tojson }}", """{"role": "user", "content": "is 1<2 & 'x'?"}"""),
+        ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "user"),
+        ("{% for m in messages %}{% generation %}{{ m.role }},{% endgeneration %}{% endfor %}", "user,assistant,"),
+        ("{{ bos_token + strftime_now('%%') }}", "%"),
+    ],
+)
+def test_templates_are_transformers_templates(template, text):
+    served = ServedModel("letters", language_model(), Letters(), chat_template=template)
+    assert chat_text(served, CHAT_OF_TWO) == text
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ eos_token }}", "{{ messages[0].content + eos_token }}", "{{ eos_token ~ 1 }}"]
+)
+def test_a_template_with_a_token_that_nobody_knows_is_refused(template):
+    served = ServedModel("letters", language_model(), Letters(), chat_template=template)
+    with pytest.raises(ApiError, match="uses eos_token, which a run does not name"):
+        chat_text(served, CHAT_OF_TWO)

@@ -349,3 +349,21 @@ def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch)
         assert "expected 20 in all: stream the answer" in refused.json()["error"]["message"]
     answer = client.post(f"/v1/sessions/{name}/feed", json=body | {"answers": 1, "stream": True})
     assert answer.status_code == 200
+
+
+def test_a_session_that_went_back_to_its_first_token_knows_its_place(serving, tmp_path, models):
+    """Nothing of its transcript is left to keep: only the position says where it stands."""
+    kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
+    with Running(_service(models, **kept)) as first:
+        client = first.client()
+        opened(client, name="a")
+        for _ in range(5):
+            client.post("/v1/sessions/a/feed", json={"text": "a" * 20})
+        place = client.get("/v1/sessions/a/transcript").json()["first"]
+        assert client.post("/v1/sessions/a/rewind", json={"position": place}).json()["position"] == place
+    client = serving(**kept).client()
+    client.post("/v1/sessions/a/feed", json={"text": "abcde"})
+    told = client.get("/v1/sessions/a/transcript").json()
+    assert (told["first"], told["position"]) == (place, place + 5)
+    refused = client.post("/v1/sessions/a/rewind", json={"position": 4})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "position_forgotten")

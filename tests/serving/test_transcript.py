@@ -40,7 +40,7 @@ def test_pieces_put_together_are_the_transcript(cuts, most):
         piece = whole.copy(cut).piece(start)
         pieces += [piece] if piece.tokens else []
         start = cut
-    made = Transcript.from_pieces(pieces, most)
+    made = Transcript.from_pieces(pieces, most, 30)
     assert len(made) == 30
     assert made.first == max(0, 30 - most)
     assert made.tokens(made.first, 30) == list(range(made.first, 30))
@@ -68,6 +68,16 @@ def test_a_cut_before_what_is_kept_leaves_nothing_and_the_stream_goes_on_there()
 
 def test_pieces_before_a_gap_are_dropped():
     whole = of(range(30))
-    made = Transcript.from_pieces([whole.copy(10).piece(0), whole.copy(20).piece(15), whole.piece(20)], 100)
+    made = Transcript.from_pieces([whole.copy(10).piece(0), whole.copy(20).piece(15), whole.piece(20)], 100, 30)
     assert (made.first, len(made)) == (15, 30)
     assert made.tokens(15, 30) == list(range(15, 30))
+
+
+def test_a_transcript_ends_where_its_stream_stands():
+    """One that was cut where it began has no piece; pieces that end elsewhere are another stream's."""
+    whole = of(range(30))
+    for pieces in ([], [whole.copy(10).piece(0)]):
+        made = Transcript.from_pieces(pieces, 100, 25)
+        assert (made.first, len(made)) == (25, 25)
+        made.append(7, None, READ)
+        assert made.tokens(25, 26) == [7]

@@ -78,7 +78,8 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
     if config.vocab_size != other_config.vocab_size:
         raise ValueError(f"the models have {config.vocab_size} and {other_config.vocab_size} tokens")
     length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
-    tokens = torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (2, length), generator=generator, device="cpu")
     first, second = (_logits(model, tokens) for model in (one, other))
     return float((first - second).abs().max())
 

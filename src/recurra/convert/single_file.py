@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -128,7 +129,8 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
     if difference := shape_difference(outline, weights):
         came = f"one with other weights than its configuration says (it has {difference})"
         raise ValueError(sentence(str(path), came, _WRITTEN))
-    model: nn.Module = entry.model(config)
+    with torch.device("cpu"):
+        model: nn.Module = entry.model(config)
     for name, own in model.state_dict(keep_vars=True).items():
         own.data = own.data.to(weights[name].dtype)  # or loading would round them to torch's default type
     model.load_state_dict(weights)

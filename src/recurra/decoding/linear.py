@@ -64,8 +64,15 @@ class DecodingLinear(nn.Module):
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                sentence("x", "a tensor that requires a gradient", "one that does not", "train the model itself")
+                sentence(
+                    "x",
+                    "a tensor that requires a gradient",
+                    "one that does not",
+                    "call the copy under torch.no_grad(), or train the model itself",
+                )
             )
+        if torch.is_autocast_enabled("cpu"):  # what torch has rounded for its own products
+            x = x.float()
         if x.dtype != torch.float32 or x.shape[-1] != self.in_features:
             raise ValueError(sentence("x", kind_of(x), f"float32 (..., {self.in_features})"))
         vectors = x.numel() // self.in_features

@@ -157,8 +157,11 @@ class RecordedStep(nn.Module):
         inputs = [tokens, *tensors(like)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about decisions in Python during the recording, which _check covers
-            recording = torch.jit.trace(FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
-            return TracedProgram(torch.jit.freeze(recording), inputs)
+            try:
+                recording = torch.jit.trace(FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
+                return TracedProgram(torch.jit.freeze(recording), inputs)
+            except Exception as error:  # whatever a model does with sizes, which are tensors in here
+                raise StepNotSteady(f"a step of {type(self.model).__name__} cannot be recorded: {error}") from error
 
     def _agrees(self, mine: Tensor, right: Tensor) -> bool:
         return torch.equal(mine, right)

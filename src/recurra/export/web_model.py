@@ -18,6 +18,7 @@ from torch.export import default_decompositions
 
 from recurra.checks import require_choice
 from recurra.decoding import lay_out_linear_layers
+from recurra.decoding.lay_out import exact_modules
 from recurra.decoding.linear import DecodingLinear
 from recurra.decoding.rounded_inputs import rounded
 from recurra.export.gated_program import GatedModel, GateLayer, gated_step_program
@@ -125,7 +126,8 @@ def _rounded(model: LanguageModelShell, weights: str) -> tuple[LanguageModelShel
                 setattr(parent, name, _plain_linear(child, codes))
     if weights == "float16":
         halved: dict[int, nn.Parameter] = {}
-        for module in twin.modules():
+        exact = exact_modules(twin)
+        for module in [module for module in twin.modules() if module not in exact]:
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.dim() > 1:
                     half = halved.setdefault(id(parameter), nn.Parameter(parameter.detach().half().float(), False))

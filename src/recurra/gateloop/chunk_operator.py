@@ -10,6 +10,7 @@ from recurra.gateloop.chunk import chunk
 from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import (
     differentiable_gradients,
+    gradients_are_differentiated,
     register_derivatives,
     transforms_are_active,
     with_known_signature,
@@ -167,7 +168,7 @@ class _Chunk(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Any, dlast: Any) -> tuple:
-        if torch.is_grad_enabled():
+        if gradients_are_differentiated():
             return differentiable_gradients(_reference_outputs, ctx.saved_tensors, (dy, dlast))
         return torch.ops.recurra.gate_loop_chunk_backward(dy, dlast, *ctx.saved_tensors)
 

@@ -10,6 +10,7 @@ from recurra.gateloop.chunk import chunk
 from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.operators import (
     differentiable_gradients,
+    gradients_are_differentiated,
     register_derivatives,
     transforms_are_active,
     with_known_signature,
@@ -230,7 +231,7 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any, dlast: Any, _: Any) -> tuple:
         *inputs, kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if gradients_are_differentiated():
             return *differentiable_gradients(_reference_outputs, inputs, (dy, dlast)), None
         with_gates = ctx.needs_input_grad[3]
         dq, dk, dv, da, dstate = torch.ops.recurra.gate_loop_heads_backward(dy, dlast, *inputs[:4], kept, with_gates)

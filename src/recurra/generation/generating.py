@@ -39,11 +39,14 @@ class GenerationConfig:
         if self.max_tokens is not None:
             require_whole_number(1, max_tokens=self.max_tokens)
         try:
-            [*map(operator.index, self.stop_tokens)]
+            stop_tokens = tuple(map(operator.index, self.stop_tokens))
         except TypeError:
             raise TypeError(sentence("stop_tokens", repr(self.stop_tokens), "a collection of whole numbers")) from None
         alone = isinstance(self.stop, str)
         require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
+        # as they were read: an iterator is empty now
+        object.__setattr__(self, "stop_tokens", stop_tokens)
+        object.__setattr__(self, "stop", tuple(self.stop))
 
 
 class Generation:
@@ -57,7 +60,7 @@ class Generation:
         self.config, self.n_tokens, self.is_over = config, 0, False
         seed = config.seed
         self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-        self._stop_tokens = frozenset(map(operator.index, config.stop_tokens))  # numbers of a tensor too
+        self._stop_tokens = frozenset(config.stop_tokens)
 
     @property
     def n_left(self) -> int | None:

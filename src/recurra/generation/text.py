@@ -80,8 +80,8 @@ class StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         require(not isinstance(stops, str), "stop", stops, "texts in a list", "a text alone would be its letters")
-        require("" not in stops, "stop", tuple(stops), "texts of at least one letter")
         self._stops = tuple(stops)
+        require("" not in self._stops, "stop", self._stops, "texts of at least one letter")
         self._held = ""
         self.found = False
 

@@ -11,7 +11,10 @@ from recurra.checks import require_choice, sentence
 BACKENDS = ("auto", "reference", "numba", "triton")
 
 _has_numba = importlib.util.find_spec("numba") is not None  # finds it without loading it
+_is_disabled = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 NUMBA_IS_MISSING = "" if _has_numba else "Numba is not installed (it may not support this Python yet)"
+if _has_numba and _is_disabled:  # Numba would run kernels as Python, which addresses do not survive
+    NUMBA_IS_MISSING = "Numba compiles nothing (NUMBA_DISABLE_JIT is set)"
 _has_triton = importlib.util.find_spec("triton") is not None
 TRITON_IS_MISSING = "" if _has_triton else "Triton is not installed (the CUDA builds of PyTorch for Linux include it)"
 _has_warned = False

@@ -98,6 +98,11 @@ def with_known_signature(function: type[torch.autograd.Function]) -> type[torch.
     return function
 
 
+def gradients_are_differentiated() -> bool:
+    """Whether the result of a backward pass will be differentiated: in turn, or forward, along with a dual number."""
+    return torch.is_grad_enabled() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0)
+
+
 def differentiable_gradients(
     reference: Callable[..., Sequence[Tensor | None]],
     inputs: Sequence[Tensor | None],
@@ -116,6 +121,7 @@ def differentiable_gradients(
         The gradient of each input, None where it needs none.
     """
     device = next(x.device.type for x in inputs if x is not None)
+    again = gradients_are_differentiated()  # else nobody asks for a graph: what comes is a batch of gradients
     with torch.enable_grad(), torch.autocast(device, enabled=False):
         # Aliases, because one input can be another or come from it, and each must get only its own share.
         aliases = [None if x is None else x.view_as(x) for x in inputs]
@@ -124,7 +130,7 @@ def differentiable_gradients(
         wanted = [x for x in aliases if x is not None and x.requires_grad]
         found = iter(
             torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=True, materialize_grads=True
+                [y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=again, materialize_grads=True
             )
         )
         return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)

@@ -38,6 +38,9 @@ class ImplicitFilters(nn.Module):
         ValueError: a size is below 1.
     """
 
+    needs_exact_weights = True
+    """Fast sines of sums of fast sines: weights in bfloat16 make other filters."""
+
     def __init__(self, n_filters: int, length: int) -> None:
         super().__init__()
         require_at_least(1, n_filters=n_filters, length=length)

@@ -13,7 +13,7 @@ from recurra.lengths.padded import blank
 from recurra.lengths.reset import run_resets
 from recurra.lengths.run import run_lengths
 from recurra.scan.pieces import active_pieces, passed_on
-from recurra.state import Ragged
+from recurra.state import Ragged, require_streams
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _MEND = "pass the state that this module returned for these streams (recurra.state.select takes streams out)"
@@ -150,6 +150,9 @@ class Mixer(nn.Module, ABC):
             TypeError: it is another module's state, or no state.
             ValueError: a tensor has another shape, dtype or device.
         """
+        if isinstance(state, Ragged):
+            require_streams(self.require_state, state, batch)
+            return
         weight = self._weight()
         real = torch.promote_types(weight.dtype, torch.float32)
         _check_state(state, self.state_layout, batch, real, weight.device)

@@ -15,6 +15,7 @@ from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell, require_layers
 from recurra.models.transformer_shape import TransformerShape
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
+from recurra.state import Ragged, require_streams
 
 
 class AdaptiveShell(LanguageModelShell):
@@ -64,6 +65,9 @@ class AdaptiveShell(LanguageModelShell):
 
     def require_state(self, state: Any, batch: int) -> None:
         """Check the model's own part of the state, and that of every layer."""
+        if isinstance(state, Ragged):
+            require_streams(self.require_state, state, batch)
+            return
         self._entering(state, torch.empty(batch, 0, self.config.d_model, **self._like()))
         for attention, layer in zip(self.attentions, state.layers):
             attention.require_state(layer, batch)

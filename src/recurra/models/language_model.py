@@ -15,7 +15,8 @@ from recurra.mixers import create_mixer
 from recurra.models.block import Block, MixerBlock
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.registry import BuildsModel, register_model
-from recurra.models.shell import LanguageModelShell, require_layers, require_streams
+from recurra.models.shell import LanguageModelShell, require_layers
+from recurra.state import Ragged, require_streams
 
 
 @dataclass
@@ -169,6 +170,9 @@ class LanguageModel(LanguageModelShell):
 
     def require_state(self, state: Any, batch: int) -> None:
         """Check the state of every block."""
+        if isinstance(state, Ragged):
+            require_streams(self.require_state, state, batch)
+            return
         layers = require_layers(state, LanguageModelState, len(self.blocks))
         for block, layer in zip(self.blocks, layers):
             require_streams(block.mixer.require_state, layer, batch)  # type: ignore[arg-type, union-attr]

@@ -8,7 +8,6 @@ shell checks what comes in, embeds, runs sequences of different lengths, and rea
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -168,21 +167,6 @@ class LanguageModelShell(nn.Module, ABC):
     def why_not_exportable(self) -> str:
         """Say why no graph of this model serves any number of tokens; empty if one does."""
         return "its state grows within a segment, and a call takes another way at the end of one"
-
-
-def require_streams(require_state: Callable[[Any, int], None], state: Any, batch: int) -> None:
-    """Refuse anything but a state of `batch` streams, which may stand at different places.
-
-    Raises:
-        TypeError, ValueError: as `require_state` does.
-    """
-    if not isinstance(state, Ragged):
-        require_state(state, batch)
-        return
-    if len(state.states) != batch:
-        raise ValueError(sentence("state", f"a Ragged of {len(state.states)} streams", f"one of {batch}"))
-    for single in state.states:
-        require_state(single, 1)
 
 
 def require_layers(state: Any, kind: type[Any], n_layer: int) -> tuple[Any, ...]:

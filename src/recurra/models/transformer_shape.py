@@ -32,14 +32,15 @@ class TransformerShape(BuildsModel):
     tie_embeddings: bool = True
     """Use the embedding's tables as the output's."""
     dropout: float = 0.1
-    """Probability of dropping an activation: of the position encoding, of the blocks, and of what enters and leaves
-    them unless `input_dropout` and `output_dropout` say otherwise."""
+    """Probability of dropping an activation: of the blocks, of what enters and leaves them unless `input_dropout` and
+    `output_dropout` say otherwise, and in Transformer-XL and the Block-Recurrent Transformer of position encodings."""
     input_dropout: float | None = None
     """Probability of dropping a channel of the embedding; `dropout` if None."""
     output_dropout: float | None = None
     """Probability of dropping a channel of what the output layer reads; `dropout` if None."""
     dropout_over_time: str = "independent"
-    """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational)."""
+    """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational). Blocks
+    that are called once for each segment, as those of CRT and RMT, draw one for each segment."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight."""
     embedding_dropout: float = 0.0

@@ -131,11 +131,18 @@ def write_model(portable: PortableModel, to: str, target: Path, *, source: Path,
     try:
         written = write(portable, scratch, target, source)
         difference = _require_same(portable, written, target)
+        if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
+            came = "that of another model, and the new one has none"
+            raise ValueError(
+                sentence(f"the tokenizer in {target}", came, "a folder without one", "nothing was written")
+            )
         _put(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)
     # Files that were there before may be read together with the new ones.
-    return _require_same(portable, read_model(target), target) if occupied and target.is_dir() else difference
+    if occupied and target.is_dir():
+        difference = _require_same(portable, read_model(target), target, "files that were there before remain")
+    return difference
 
 
 def _write_single_file(portable: PortableModel, scratch: Path, target: Path, source: Path) -> PortableModel:
@@ -162,9 +169,11 @@ def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Pat
     return read_model(scratch)
 
 
-def _require_same(portable: PortableModel, written: PortableModel, target: Path) -> float:
+def _require_same(
+    portable: PortableModel, written: PortableModel, target: Path, mend: str = "nothing was written"
+) -> float:
     if _plain_tokenizer(portable) != _plain_tokenizer(written):
-        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", "nothing was written"))
+        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", mend))
     return require_equal(portable.model, written.model, f"{target}")
 
 

@@ -4,11 +4,15 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import datetime
 from itertools import takewhile
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sse_starlette import EventSourceResponse
 
@@ -66,18 +70,48 @@ def chat_text(served: ServedModel, messages: list[Message]) -> str:
     if served.chat_template is None:
         message = f"{served.name} has no chat template; expected a model with one: use /v1/completions"
         raise ApiError(400, message, code="no_chat_template", param="model")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _refuse
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     try:
         template = environment.from_string(served.chat_template)
         chat_ = [message.model_dump() for message in messages]
-        return template.render(messages=chat_, add_generation_prompt=True, bos_token="", eos_token="")
+        return template.render(messages=chat_, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
     except (TemplateError, TypeError, ValueError) as error:
         raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
 
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Write JSON as transformers does: Jinja's own filter escapes it for HTML, and sorts the keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, which marks what a model has written and changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Give what is inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Unknown:
+    """The token that ends a turn, which a run does not name."""
+
+    def __str__(self) -> str:
+        raise TemplateError("it uses eos_token, which a run does not name: write the token itself into the template")
+
+    def __add__(self, other: Any) -> str:
+        return str(self)
+
+    __radd__ = __add__
 
 
 class ChatAnswer:

@@ -17,10 +17,10 @@ class Counters:
     """Tokens written."""
     steps: int = 0
     """Steps of batches."""
-    turns: int = 0
-    """Turns that ended."""
+    ended: int = 0
+    """Texts that ended, of which a turn may write several; a turn that only reads counts as one."""
     failed: int = 0
-    """Turns that ended with an error."""
+    """Those of them that ended with an error."""
     first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     """From a turn's arrival to its first token."""
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))

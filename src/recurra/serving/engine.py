@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from recurra.checks import require_at_least
 from recurra.generation.choosing import choose
 from recurra.serving.counters import Counters
 from recurra.serving.details import gates_of
@@ -35,11 +36,16 @@ class Engine:
         max_streams: continuations that are read or written at the same time.
         max_queue: turns that wait; more are refused.
         threads: for torch and the kernels; None leaves it to torch.
+
+    Raises:
+        ValueError: `threads` is below 1.
     """
 
     def __init__(
         self, deliver: Deliver, max_streams: int = 1024, max_queue: int = 1024, threads: int | None = None
     ) -> None:
+        if threads is not None:
+            require_at_least(1, threads=threads)
         self.scheduler = Scheduler(max_streams, max_queue)
         self.counters = Counters()
         self._deliver, self._threads = deliver, threads
@@ -248,7 +254,7 @@ class Engine:
         for row, reason, state in zip(leaving, reasons.values(), rows.leave(list(reasons), undone=undone)):
             said = message if reason == "error" else ""
             self._put(row.turn, EndEvent(row.choice, reason, row.place(state), row.rest(), said))
-            self._release(1, reason)
+            self._release(1, reason=reason)
 
     def _tidy(self) -> None:
         """Drop empty batches, and merge two of one model that fit in one."""
@@ -269,13 +275,13 @@ class Engine:
         reason = reason or _cut_short(turn) or "cancelled"
         for choice in range(n_rows(turn)):
             self._put(turn, EndEvent(choice, reason, turn.place, message=message))
-        self._release(n_rows(turn) if has_place else 0, reason)
+        self._release(n_rows(turn) if has_place else 0, n_rows(turn), reason)
 
-    def _release(self, n_streams: int, reason: str = "") -> None:
+    def _release(self, n_streams: int, n_ended: int = 1, reason: str = "") -> None:
         with self._lock:
             self.scheduler.release(n_streams)
-        self.counters.turns += 1
-        self.counters.failed += reason == "error"
+        self.counters.ended += n_ended
+        self.counters.failed += n_ended * (reason == "error")
 
     def _end_all(self) -> None:
         with self._lock:

@@ -52,8 +52,8 @@ class Metrics(Collector):
         counters, scheduler = self._engine.counters, self._engine.scheduler
         yield CounterMetricFamily("recurra_tokens_read", "Tokens read.", value=counters.read)
         yield CounterMetricFamily("recurra_tokens_written", "Tokens written.", value=counters.written)
-        yield CounterMetricFamily("recurra_turns", "Turns that ended.", value=counters.turns)
-        yield CounterMetricFamily("recurra_turns_failed", "Turns that ended with an error.", value=counters.failed)
+        yield CounterMetricFamily("recurra_texts", "Texts that ended, several of one turn.", value=counters.ended)
+        yield CounterMetricFamily("recurra_texts_failed", "Texts that ended with an error.", value=counters.failed)
         yield GaugeMetricFamily("recurra_streams", "Streams that are read or written.", value=scheduler.n_streams)
         yield GaugeMetricFamily("recurra_queue", "Turns that wait.", value=scheduler.n_waiting)
         yield GaugeMetricFamily("recurra_sessions_resident", "Sessions in memory.", value=self._sessions.n_resident)

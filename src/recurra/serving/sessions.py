@@ -358,7 +358,7 @@ class Sessions:
         recent = array("i")
         recent.frombytes(record.recent)
         place = Place(unpack(record.state, model.plain), tuple(recent), record.n_tokens)
-        transcript = Transcript.from_pieces(pieces, self._settings.max_tokens)
+        transcript = Transcript.from_pieces(pieces, self._settings.max_tokens, record.n_tokens)
         return Session(*(key, model, place, transcript, record.created, record.used), len(transcript), len(pieces))
 
     def _evict(self, but: Key | None = None) -> None:

@@ -82,8 +82,14 @@ class Transcript:
         return Piece(start, self._tokens[n:].tobytes(), self._surprises[n:].tobytes(), self._origins[n:].tobytes())
 
     @classmethod
-    def from_pieces(cls, pieces: Sequence[Piece], most: int) -> "Transcript":
-        """Put pieces together that follow one another. Those before a gap, as older versions left them, are dropped."""
+    def from_pieces(cls, pieces: Sequence[Piece], most: int, end: int) -> "Transcript":
+        """Put pieces together that follow one another. Those before a gap, as older versions left them, are dropped.
+
+        Args:
+            pieces: in their order; none if all tokens are forgotten.
+            most: tokens to keep.
+            end: where the stream stands. Pieces that end elsewhere are not its own, and are dropped.
+        """
         made = cls(most)
         made.first = pieces[0].start if pieces else 0
         for piece in pieces:
@@ -95,4 +101,7 @@ class Transcript:
             made._origins.frombytes(piece.origins)
         if len(made._tokens) > most:
             made._forget(len(made._tokens) - most)
+        if len(made) != end:
+            made._forget(len(made._tokens))
+            made.first = end
         return made

@@ -84,7 +84,7 @@ class _Turned(torch.autograd.Function):
     def forward(ctx: Any, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         from recurra.ssm.turned_kernels import turned_kernels
 
-        dense = [x.detach().contiguous() for x in (b, c, scale)]
+        dense = [x.detach().resolve_neg().contiguous() for x in (b, c, scale)]
         unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
         b_turned, c_turned, dots = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)
