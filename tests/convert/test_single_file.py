@@ -129,3 +129,10 @@ def test_without_metadata_there_is_no_model(saved):
     saved.write_bytes(drop_metadata(saved.read_bytes()))
     with pytest.raises(ValueError, match="does not say which model its weights belong to; expected a file that"):
         load_single_file(saved)
+
+
+def test_a_model_is_on_the_cpu_whatever_the_default_device_is(saved):
+    expected = load_single_file(saved).model.state_dict()
+    with torch.device("meta"):
+        found = load_single_file(saved).model
+    assert all(torch.equal(found.state_dict()[name], weight) for name, weight in expected.items())

@@ -243,7 +243,7 @@ def test_what_cannot_be_generated_together(gateloop, words):
         streams.generate({"a": GenerationConfig(), "z": GenerationConfig()})
     with pytest.raises(ValueError, match="the stream is at its start; expected one that has read something"):
         streams.generate({"a": GenerationConfig(), "c": GenerationConfig()})
-        with pytest.raises(ValueError, match=r"stop is \('x',\); expected no texts for tokens: call generate_text"):
+    with pytest.raises(ValueError, match=r"stop is \('x',\); expected no texts for tokens: call generate_text"):
         streams.generate({"a": GenerationConfig(stop=["x"])})
     with pytest.raises(ValueError, match="tokenizer is None; expected one"):
         streams.generate_text({"a": GenerationConfig()})

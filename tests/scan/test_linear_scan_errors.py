@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from tests.processes import Program
 
 from recurra import linear_scan
 from recurra.kernels import backends
@@ -251,3 +252,20 @@ def test_an_interpreter_without_numba(run_python):
     assert printed.count("backend is 'numba'; expected 'auto' or 'reference': Numba is not installed") == 2
     assert printed.count("RuntimeWarning") == 1, printed
     assert "<string>:8: RuntimeWarning: Numba is not installed" in printed, "it points at the line that called"
+
+
+def test_where_numba_compiles_nothing_the_reference_runs(tmp_path):
+    """NUMBA_DISABLE_JIT, Numba's switch for debuggers, would run kernels as Python, with addresses in place of arrays."""
+    program = """
+    import torch, recurra
+    a = torch.rand(2, 5, 3)
+    h = recurra.linear_scan(a, a)
+    assert torch.equal(h, recurra.linear_scan(a, a, backend="reference"))
+    try:
+        recurra.linear_scan(a, a, backend="numba")
+    except RuntimeError as error:
+        print(error)
+    """
+    ended = Program(program, tmp_path, NUMBA_DISABLE_JIT="1").wait()
+    assert ended.status == 0, ended.said
+    assert "Numba compiles nothing (NUMBA_DISABLE_JIT is set)" in ended.stdout
