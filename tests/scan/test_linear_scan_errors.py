@@ -255,7 +255,7 @@ def test_an_interpreter_without_numba(run_python):
 
 
 def test_where_numba_compiles_nothing_the_reference_runs(tmp_path):
-    """NUMBA_DISABLE_JIT, Numba's switch for debuggers, would run kernels as Python, with addresses in place of arrays."""
+    """NUMBA_DISABLE_JIT, the switch for debuggers, would run kernels as Python, which addresses do not survive."""
     program = """
     import torch, recurra
     a = torch.rand(2, 5, 3)

@@ -18,7 +18,12 @@ from torch.autograd import forward_ad
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.huge_pages import empty_result
-from recurra.kernels.operators import gradients_are_differentiated, register_derivatives, with_known_signature
+from recurra.kernels.operators import (
+    are_batched,
+    gradients_are_differentiated,
+    register_derivatives,
+    with_known_signature,
+)
 from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -206,7 +211,7 @@ class TraceableLinearScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         a, h0, h = ctx.saved_tensors
-        if gradients_are_differentiated():
+        if gradients_are_differentiated() or are_batched(dh):
             return *_differentiable_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
         return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
 
