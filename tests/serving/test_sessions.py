@@ -4,6 +4,7 @@ import contextlib
 import json
 import sqlite3
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -117,8 +118,7 @@ def test_names_are_unique_and_listed_until_they_are_closed(serving):
 
 def test_sessions_outlive_the_server(serving, tmp_path, models):
     kept = {"sessions_file": tmp_path / "sessions.sqlite"}
-    with Running(_service(models, **kept)) as first:
-        client = first.client()
+    with first_server(models, kept) as client:
         name = opened(client, name="mine")
         written = write(client, name, 5, text="once")
         client.post(f"/v1/sessions/{name}/save", json={})
@@ -134,6 +134,13 @@ def test_sessions_outlive_the_server(serving, tmp_path, models):
 
 def _service(models, **limits):
     return Service(models, ServeSettings(**limits), threads=1)
+
+
+@contextlib.contextmanager
+def first_server(models, kept: dict) -> Iterator[httpx.Client]:
+    """A server that ends before another one serves what it has kept."""
+    with Running(_service(models, **kept)) as first:
+        yield first.client()
 
 
 def test_sessions_of_a_model_that_is_gone_are_kept_and_refused(serving, tmp_path, models):
@@ -171,8 +178,7 @@ def test_a_session_on_disk_is_found_while_all_in_memory_are_busy(serving):
 
 def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, models):
     kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
-    with Running(_service(models, **kept)) as first:
-        client = first.client()
+    with first_server(models, kept) as client:
         opened(client, name="mine")
         for _ in range(4):
             write(client, "mine", 20, text="abcdefghijklmnopqrst")
@@ -354,8 +360,7 @@ def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch)
 def test_a_session_that_went_back_to_its_first_token_knows_its_place(serving, tmp_path, models):
     """Nothing of its transcript is left to keep: only the position says where it stands."""
     kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
-    with Running(_service(models, **kept)) as first:
-        client = first.client()
+    with first_server(models, kept) as client:
         opened(client, name="a")
         for _ in range(5):
             client.post("/v1/sessions/a/feed", json={"text": "a" * 20})

@@ -88,3 +88,17 @@ def test_a_batch_of_gradients():
     for i, gradient in enumerate(several):
         for one, other in zip(found, backward(gradient)):
             require_near(one[i], other, 1e-5)
+
+
+def test_views_that_are_negated_later():
+    """As the imaginary part of a conjugate is: what lies at their address has the other sign."""
+    sizes = [(1, 2, 1, 4), (1, 2, 1, 4), (1, 2, 1, 2), (1, 2, 1, 1)]
+    b, c, angles, scale = (torch.randn(size) for size in sizes)
+    inputs = [torch._neg_view(b).requires_grad_(), torch._neg_view(c), angles, scale]
+    gradient = torch._neg_view(torch.randn(sizes[0]))
+    results = []
+    for function in (turned, turned_reference):
+        found = function(*inputs)
+        results.append([*found, *torch.autograd.grad(found.b, inputs[:1], gradient)])
+    for one, other in zip(*results):
+        require_near(one, other, 1e-6)

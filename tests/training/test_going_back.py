@@ -205,3 +205,16 @@ def test_scores_of_a_new_best_checkpoint_are_not_stale(make_trainer, settings):
     assert staleness(trainer.folder, {"checkpoint": "best", "step": 3}) == ""
     assert staleness(trainer.folder, {"checkpoint": "best", "step": 2})
     assert staleness(trainer.folder, {"checkpoint": "last", "step": 2}) == ""
+
+
+def test_a_best_checkpoint_between_evaluations_that_cannot_be_read_is_forgotten(make_trainer, settings):
+    trainer = make_trainer(max_steps=8, scorer=scorer(6.0, 5.0, 4.0, 3.0, 1.0), **settings)
+    killed_in_step(trainer, 6)
+    content = bytearray(trainer.checkpoints.best.read_bytes())
+    content[len(content) // 2] ^= 1
+    trainer.checkpoints.best.write_bytes(content)
+    back = make_trainer(max_steps=8, scorer=scorer(2.0, 2.5), **(settings | {"eval_every": 2}))
+    back.resume("last")
+    back.fit(quiet())
+    assert (back.scores["best"]["step"], back.scores["best"]["loss"]) == (6, 2.0)
+    assert load_checkpoint(back.checkpoints.best)["position"]["step"] == 6

@@ -48,7 +48,8 @@ class ModelAhead:
             return self._stream.logits[None]
         tokens = [*self._unread, *drafted]
         n_last = len(drafted) + bool(self._unread)
-        logits, state = feed_last(self._stream.runner, self._stream.encode(tokens)[None], self._stream.state, n_last)
+        before = self._stream.mark().stream.model_state
+        logits, state = feed_last(self._stream.runner, self._stream.encode(tokens)[None], before, n_last)
         self._read = _Read(tokens, logits[0, -1].clone(), state)
         return logits[0] if self._unread else torch.cat([self._stream.logits[None], logits[0]])
 

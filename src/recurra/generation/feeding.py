@@ -41,7 +41,7 @@ def require_evaluation_mode(model: nn.Module) -> None:
         raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
 
 
-@torch.no_grad()  # not in inference mode: a state may go on into a call that records gradients
+@torch.inference_mode()
 def feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
     """Feed each row at least one token; give the logits after the last token, and the state. There are no gradients.
 
@@ -59,7 +59,7 @@ def feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tup
     return head(out[:, -1]), state
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def feed_last(
     model: nn.Module, tokens: Int[Tensor, "B L"], state: Any, n_last: int
 ) -> tuple[Float[Tensor, "B n V"], Any]:

@@ -21,9 +21,15 @@ from recurra.generation.sampling import SamplingConfig
 from recurra.generation.snapshot import Snapshot, read_snapshot, require_same_model, write_snapshot
 from recurra.generation.stream_state import StreamState
 from recurra.generation.text import GeneratedText, pieces_of_text
+from recurra.state import map_tensors
 
 Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 """What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """Copy a tensor that was made in inference mode, which no call that records gradients would take."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 class Mark(NamedTuple):
@@ -77,8 +83,8 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """The model's state, of batch 1; None at the start of the stream."""
-        return self._now.model_state
+        """The model's state, of batch 1; None at the start of the stream. It may go on into a call with gradients."""
+        return map_tensors(_ordinary, self._now.model_state)
 
     @property
     def recent(self) -> tuple[int, ...]:
@@ -136,7 +142,7 @@ class Stream:
             require_evaluation_mode(self.model)
         tokens = self.encode(what)
         if len(tokens):
-            logits, state = feed(self.runner, tokens[None], self.state)
+            logits, state = feed(self.runner, tokens[None], self._now.model_state)
             self.advance(tokens, logits[0], state)
         return self.logits
 

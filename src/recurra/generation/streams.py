@@ -100,7 +100,7 @@ class Streams(Mapping[Hashable, Stream]):
         tokens = {name: self._streams[name].encode(what) for name, what in inputs.items()}
         fed = {name: self._streams[name] for name in tokens if len(tokens[name])}
         logits = {name: self._streams[name].logits for name in tokens if name not in fed}
-        requests = [FeedRequest(tokens[name], stream.state) for name, stream in fed.items()]
+        requests = [FeedRequest(tokens[name], stream.mark().stream.model_state) for name, stream in fed.items()]
         for (name, stream), result in zip(fed.items(), feed_together(self._new.runner, requests)):
             stream.advance(tokens[name], *result)
             logits[name] = stream.logits

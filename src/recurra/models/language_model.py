@@ -175,7 +175,7 @@ class LanguageModel(LanguageModelShell):
             return
         layers = require_layers(state, LanguageModelState, len(self.blocks))
         for block, layer in zip(self.blocks, layers):
-            require_streams(block.mixer.require_state, layer, batch)  # type: ignore[arg-type, union-attr]
+            block.mixer.require_state(layer, batch)  # type: ignore[operator, union-attr]
 
     def why_not_exportable(self) -> str:
         """Ask the mixers."""

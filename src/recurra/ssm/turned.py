@@ -79,12 +79,17 @@ def _sizes(b: Tensor, angles: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
     return (rows, size, turning, span), {"jobs": -(-rows // span), "work": b.numel()}
 
 
+def _plain(x: Tensor) -> Tensor:
+    """What lies at an address has its sign: a Function that takes addresses meets views that torch negates later."""
+    return x.resolve_neg().contiguous()
+
+
 class _Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         from recurra.ssm.turned_kernels import turned_kernels
 
-        dense = [x.detach().resolve_neg().contiguous() for x in (b, c, scale)]
+        dense = [_plain(x.detach()) for x in (b, c, scale)]
         unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
         b_turned, c_turned, dots = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)
@@ -106,7 +111,7 @@ class _Turned(torch.autograd.Function):
         like = (torch.float32, torch.device("cpu"))
         require_layout("b", b, tuple(gradients[0].shape), *like)
         require_layout("unit", unit, (*angles.shape, 2), *like)
-        dense, given = [x.contiguous() for x in (b, c, unit, scale)], [x.contiguous() for x in gradients]
+        dense, given = list(map(_plain, (b, c, unit, scale))), list(map(_plain, gradients))
         d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
         sizes, work = _sizes(b, angles)
         turned_kernels().backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)

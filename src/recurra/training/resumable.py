@@ -206,44 +206,43 @@ class ResumableRun:
         if path not in self.checkpoints.steps():
             self.checkpoints.save(self.position.step, self.snapshot())
             self.checkpoints.finish()
-        abandoned = self._best_is_abandoned(saved["config"]["training"])
+        abandoned, score = self._later_best(saved["config"]["training"], len(_as_list(saved["random"])))
         self.checkpoints.drop_after(self.position.step)
         if abandoned:
             self.scores.pop("best", None)
             if self.ranks.is_first:
                 discard(self.checkpoints.best)
-        elif not self._meets_evaluations(saved["config"]["training"], len(_as_list(saved["random"]))):
-            self._keep_later_best()
+        elif score is not None:
+            self.scores["best"] = score
 
-    def _best_is_abandoned(self, trained: Mapping[str, Any]) -> bool:
-        """Say whether the best checkpoint is of a later step, to which the run takes another way with another length.
+    def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
+        """Say what becomes of a best checkpoint of a later step: whether it is removed, and the score to keep if any.
 
-        With the same length it comes to the same weights again. One that cannot be read may be of a later step.
+        With the same length and the same steps of evaluation the run comes to it again. With another length it takes
+        another way. With other evaluations it may not stop at that step, so the score is read from the checkpoint. One
+        that cannot be read may be of a later step, and is removed.
         """
-        if all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps")):
-            return False
-        return bool(self.ranks.from_first(self.ranks.is_first and self._best_is_later()))
+        is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
+        every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
+        is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
+        if is_as_long and is_scored_alike:
+            return False, None
+        fate = self._fate_of_best(is_as_long) if self.ranks.is_first else None
+        found: tuple[bool, Any] = self.ranks.from_first(fate)
+        return found
 
-    def _meets_evaluations(self, trained: Mapping[str, Any], n_ranks: int) -> bool:
-        """Say whether the run is evaluated at the same steps as before: it may have other epochs on other ranks."""
-        every = trained.get("eval_every")
-        return every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
-
-    def _keep_later_best(self) -> None:
-        """Take the score of a best checkpoint of a later step from itself: the run may not come to it again."""
-        scores = None
-        if self.ranks.is_first and self._best_is_later():
-            scores = load_checkpoint(self.checkpoints.best)["scores"].get("best")
-        if scores := self.ranks.from_first(scores):
-            self.scores["best"] = scores
-
-    def _best_is_later(self) -> bool:
+    def _fate_of_best(self, is_as_long: bool) -> tuple[bool, Any]:
         path = self.checkpoints.best
+        if not path.exists():
+            return False, None
         try:
-            return path.exists() and load_checkpoint(path)["position"]["step"] > self.position.step
+            best = load_checkpoint(path)
         except CheckpointError as error:
             self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
-            return True
+            return True, None
+        if best["position"]["step"] <= self.position.step:
+            return False, None
+        return (False, best["scores"].get("best")) if is_as_long else (True, None)
 
     @property
     def _loaded_to(self) -> Any:
