@@ -128,7 +128,7 @@ def test_a_fork_goes_its_own_way(model):
     stream = Stream(model)
     stream.feed(prefix)
     twin = stream.fork()
-    assert all(one is other for one, other in zip(tensors(stream.state), tensors(twin.state), strict=True))
+    assert twin.mark().stream is stream.mark().stream  # which costs nothing
     stream.feed(one_way)
     twin.feed(other_way)
     for got, tokens in ((stream, prefix + one_way), (twin, prefix + other_way)):
@@ -307,10 +307,10 @@ def test_a_stream_is_rewound_to_a_mark(any_model):
     stream = Stream(any_model)
     start = stream.mark()
     stream.feed(draw_tokens(7))
-    mark, logits, state = stream.mark(), stream.logits, stream.state
+    mark, logits = stream.mark(), stream.logits
     expected = stream.feed([1, 2, 3])
     stream.rewind(mark)
-    assert (stream.position, stream.state) == (7, state)
+    assert stream.mark().stream is mark.stream
     assert torch.equal(stream.logits, logits)
     torch.testing.assert_close(stream.feed([1, 2, 3]), expected, rtol=0, atol=0)
     stream.rewind(start)
