@@ -191,6 +191,15 @@ def test_a_change_of_type_leaves_no_rounding_behind():
     torch.testing.assert_close(u, Cayley(SIZE, 3)(entries.double()), rtol=1e-13, atol=1e-14)
 
 
+def test_processes_share_all_that_is_kept():
+    """Or one of them would take what it has for what another one has made of newer weights."""
+    cayley = make(Neumann(order=2), torch.float32)
+    cayley(random_entries(dtype=torch.float32))
+    buffers = dict(cayley.share_memory().named_buffers())
+    assert buffers.keys() == {"signs", "reference", "latest", "age", "inverse", "current"}
+    assert [name for name, buffer in buffers.items() if not buffer.is_shared()] == []
+
+
 def test_autocast_does_not_reach_it():
     outside, inside = make(Neumann(), torch.float32), make(Neumann(), torch.float32)
     for entries, expected, _ in drifting(outside, 8):

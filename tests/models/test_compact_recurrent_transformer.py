@@ -152,6 +152,7 @@ def test_states_stay_float32_under_autocast():
         ({"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
         ({"position": "sinusoid"}, "position is 'sinusoid'; expected one of relative, rnn-gru, rnn-ncgru"),
         ({"position_start": "one"}, "position_start is 'one'"),
+        ({"position": "relative", "position_start": "zero"}, "position_start is 'zero'; expected 'memory' with"),
         ({"norm": "none"}, "norm is 'none'"),
         ({"dropout": 1.5}, "dropout is 1.5"),
         ({"cutoffs": [5, 3]}, "cutoffs"),

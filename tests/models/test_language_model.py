@@ -166,6 +166,7 @@ def test_initial_scale():
         ({"n_layer": 0}, "n_layer is 0; expected at least 1"),
         ({"d_model": -8}, "d_model is -8"),
         ({"d_channel_mixing": -1}, "d_channel_mixing is -1; expected at least 0"),
+        ({"d_channel_mixing": 0, "feed_forward": "swiglu"}, "feed_forward is 'swiglu'; expected 'gelu' with"),
         ({"output_size": 0}, "output_size is 0"),
         ({"dropout": 1.0}, "dropout is 1.0; expected a probability"),
         ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),

@@ -220,6 +220,7 @@ def test_ids_outside_the_vocabulary_are_refused(model, wrong):
         ({"segment_length": 0}, "segment_length is 0"),
         ({"mem_len": -1}, "mem_len is -1"),
         ({"clamp_len": 0}, "clamp_len is 0"),
+        ({"d_embedding": 0}, "d_embedding is 0; expected at least 1"),
         ({"mem_len": 0, "same_length": True}, "same_length"),
         ({"cutoffs": [7, 4]}, r"cutoffs is \[7, 4\]"),
         ({"cutoffs": [4, 11]}, r"cutoffs is \[4, 11\]"),

@@ -2,12 +2,15 @@
 
 import base64
 import random
+import time
 
 import pytest
 import torch
 
 from recurra.analysis.gates import record_gates
+from recurra.cells import Cayley
 from recurra.generation import GenerationConfig, SamplingConfig, Stream
+from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.serving.place import Place
 from recurra.serving.read_report import ReadReport
 from recurra.serving.scheduler import QueueFull
@@ -49,6 +52,22 @@ def test_streams_that_come_and_go_write_what_they_write_alone(mixer):
         (end,) = rounds.ends(turn)
         assert end.reason == "length"
         assert same_state(end.place, served, [*turn.tokens, *rounds.written(turn)])
+
+
+def test_an_orthogonal_matrix_is_made_once_for_all_tokens(monkeypatch):
+    sizes = {"vocab_size": VOCABULARY, "n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
+    config = CompactRecurrentTransformerConfig(**sizes, segment_length=3, memory="ncgru", position="rnn-ncgru")
+    served = ServedModel("m", CompactRecurrentTransformer(config).eval())
+    calls, transform, rounds = [], Cayley.forward, Rounds()
+    monkeypatch.setattr(Cayley, "forward", lambda self, entries: calls.append(self) or transform(self, entries))
+    turn = Turn(served, served.start, [1, 2, 3, 4], [asking(9)])
+    rounds.engine.submit(turn)
+    rounds.engine.start()
+    while not rounds.ends(turn):
+        time.sleep(0.01)
+    rounds.engine.stop()
+    assert len(rounds.written(turn)) == 9
+    assert len(calls) == 2  # the memory's and the position's
 
 
 def test_more_rows_than_one_batch_has(exact):

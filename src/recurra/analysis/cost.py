@@ -10,7 +10,7 @@ Not counted are:
 - elementwise operations: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with d_h > 1,
   k^T v and q h around its scan;
 - the products that turn NCGRU's skew-symmetric A into U_c: they depend only on the weights. The module computes them
-  once per call, or only once inside `torch.nn.utils.parametrize.cached()`;
+  once per call, or only once inside `recurra.cells.cells_prepared_once()`;
 - scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -99,7 +98,6 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
         _AnyToken(),
         # As matrix products: torch has no formula for its fused CPU attention, which would count as 0.
         sdpa_kernel(SDPBackend.MATH),
-        parametrize.cached(),
     ):
         weights = dict(_without_values(model))
         tokens = torch.zeros(1, segment_length, dtype=torch.int64, device="cpu")

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from recurra.cells.cayley import Cayley, draw_skew_symmetric, lower_entries
-from recurra.cells.gru import GRUCell
+from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.neumann import Neumann, NeumannCayley
+from recurra.cells.prepared import made_once
 
 
 class NCGRUCell(GRUCell):
@@ -25,7 +26,7 @@ class NCGRUCell(GRUCell):
     The learned parameter is the strict lower triangle of A, H (H - 1) / 2 numbers, named
     `parametrizations.candidate_weight.original`. `recurra.cells.cayley.draw_skew_symmetric` draws its start, and
     `cell.candidate_weight = U` sets it from an orthogonal matrix. D is a buffer. U_c is computed once per call of the
-    layer or cell; `torch.nn.utils.parametrize.cached()` keeps it for several calls.
+    layer or cell; `recurra.cells.cells_prepared_once()` keeps it for several calls.
 
     Args:
         input_size: channels D of x.
@@ -56,9 +57,14 @@ class NCGRUCell(GRUCell):
         u = self.candidate_weight.double()
         return torch.linalg.matrix_norm(u.t() @ u - torch.eye(self.hidden_size, dtype=u.dtype, device=u.device))
 
+    def recurrent_weights(self, dtype: torch.dtype | None = None) -> RecurrentWeights:
+        """Return the matrices of the products with h in `dtype`; those of a block of calls are made once."""
+        return made_once(self, self._parametrization.original, super().recurrent_weights, dtype)
+
     def cayley_error(self) -> Float[Tensor, ""]:
         """Measure ||U_c - U_exact|| (Frobenius, in float64): what the Neumann series omits, and rounding."""
-        parametrizations = cast(
-            parametrize.ParametrizationList, self.get_submodule("parametrizations.candidate_weight")
-        )
-        return cast(Cayley, parametrizations[0]).error(parametrizations.original)
+        return cast(Cayley, self._parametrization[0]).error(self._parametrization.original)
+
+    @property
+    def _parametrization(self) -> parametrize.ParametrizationList:
+        return cast(parametrize.ParametrizationList, self.get_submodule("parametrizations.candidate_weight"))

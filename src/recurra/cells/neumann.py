@@ -102,11 +102,11 @@ class NeumannCayley(Cayley):
         return (2 * inverse - torch.eye(self.size, dtype=inverse.dtype, device=inverse.device)) * self.signs
 
     def _restore(self) -> None:
-        self.inverse = exact_inverse(self.reference, self.size)
+        self.inverse = _into(self.inverse, exact_inverse(self.reference, self.size))
         current, remainder = series(self.latest, self.reference, self.inverse, self.settings.order)
         # they may not belong together if only some of them were loaded
         within = remainder <= self.settings.tolerance
-        self.current = torch.where(within, current, exact_inverse(self.latest, self.size))
+        self.current = _into(self.current, torch.where(within, current, exact_inverse(self.latest, self.size)))
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
@@ -116,6 +116,12 @@ class NeumannCayley(Cayley):
         super()._apply(fn, recurse)
         self._restore()
         return self
+
+
+def _into(buffer: Tensor, value: Tensor) -> Tensor:
+    """Write a value into the buffer, which processes may share, if it fits, and return what has the value."""
+    fits = (buffer.shape, buffer.dtype, buffer.device) == (value.shape, value.dtype, value.device)
+    return buffer.copy_(value) if fits else value
 
 
 def exact_inverse(entries: Float[Tensor, " below"], size: int) -> Float[Tensor, "size size"]:

@@ -5,8 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from time import perf_counter
 
-from torch.nn.utils import parametrize
-
+from recurra.cells import cells_prepared_once
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
@@ -45,8 +44,7 @@ def run(words: Sequence[str]) -> int:
     streams = Streams(trained.model, tokenizer, weights=arguments.weights)
     stream = streams.open(0)
     source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
-    # Compute once what a model derives from its parameters at every call: the orthogonal matrices of an NCGRU.
-    with parametrize.cached():
+    with cells_prepared_once():
         if arguments.load_state:
             stream.load(arguments.load_state)
         start = perf_counter()

@@ -51,7 +51,7 @@ class Stream:
     nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
 
     The weights must not change while the stream lives. A model that computes matrices from its parameters in every call
-    (the NCGRU) computes them once inside `torch.nn.utils.parametrize.cached()`: run a loop over steps in it.
+    (the NCGRU) computes them once inside `recurra.cells.cells_prepared_once()`: run a loop over steps in it.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To

@@ -1,25 +1,13 @@
 """A recurrent cell over a sequence (CRT section 3: the memory RNN and the position RNN)."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from recurra.cells import GRUCell, gru_sequence
 from recurra.checks import kind_of, sentence
 from recurra.mixers.base import Carried, Mixer
-
-
-def cells_prepared_once() -> AbstractContextManager[None]:
-    """Let every cell make what its calls share (an NCGRU's orthogonal matrix) once per `with` block, not once per call.
-
-    The weights must not change inside. Gradients flow through what is shared as they would through each call. It does
-    nothing while torch.compile traces.
-    """
-    return nullcontext() if torch.compiler.is_compiling() else parametrize.cached()
 
 
 class RNNState(NamedTuple):

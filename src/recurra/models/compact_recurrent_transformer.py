@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require_choice, require_layout
+from recurra.cells import cells_prepared_once
+from recurra.checks import require, require_choice, require_layout
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.vocabulary import Clusters
 from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.mixers.rnn import cells_prepared_once
 from recurra.mixers.segment_attention import SegmentAttention
 from recurra.models.adaptive_shell import AdaptiveShell, draw_biases, initialise, make_block, require_position
 from recurra.models.registry import register_model
@@ -36,6 +36,8 @@ class CompactRecurrentTransformerShape(TransformerShape):
         require_choice(MEMORIES, memory=self.memory)
         require_choice(POSITIONS, position=self.position)
         require_choice(POSITION_STARTS, position_start=self.position_start)
+        applies = self.position != "relative" or self.position_start == "memory"
+        require(applies, "position_start", self.position_start, "'memory' with position = relative, which has no RNN")
 
 
 @dataclass(kw_only=True)

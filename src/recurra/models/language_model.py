@@ -61,13 +61,16 @@ class LanguageModelShape(BuildsModel):
     logit_cap: float | None = None
     """Bound of the logits, cap * tanh(logit / cap); none if None."""
     dropout: float = 0.0
-    """Probability of dropping a channel of the embedding and of what each half of a block adds."""
+    """Probability of dropping a channel of the embedding, of what each half of a block adds, or of the hidden channels
+    of the feed-forward networks."""
 
     def __post_init__(self) -> None:
         require_at_least(1, n_layer=self.n_layer, d_model=self.d_model)
         require_at_least(0, d_channel_mixing=self.d_channel_mixing)
         require_probability(dropout=self.dropout)
         require_choice(FEED_FORWARDS, feed_forward=self.feed_forward)
+        applies = self.d_channel_mixing > 0 or self.feed_forward == "gelu"
+        require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         require_choice(NORMS, norm=self.norm)
         require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
         if self.logit_cap is not None:

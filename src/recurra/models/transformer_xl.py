@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require
+from recurra.checks import require, require_at_least
 from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.vocabulary import Clusters
 from recurra.mixers.relative_attention import (
@@ -48,6 +48,8 @@ class TransformerXLShape(TransformerShape):
     def __post_init__(self) -> None:
         super().__post_init__()
         AttentionWindow(1, 1 if self.mem_len is None else self.mem_len, self.same_length, self.clamp_len)
+        if self.d_embedding is not None:
+            require_at_least(1, d_embedding=self.d_embedding)
         n_clusters = 1 + len(self.cutoffs)
         fits = self.tie_projections is None or len(self.tie_projections) == n_clusters
         require(fits, "tie_projections", self.tie_projections, f"one entry for each of the {n_clusters} clusters")
