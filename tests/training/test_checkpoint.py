@@ -26,6 +26,11 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
+class Unpicklable(str):
+    def __reduce__(self):
+        raise TypeError("not this one")
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("checkpoint") / "a.pt"
@@ -45,7 +50,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, written):
     path = tmp_path / "a.pt"
     path.write_bytes(written)
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-        save_checkpoint(path, {"model": lambda: None})
+        save_checkpoint(path, payload(converted_from=Unpicklable("a run")))
     assert path.read_bytes() == written
     assert [other.name for other in tmp_path.iterdir()] == ["a.pt"]
 
@@ -166,6 +171,40 @@ def test_the_newest_are_kept_and_the_best_stays(tmp_path):
     folder.drop_after(9)
     assert [path.name for path in folder.steps()] == ["step-0000000009.pt"]
     assert folder.best.is_file()
+
+
+def test_copies_under_other_names_are_left_alone(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
+    for step in (4, 10_000_000_000):
+        folder.save(step, PAYLOAD)
+        folder.save_best(PAYLOAD)
+    copies = "best copy.pt", "best-of-first.pt", "step-0000000004-good.pt", "step-0000000004.pt.bak", "step-99999999999"
+    for name in copies[:-1]:
+        (folder.path / name).write_bytes(b"")
+    (folder.path / copies[-1]).mkdir()  # what several ranks write
+    assert [path.name for path in folder.steps()] == ["step-10000000000.pt", "step-99999999999"]
+    assert folder.best.name == "best.pt"
+    folder.drop_after(3)
+    folder.save(5, PAYLOAD)
+    folder.save_best(PAYLOAD)
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted(
+        [*copies[:-1], "best.pt", "step-0000000005.pt"]
+    )
+
+
+@pytest.mark.parametrize("value", [{1}, torch.float32, Path("a"), {(1, 2): 3}, [{"inside": object()}]], ids=str)
+def test_what_could_not_be_read_back_is_not_written(tmp_path, value):
+    with pytest.raises(
+        ValueError, match=r"of own of optimizer in .*a\.pt is .*; expected (plain data|a string or a wh)"
+    ):
+        save_checkpoint(tmp_path / "a.pt", payload(optimizer={**PAYLOAD["optimizer"], "own": {"new": value}}))
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_optimiser_may_number_what_it_keeps(tmp_path):
+    own = {"slow": {0: torch.ones(2), 1: {2: None}}}
+    save_checkpoint(tmp_path / "a.pt", payload(optimizer={**PAYLOAD["optimizer"], **own}))
+    assert same(load_checkpoint(tmp_path / "a.pt")["optimizer"]["slow"], own["slow"])
 
 
 @pytest.mark.parametrize("which", ["last", "previous", "best", "nowhere.pt"])

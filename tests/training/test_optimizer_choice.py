@@ -126,6 +126,21 @@ def test_an_optimiser_of_ones_own_gets_its_groups_and_options(toy_model, monkeyp
         register_optimizer("adamw")(Signs)
 
 
+def test_options_of_ones_own_keep_their_names_and_are_checked_by_it_alone(toy_model, monkeypatch):
+    class Own(torch.optim.SGD):
+        def __init__(self, groups, lr, epsilon=1.0, matrix_learning_rate=0.5, betas=(), momentum=0.0):
+            super().__init__(groups, lr)
+            self.found = {"epsilon": epsilon, "matrix_learning_rate": matrix_learning_rate}
+            self.found |= {"betas": betas, "momentum": momentum}
+
+    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+    register_optimizer("own")(Own)
+    options = {"epsilon": 0.01, "matrix_learning_rate": 0.1, "betas": None, "momentum": 1.0}
+    assert build_optimizer(toy_model, OptimizerConfig(algorithm="own", own_options=options)).found == options
+    with pytest.raises(ValueError, match=r"own_options is options with 'lr' for own; expected some of epsilon, matrix"):
+        build_optimizer(toy_model, OptimizerConfig(algorithm="own", own_options={"lr": 0.1}))
+
+
 def test_what_belongs_to_ones_own_is_refused_for_others():
     with pytest.raises(ValueError, match=r"^optimizer.own_options is .*; expected none when .* is adamw"):
         OptimizerConfig(own_options={"scale": 2.0})

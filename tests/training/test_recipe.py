@@ -80,6 +80,8 @@ def test_entries_inside_of_entries_are_values(recipe):
             load_recipe(recipe(), words)
     with pytest.raises(RecipeError, match=r"transition is 'fixed'; expected keys and values"):
         load_recipe(recipe(), ["--model.mixer_options.transition.r_min", "0.8"])
+    with pytest.raises(RecipeError, match=r"ring\.r_min is the last word; expected a value after it"):
+        load_recipe(recipe(), ["--model.mixer_options.ring.r_min"])
 
 
 def test_the_environment_has_no_say(recipe, monkeypatch):

@@ -7,7 +7,8 @@ read is then compared with the keys and types that a checkpoint has (`payload.py
 """
 
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,7 +20,7 @@ from recurra.checks import sentence
 from recurra.files.archives import SEAL_BYTES, ArchiveError, load_archive, seal_archive
 from recurra.files.weights import shape_difference
 from recurra.files.writing import NO_ROOM, discard, free_bytes, replacing
-from recurra.training.payload import require_payload
+from recurra.training.payload import require_payload, require_plain
 
 if TYPE_CHECKING:
     from recurra.training.sharded_checkpoint import Target
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 FORMAT = "recurra-checkpoint"
 FORMAT_VERSION = 2
 _CHECKPOINT = "a checkpoint of recurra train"
+REST = "rest.pt"
+"""What several ranks write besides their tensors into a checkpoint, which is a folder."""
+_BEST = r"best(\.pt|-\d{10,})"
 
 Payload = dict[str, Any]
 
@@ -54,8 +58,10 @@ def save_checkpoint(path: Path, payload: Payload) -> None:
 
     Raises:
         OSError: the file cannot be written. The message says why and, if it is for lack of room, how much is needed.
+        ValueError: `payload` has something else than tensors, numbers, strings and None, in lists and dicts.
     """
     stamped = with_stamp(payload)
+    require_plain(stamped, path)
     needed = 0
     try:
         with replacing(path) as file:
@@ -168,8 +174,11 @@ class CheckpointFolder:
         self.keep = keep
 
     def steps(self) -> list[Path]:
-        """List the checkpoints of steps, oldest first."""
-        return sorted((path for path in self.path.glob("step-*")), key=lambda path: path.stem)
+        """List the checkpoints of steps, oldest first; copies under other names are none of them."""
+        return sorted(self._named(r"step-\d{10,}(\.pt)?"), key=lambda path: path.stem)
+
+    def _named(self, pattern: str) -> Iterator[Path]:
+        return (path for path in self.path.glob("*") if re.fullmatch(pattern, path.name))
 
     def _file(self, step: int) -> Path:
         # Leading zeros make the order of names the order of steps.
@@ -178,8 +187,7 @@ class CheckpointFolder:
     @property
     def best(self) -> Path:
         """The path of the best checkpoint, whether it exists or not. Folders have a step in their names."""
-        there = [path for path in self.path.glob("best*") if path.suffix == ".pt" or path.is_dir()]
-        return max(there, key=lambda path: path.stat().st_mtime_ns, default=self.path / "best.pt")
+        return max(self._named(_BEST), key=lambda path: path.stat().st_mtime_ns, default=self.path / "best.pt")
 
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, then delete those that are too old to keep.
@@ -211,7 +219,7 @@ class CheckpointFolder:
         self._keep_best(target)
 
     def _keep_best(self, target: Path) -> None:
-        for other in self.path.glob("best*"):
+        for other in self._named(_BEST):
             if other != target:
                 discard(other)
 
@@ -229,6 +237,18 @@ class CheckpointFolder:
         for path in self.steps():
             if path.stem > self._file(step).stem:
                 discard(path)
+
+    def require_none_after(self, step: int) -> None:
+        """Refuse checkpoints of later steps, which would be taken for those of a run that only comes to `step`.
+
+        Raises:
+            FileExistsError: there is one.
+        """
+        later = [path for path in self.steps() if path.stem > self._file(step).stem]
+        if later:
+            expected = f"a folder without checkpoints after step {step}"
+            mend = f"resume that run, or choose another folder than {self.path.parent}"
+            raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, mend))
 
     def find(self, which: str) -> Path:
         """Find the file for "last", "previous", "best" or a path.

@@ -92,7 +92,8 @@ class OptimizerConfig:
         rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
         require_positive(**fields_of(self, "optimizer", *rates))
         require_at_least(0, **fields_of(self, "optimizer", "weight_decay", "transition_weight_decay"))
-        betas, momentum = self.options.get("betas", ()), self.options.get("momentum", 0.0)
+        options = {name: value for name, value in self.options.items() if name not in self.own_options}
+        betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
         require(all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "two numbers in [0, 1)")
         require_probability(**{"optimizer.momentum": momentum})
         require(not self.nesterov or momentum > 0, "optimizer.nesterov", self.nesterov, "false without momentum")

@@ -13,7 +13,7 @@ from recurra.convert.published import ARCHITECTURES, from_huggingface, model_typ
 from recurra.data import TextEncoder
 from recurra.data.shards import ENCODERS
 from recurra.training.checkpoint import load_weights, scored_weights
-from recurra.training.run_folder import RunFolder, load_best_checkpoint
+from recurra.training.run_folder import RunFolder, is_checkpoint, load_best_checkpoint
 
 _READ = "the folder of a run, a checkpoint (.pt), a .safetensors file of ours, or a folder of a published model"
 
@@ -60,7 +60,7 @@ def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextE
         portable = load_single_file(place)
     elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
         portable = without_unused_tokens(from_huggingface(place))
-    elif RunFolder(place).checkpoints.is_dir() or place.suffix == ".pt":
+    elif is_checkpoint(place):
         file, saved = load_best_checkpoint(place)
         what = f"{file}, step {saved['position']['step']}"
         return scored_weights(saved), saved["config"]["model"], what, _tokenizer_of(file, saved["config"]["data"])

@@ -90,12 +90,14 @@ class Trainer(ResumableRun):
         Raises:
             TrainingDiverged: the loss or the weights are not finite.
             BlockingIOError: another process trains the run.
+            FileExistsError: the folder has checkpoints of later steps, of a run that was not resumed.
             OSError: a file cannot be written, or the folder of the run went away.
         """
         if not self.ranks.is_first:
             return self._fit(Console(quiet=True))
         self.folder.lock()
         try:
+            self.checkpoints.require_none_after(self.position.step)
             return self._fit(console or Console())
         finally:
             self.folder.unlock()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recurra.checks import sentence
-from recurra.training.config import OptimizerConfig
+from recurra.training.config import OPTIMIZER_OPTIONS, OptimizerConfig
 from recurra.training.muon import matrix_ids
 from recurra.training.optimizer_registry import optimizer_factory
 
@@ -30,8 +30,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str
         ValueError: there is no such optimiser, or it has no such option.
     """
     groups = parameter_groups(model, config)
-    options = {_TORCH_NAMES.get(name, name): value for name, value in config.options.items()}
-    options.pop("matrix_learning_rate", None)  # the groups have it
+    options = config.options
+    if config.algorithm in OPTIMIZER_OPTIONS:
+        options = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
+        options.pop("matrix_learning_rate", None)  # the groups have it
     if config.algorithm == "muon":
         options["bfloat16"] = precision == "bf16-mixed"
     return optimizer_factory(config.algorithm, options)(groups, lr=config.learning_rate, **options)

@@ -46,10 +46,10 @@ def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optim
     factory = _optimizers[name]
     parameters = inspect.signature(factory).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        allowed = [parameter.name for parameter in parameters][1:]  # without the groups
+        allowed = [parameter.name for parameter in [*parameters][1:] if parameter.name != "lr"]  # without the groups
         for option in options:
             if option not in allowed:
-                others = ", ".join(other for other in allowed if other != "lr")
+                others = ", ".join(allowed)
                 came = f"options with {option!r} for {name}"
                 raise ValueError(sentence("optimizer.own_options", came, f"some of {others}"))
     return factory

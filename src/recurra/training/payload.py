@@ -33,6 +33,16 @@ def require_payload(payload: Mapping[str, Any], path: Path) -> None:
         require_finite(payload["average"]["weights"], path)
 
 
+def require_plain(payload: Mapping[str, Any], path: Path) -> None:
+    """Refuse a payload with anything that a checkpoint could not be read back with.
+
+    Raises:
+        ValueError: naming the first such value.
+    """
+    for section, value in payload.items():
+        _plain(f"{section} in {path}", value)
+
+
 def _count(name: str, value: Any) -> None:
     _require(isinstance(value, int) and not isinstance(value, bool) and value >= 0, name, value, "a count, 0 or more")
 
@@ -50,14 +60,18 @@ def _string(name: str, value: Any) -> None:
     _require(isinstance(value, str), name, value, "a string")
 
 
+def _key(name: str, value: Any) -> None:
+    _require(isinstance(value, (int, str)), name, value, "a string or a whole number")
+
+
 def _tensor(name: str, value: Any) -> None:
     _require(isinstance(value, Tensor), name, value, "a tensor")
 
 
 def _plain(name: str, value: Any) -> None:
-    """Numbers, strings, None and tensors, in lists and dicts."""
+    """Numbers, strings, None and tensors, in lists and dicts; the keys of these are names or whole numbers."""
     if isinstance(value, Mapping):
-        _plain_by_name(name, value)
+        _plain_by_key(name, value)
     elif isinstance(value, (list, tuple)):
         if not _NUMBERS.issuperset(map(type, value)):  # the generators' states are lists of hundreds of numbers
             _plain_list(name, value)
@@ -134,6 +148,7 @@ _NUMBERS = frozenset({bool, int, float})
 _weights = _by_name(_tensor)
 _anything_by_name = _by_name(lambda name, value: None)
 _plain_by_name = _by_name(_plain)
+_plain_by_key = _by_key(_key, _plain)
 _plain_list = _list(_plain)
 _group = _record(open_ended=True, name=_string, params=_list(_count), lr=_number, peak_lr=_number, weight_decay=_number)
 _groups = _list(_group)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from recurra.checks import sentence
 from recurra.state import map_tensors
 from recurra.training.checkpoint import CheckpointFolder, Payload, with_stamp
+from recurra.training.payload import require_plain
 from recurra.training.ranks import Ranks, share_of
 from recurra.training.sharded_checkpoint import Writer, join_tensors, split_tensors
 
@@ -35,12 +36,14 @@ class RankCheckpoints(CheckpointFolder):
     def save(self, step: int, payload: Payload) -> Path:
         """Write the checkpoint of a step, or begin to; then delete those that are too old to keep."""
         target = self._file(step)
+        require_plain(payload, target)
         self._writer.write(target, with_stamp(payload), lambda: self._drop_old(target))
         return target
 
     def save_best(self, payload: Payload) -> None:
         """Write the best checkpoint, or begin to; then delete the previous best one."""
         target = self.path / f"best-{payload['position']['step']:010d}"
+        require_plain(payload, target)
         self._writer.write(target, with_stamp(payload), lambda: self._keep_best(target))
 
     def poll(self) -> None:

@@ -108,7 +108,8 @@ def _with_entries(
         the recipe with those overrides applied, and the words that are left.
 
     Raises:
-        ValueError: one reaches into what an earlier word sets as a whole, which the parser would set again.
+        ValueError: one reaches into what an earlier word sets as a whole, which the parser would set again, or has no
+            value.
     """
     tree, rest, words, whole = copy.deepcopy(dict(recipe)), [], iter(overrides), set()
     for word in words:
@@ -126,7 +127,10 @@ def _with_entries(
             inside = inside.setdefault(name, {})
             if not isinstance(inside, dict):
                 raise ValueError(sentence(name, repr(inside), f"keys and values, for {key} to be one of them"))
-        inside[field] = parse_yaml(value if equals else next(words), f"--{key}")
+        given = value if equals else next(words, None)
+        if given is None:
+            raise ValueError(sentence(key, "the last word", "a value after it"))
+        inside[field] = parse_yaml(given, f"--{key}")
     return tree, rest
 
 

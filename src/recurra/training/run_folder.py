@@ -7,7 +7,7 @@ from recurra.checks import sentence
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.typed import require_fields
 from recurra.files.writing import discard, leftovers, replacing
-from recurra.training.checkpoint import CheckpointFolder, Payload, load_checkpoint
+from recurra.training.checkpoint import REST, CheckpointFolder, Payload, load_checkpoint
 from recurra.training.run_lock import RunLock
 
 _SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
@@ -136,12 +136,17 @@ class RunFolder:
         return content
 
 
+def is_checkpoint(place: Path) -> bool:
+    """Say whether `load_best_checkpoint` is for it: the folder of a run or a checkpoint, of one process or several."""
+    return RunFolder(place).checkpoints.is_dir() or place.suffix == ".pt" or (place / REST).is_file()
+
+
 def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
     """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    if place.is_dir():
+    if RunFolder(place).checkpoints.is_dir():
         return CheckpointFolder(RunFolder(place).checkpoints).load("best")
     return place, load_checkpoint(place)

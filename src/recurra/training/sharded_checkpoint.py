@@ -26,14 +26,17 @@ from recurra.checks import sentence
 from recurra.files.archives import ArchiveError, load_archive, seal_archive
 from recurra.files.digests import file_sha256
 from recurra.files.writing import discard, replacing, sync_folder
+from recurra.training.checkpoint import REST
 from recurra.training.ranks import Ranks
 from recurra.training.strategy import local
 
-REST = "rest.pt"
 _MARK = "tensor of this checkpoint"
 _INDEX = ".metadata"
 _OF_THE_INDEX = {
-    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix", "StorageMeta"},
     "torch.distributed.checkpoint.planner": {"SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"},
     "torch.serialization": {"_get_layout"},
@@ -41,8 +44,8 @@ _OF_THE_INDEX = {
     "torch._C": {"_strided"},
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "PurePosixPath", "Path"},
-}
-"""What an index may name, by module; None is all of it."""
+}  # fmt: skip
+"""What an index may name, by module: whole names, for one with a dot would reach into what a module imports."""
 
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Makes the empty tensor that an entry of a checkpoint is read into, from its path, whole shape and type."""
@@ -217,8 +220,7 @@ class _Reader(dcp.FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        known = _OF_THE_INDEX.get(module, set())
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if known is None or name in known or is_type:
+        if is_type or name in _OF_THE_INDEX.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}")

@@ -14,10 +14,9 @@ from recurra.convert import read_weights, timesformer_from_huggingface, timesfor
 from recurra.models import CompactRecurrentViT, TimeSformer, TimeSformerConfig, load_timesformer
 from recurra.models.pi_vit import INDUCTION
 from recurra.training.checkpoint import load_weights, scored_weights
-from recurra.training.run_folder import RunFolder, load_best_checkpoint
+from recurra.training.run_folder import is_checkpoint, load_best_checkpoint
 
 _HEAD = ("head.weight", "head.bias")
-_OWN_SUFFIX = ".pt"
 _HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -50,7 +49,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
         ValueError: it has no weights of such a model, or weights of other sizes.
     """
     place = Path(path).expanduser()
-    source = _of_checkpoint(model, place) if _is_ours(place) else _published(model, place)
+    source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(model, place)
     own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _HEAD}
     fresh_head = source.n_classes != model.config.n_classes
     weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(INDUCTION)}
@@ -68,10 +67,6 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
         return f"starts from {source.what}"
     model.load_state_dict(own_head, strict=False)
     return f"starts from {source.what}, with a fresh classifier: {source.n_classes} classes there"
-
-
-def _is_ours(place: Path) -> bool:
-    return RunFolder(place).checkpoints.is_dir() or place.suffix == _OWN_SUFFIX
 
 
 def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _Source:
