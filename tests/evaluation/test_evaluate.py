@@ -131,20 +131,32 @@ def test_logits_are_divided_by_the_temperature(model, stream):
     assert result.accuracy == colder.accuracy
 
 
-@pytest.mark.parametrize("right", [0.8, 1.0, 1.16, 1.4])
-def test_the_temperature_of_the_lowest_loss_is_found(model, right):
+def drawn(model, temperature):
     """Targets drawn from what the model says at a temperature."""
     tokens = torch.randint(6, (2000, 30))
     with torch.inference_mode():
         model.head.weight *= 2
-        logits = model.eval()(tokens)[0] / right
+        logits = model.eval()(tokens)[0] / temperature
     targets = logits.softmax(-1).flatten(0, 1).multinomial(1).view_as(tokens)
     targets[:, ::7] = IGNORED_TARGET
-    source = cut((tokens, targets), 10, 20)
+    return cut((tokens, targets), 10, 20)
+
+
+@pytest.mark.parametrize("right", [0.8, 1.0, 1.16, 1.4])
+def test_the_temperature_of_the_lowest_loss_is_found(model, right):
+    source = drawn(model, right)
     found = best_temperature(model, source)
     losses = {t: evaluate(model, source, temperature=t).loss for t in (found - 0.02, found, found + 0.02)}
     assert min(losses, key=losses.get) == found or found in (0.8, 1.4)
     assert found == pytest.approx(right, abs=0.021)
+
+
+@pytest.mark.parametrize("right", [0.4, 2.0, 3.0])
+def test_a_temperature_far_from_one_is_found_and_the_source_is_read_once(model, right):
+    source = drawn(model, right)
+    model.dtypes.clear()
+    assert best_temperature(model, source) == right
+    assert len(model.dtypes) == len(source)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])

@@ -5,9 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.training.launched import curve, launch, train, write_corpus, write_recipe
 
+from recurra.runs import open_run
 from recurra.training import CheckpointFolder, load_checkpoint
+from recurra.training.checkpoint import scored_weights
+from recurra.training.language_start import start_language_model
 
 GATELOOP = {"model": ", mixer_options: {d_qk: 8, d_v: 8}"}
 CLIPPED = "optimizer: {gradient_clip: 0.3, learning_rate: 0.02}\naveraging: {start_step: 3, decay: 0.8}"
@@ -115,6 +119,15 @@ def test_one_process_reads_what_several_ranks_have_saved(runs):
     np.testing.assert_allclose(state, one["state"][0][0][0], rtol=1e-3, atol=1e-5)
 
 
+def test_a_model_starts_from_what_several_ranks_have_saved(runs):
+    folder = CheckpointFolder(runs / "two" / "checkpoints").best
+    assert folder.is_dir()
+    model = open_run(runs / "one").model
+    assert start_language_model(model, str(folder)).startswith(f"starts from {folder}, step ")
+    for name, weight in scored_weights(load_checkpoint(folder)).items():
+        assert torch.equal(model.state_dict()[name], weight)
+
+
 def test_no_kill_leaves_anything_half_written(runs):
     for name in ("fewer", "more", "again"):
         assert not [path.name for path in (runs / name / "checkpoints").iterdir() if path.name.startswith(".")]
@@ -146,4 +159,5 @@ def test_one_rank_speaks_and_an_error_is_that_of_its_own_rank(runs):
     assert said.count("run folder: two\n") == 1
     assert said.count("step 9/9") == 1 + 9 + 2  # the first one is run twice
     assert said.count("recurra train: the disk of rank 1 is red; expected a green one\n") == 1
+    assert "exit -6" not in said  # no rank waits for what another does not do
     assert "rank 1 exit 2 {'message': 'ValueError: the disk of rank 1 is red" in said

@@ -25,7 +25,8 @@ class ClassScores(NamedTuple):
     """The confusion matrix and what follows from it, on the CPU.
 
     confusion: the number of examples of class i (row) that were predicted as class j (column), int64.
-    n_in_top_5: the number of examples whose class was among the five likeliest; None with five classes or fewer.
+    n_in_top_5: the number of examples whose class was among the five likeliest, the first of those that tie; None with
+        five classes or fewer.
     """
 
     confusion: Int[Tensor, "C C"]
@@ -85,7 +86,7 @@ def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]
     confusion = torch.bincount(pairs, minlength=n_classes**2).view(n_classes, n_classes)
     if n_classes <= TOP:
         return ClassScores(confusion, None)
-    guesses = probabilities.topk(TOP, dim=1).indices
+    guesses = probabilities.argsort(dim=1, descending=True, stable=True)[:, :TOP]
     return ClassScores(confusion, int((guesses == targets[:, None]).any(1).sum()))
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
+from recurra.cells import cells_prepared_once
 from recurra.checks import kind_of, require_positive, sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
@@ -109,12 +109,18 @@ def evaluate(
     )
 
 
-TEMPERATURES = tuple(round(0.8 + 0.02 * number, 2) for number in range(31))
-"""What `best_temperature` tries: 0.80, 0.82, ... 1.40."""
+TEMPERATURES = (
+    *(0.3, 0.4, 0.5, 0.6, 0.7),
+    *(round(0.8 + 0.02 * number, 2) for number in range(31)),
+    *(1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0),
+)
+"""What `best_temperature` tries, rising: 0.80, 0.82, ... 1.40, and coarser steps on both sides, from 0.3 to 8."""
 
 
 def best_temperature(model: nn.Module, source: BatchSource) -> float:
-    """Find the temperature of `TEMPERATURES` with the lowest loss over a source, which is read once.
+    """Find the temperature of `TEMPERATURES`, 0.3 to 8, with the lowest loss over a source, which is read once.
+
+    If it is the first or the last of them, a better one may lie beyond.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
@@ -162,7 +168,8 @@ def _outputs(
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
     """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses.
 
-    Where targets are few, targets and outputs are those of their positions alone, (1, N), unless `everywhere`.
+    Where targets are few, targets and outputs are those of their positions alone, (1, N), unless `everywhere`. Ranks
+    call the same parts of a language model even so, for FSDP gathers its parameters at each of these calls.
     """
     device = next(model.parameters()).device
     state: Any = None
@@ -171,11 +178,12 @@ def _outputs(
         inputs, targets = batch.inputs.to(device), batch.targets.to(device)
         carried = state if batch.continues else None
         extra = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
-        n_targets = int((batch.targets != IGNORED_TARGET).sum())
-        if isinstance(model, LanguageModelShell) and not everywhere and few_targets(n_targets, targets):
+        if isinstance(model, LanguageModelShell):
             hidden, state = model.hidden(inputs, carried, **extra)
-            counted = targets != IGNORED_TARGET
-            hidden, targets = hidden[counted][None], targets[counted][None]
+            counted = batch.targets != IGNORED_TARGET
+            if not everywhere and few_targets(int(counted.sum()), targets):
+                counted = counted.to(device)
+                hidden, targets = hidden[counted][None], targets[counted][None]
             output = model.head(hidden) if logits else model.losses(hidden, targets)
         elif logits:
             output, state = model(inputs, carried, **extra)
@@ -205,12 +213,13 @@ def _scoring(model: nn.Module) -> Iterator[None]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and restore the mode of each of its modules afterwards.
 
-    The weights must not change inside: what is computed from parameters (an NCGRU's orthogonal matrix) is cached.
+    The weights must not change inside: what a cell computes from its parameters (an NCGRU's orthogonal matrix) is made
+    once (`recurra.cells.cells_prepared_once`).
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with parametrize.cached():
+        with cells_prepared_once():
             yield
     finally:
         for module, training in modes:

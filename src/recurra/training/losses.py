@@ -75,8 +75,9 @@ class Objective(nn.Module):
         self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
     ) -> tuple[Tensor, Tensor, Any]:
         penalty: Tensor | float = 0.0
-        if self._has_parts and (self.config.has_penalties or few_targets(n_targets, targets)):
-            losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config, **extra)
+        if self._has_parts:
+            few = few_targets(n_targets, targets)
+            losses, penalty, state = loss_by_parts(self.model, inputs, targets, state, self.config, few=few, **extra)
         else:
             losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
         return losses.sum(), to_minimise(losses, n_targets, penalty, self.config), state
@@ -88,18 +89,25 @@ def loss_by_parts(
     targets: Int[Tensor, "B L"],
     state: Any,
     config: TrainingConfig,
+    *,
+    few: bool = False,
     **lengths: Any,
-) -> tuple[Float[Tensor, "1 N"], Tensor | float, Any]:
-    """Return the losses of the N targets that count, the penalty to add to the mean loss, and the next state.
+) -> tuple[Float[Tensor, "rows N"], Tensor | float, Any]:
+    """Return the losses of all targets, or where they are few of the N that count; the penalty; and the next state.
 
     `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
+    `few` or not, the same methods of it are called: FSDP gathers its parameters at each call, on all ranks together,
+    some of which may have few targets.
 
-    The penalty is `activation_penalty` times the mean square of what the head reads, dropout included, and
-    `change_penalty` times the mean square of its change from one step of a sequence to the next.
+    The penalty, which is added to the mean loss, is `activation_penalty` times the mean square of what the head reads,
+    dropout included, and `change_penalty` times the mean square of its change from one step of a sequence to the next.
     """
     hidden, state = model.hidden(inputs, state, **lengths)
-    counted = targets != IGNORED_TARGET
-    return model.losses(hidden[counted][None], targets[counted][None]), _penalty(hidden, config, **lengths), state
+    penalty = _penalty(hidden, config, **lengths)
+    if few:
+        counted = targets != IGNORED_TARGET
+        hidden, targets = hidden[counted][None], targets[counted][None]
+    return model.losses(hidden, targets), penalty, state
 
 
 def to_minimise(
