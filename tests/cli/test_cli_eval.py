@@ -31,6 +31,17 @@ def test_a_temperature_is_given_or_chosen_on_the_validation_split(trained, tmp_p
     assert json.loads(path.read_text())["loss"] <= min(plain["loss"], given["loss"])
 
 
+def test_a_temperature_at_the_end_of_what_is_tried_is_said(capsys, monkeypatch, trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    words = ["eval", str(folder), "--split", "valid", "--temperature", "valid"]
+    for found, said in ((0.3, "T = 0.3 is an end of"), (2.0, ""), (8.0, "T = 8 is an end of what was tried, 0.3 to 8")):
+        monkeypatch.setattr("recurra.cli.evaluate.calibrated_temperature", lambda run, found=found: found)
+        assert main(words) == 0
+        written = capsys.readouterr().err
+        assert said in written
+        assert written.count("\n") == (1 if said else 0)
+
+
 def test_words_that_are_no_temperature_are_refused(capsys, trained):
     for word in ("0", "-1", "inf", "hot"):
         with pytest.raises(SystemExit):

@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+import urllib.request
 
 import pytest
 from tests.cli.conftest import failure
@@ -21,7 +22,13 @@ def test_the_address_is_one_that_this_machine_reaches(host, port, address):
     assert page_address(host, port) == address
 
 
-def test_the_page_is_opened_once_the_server_answers():
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:1"], ids=["no proxy", "a dead proxy"])
+def test_the_page_is_opened_once_the_server_answers(monkeypatch, proxy):
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the variables once in a process
+
     class Healthy(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/health" else 404)
@@ -34,7 +41,7 @@ def test_the_page_is_opened_once_the_server_answers():
     with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert open_when_ready(address, opened.append)
+        assert open_when_ready(address, opened.append, seconds=60.0)
     assert opened == [address]
 
 

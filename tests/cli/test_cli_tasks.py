@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import failure
+from tests.printed_tables import printed_columns
 
 from recurra.cli import main
 from recurra.runs import open_run
+from recurra.training import read_family
 
 FAMILY = """
 common:
@@ -51,6 +54,24 @@ def test_a_family_without_published_figures_shows_what_it_monitors(family, capsy
     path.write_text(path.read_text().replace(", monitor: accuracy", ""))
     assert main(["table", family]) == 0
     assert "Test perplexity" in capsys.readouterr().out
+
+
+def test_names_and_departures_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    departure = "data.path /a/folder/with/a/name/that/is/longer/than/any/column, not words"
+    monkeypatch.setattr("recurra.cli.table._measured", lambda *_: (1.0, [departure]))
+    monkeypatch.setattr("recurra.cli.table.departures", lambda *_: [])
+    assert main(["table", "state-tracking/arithmetic"]) == 0
+    recipes, *_, departing = printed_columns(capsys.readouterr().out)
+    names = list(read_family("state-tracking/arithmetic").variants)
+    assert recipes == "".join(("recipe", *names))
+    assert departing.replace(" ", "").count(departure.replace(" ", "")) == len(names)
+
+
+@pytest.mark.parametrize("value", ["9", "[nine]"])
+def test_published_tables_that_are_no_list_of_numbers_are_refused(family, capsys, value):
+    Path(family).write_text(FAMILY.replace("100.0}", f"100.0, tables: {value}}}"))
+    assert "published.parity.tables is" in failure(capsys, "table", family)
 
 
 def test_pieces_of_long_sequences_score_as_the_whole(family):

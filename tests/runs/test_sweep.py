@@ -1,9 +1,13 @@
 """Sweeps: what is tried, in which folders, and what a second call does."""
 
+import logging
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from tests.printed_tables import printed_columns
 
 from recurra.cli import main
 from recurra.cli.sweep import sweep_table
@@ -138,6 +142,18 @@ def test_a_key_is_given_once_and_columns_have_its_values(recipe, capsys):
     assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
 
 
+def test_values_and_folders_are_whole_on_a_narrow_terminal(capsys):
+    keys = ["optimizer.learning_rate", "training.seed", "model.d_model"]
+    rates = ("0.00123456789", "0.00323456789")
+    folders = [Path(f"runs/memory-horizon-data-controlled-sweep/learning_rate={rate},seed=0") for rate in rates]
+    scores = {"loss": 1.23456, "accuracy": 0.75, "step": 12000}
+    tried = [Tried(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
+    Console(width=80, markup=False).print(sweep_table("sweep", keys, tried, "loss"))
+    columns = printed_columns(capsys.readouterr().out)
+    assert columns[0] == "".join(("learning_rate", *rates))
+    assert columns[-1] == "".join(("run", *map(str, folders)))
+
+
 def test_a_longer_sweep_trains_its_runs_on(recipe, tmp_path):
     words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "optimizer.learning_rate=0.001"]
     words += ["--training.log_every", "1"]
@@ -198,6 +214,63 @@ def test_optuna_chooses_and_continues(recipe, tmp_path):
     assert len([path for path in out.iterdir() if path.is_dir()]) == 3
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        ("0.001,0.003", "0.001,0.003", ""),
+        ("0.001,0.003", "0.001,0.003,0.01", "is '0.001,0.003,0.01'; expected '0.001,0.003', as in the earlier trials"),
+        ("0.001,0.003", "0.001..0.003", "is '0.001..0.003'; expected '0.001,0.003', as in"),
+        ("0.1..0.3", "0.2..0.9", ""),
+        ("0.1..0.3", "log:0.1..0.3", "is 'log:0.1..0.3'; expected '0.1..0.3', as in"),
+        ("log:1..3", "log:0.5..3", "is 'log:0.5..3.0'; expected 'log:1..3', as in"),
+    ],
+)
+def test_trials_are_added_to_those_of_the_same_values(tmp_path, before, now, refused):
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    asked = []
+
+    def attempt(values):
+        asked.append(values)
+        return Tried(tmp_path, values, {"loss": 1.0})
+
+    sweep.search(parse_space({"a.rate": before}), tmp_path, attempt, 1, "loss")
+    if not refused:
+        assert len(sweep.search(parse_space({"a.rate": now}), tmp_path, attempt, 2, "loss")) == 2
+        return
+    with pytest.raises(ValueError, match=f"^a.rate {re.escape(refused)}") as error:
+        sweep.search(parse_space({"a.rate": now}), tmp_path, attempt, 2, "loss")
+    assert str(error.value).endswith(f"{tmp_path}: give those again, or choose another folder with --out")
+    assert len(asked) == 1
+
+
+def test_a_damaged_study_is_refused(recipe, tmp_path, capsys):
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    words = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--try", "training.seed=0,1", "--trials", "1"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "study.db").write_text("no database" * 100)
+    assert main(words) == 2
+    said = f"the study is {tmp_path / 'out' / 'study.db'}, which is damaged; expected one that recurra sweep wrote"
+    assert said in capsys.readouterr().err
+    (tmp_path / "out" / "study.db").unlink()
+    (tmp_path / "out" / "study.db").mkdir()
+    assert main(words) == 2
+    assert "study.db cannot be opened: unable to open database file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fate", [KeyboardInterrupt("SIGINT"), OSError("the disk is full")], ids=lambda fate: str(fate))
+def test_optuna_is_silent_where_a_run_ends(tmp_path, monkeypatch, caplog, fate):
+    """The command says it in a sentence of its own."""
+    pytest.importorskip("optuna", reason="needs the extra sweep: pip install recurra[sweep]")
+    monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)
+
+    def attempt(values):
+        raise fate
+
+    with pytest.raises(type(fate)):
+        sweep.search({"a.rate": ["1"]}, tmp_path, attempt, 1, "loss")
+    assert caplog.text == ""
+
+
 def test_code_of_ones_own_is_imported_first(recipe, tmp_path, monkeypatch):
     (tmp_path / "own_mixer_of_a_test.py").write_text(
         "from recurra.mixers import register_mixer\n"
@@ -241,9 +314,34 @@ def test_an_optimiser_of_ones_own_trains_and_resumes(recipe, tmp_path, monkeypat
     assert ends[0] == ends[1]
 
 
-def test_a_module_that_is_not_there_is_refused(capsys):
-    assert main(["info", "--import", "there.is.none"]) == 2
-    assert "--import is 'there.is.none'; expected a module" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["there.is.none", "own_code_of_tests.py", "own_code_of_tests.none", "./own.py", ""])
+def test_a_module_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_code_of_tests.py").write_text("")
+    assert main(["info", "--import", name]) == 2
+    assert f"--import is {name!r}; expected a module that Python finds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import there_is_none", "ModuleNotFoundError: No module named 'there_is_none'"),
+        ("[][3]", "IndexError: list index out of range"),
+        ("raise RuntimeError", "RuntimeError"),
+        ("def", "SyntaxError: invalid syntax (own_code_of_tests.py, line 1)"),
+    ],
+)
+def test_an_error_in_code_of_ones_own_is_said_as_it_is(tmp_path, monkeypatch, capsys, code, said):
+    monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_code_of_tests.py").write_text(code)
+    words = ["info", "--import", "own_code_of_tests"]
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"recurra info: --import own_code_of_tests: {said}\n"
+    with pytest.raises(ValueError, match="own_code_of_tests") as error:
+        main([*words, "--debug"])
+    assert type(error.value.__cause__).__name__ == said.partition(":")[0]
 
 
 def test_the_rate_test_leaves_nothing_behind(recipe, tmp_path, monkeypatch, capsys):

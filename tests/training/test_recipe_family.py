@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from recurra.training import RecipeError, load_recipe, read_family, recipe_help, split_variant
+from recurra.training import RecipeError, load_recipe, read_family, recipe_family, recipe_help, split_variant
 from recurra.training.recipe_family import read_recipe
 
 FAMILY = """
@@ -21,6 +21,9 @@ axes:
 published:
   crt-two: {test_perplexity: 61.0, tables: [9]}
 """
+
+
+PUBLISHED = "axes: {{model: {{a: {{}}}}}}\npublished: {{a: {{{}}}}}\n"
 
 
 @pytest.fixture
@@ -96,6 +99,16 @@ def test_a_hash_in_a_file_s_own_name_is_no_variant(family):
     assert split_variant("a/b.yaml#c") == (Path("a/b.yaml"), "c")
 
 
+def test_a_published_figure_can_be_missing(family):
+    assert read_family(family(PUBLISHED.format("loss: null, tables: []"))).published["a"]["loss"] is None
+
+
+def test_the_family_of_the_docstring_can_be_read(family):
+    shown = recipe_family.__doc__.partition(":\n\n")[2].partition("\n\nA variant")[0]
+    published = read_family(family(shown.replace("{...}", "{}"))).published
+    assert published == {"crt-gru-3-layers-n35": {"test_perplexity": 61.0, "tables": [9]}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -106,6 +119,11 @@ def test_a_hash_in_a_file_s_own_name_is_no_variant(family):
         ("axes: {model: {a: {}}}\ncommon: 3\n", "common is 3; expected the keys"),
         ("axes: {model: {a: {}}}\npublished: {a: 3}\n", "published is .*; expected figures for variants"),
         ("axes: {model: {a: {}}}\npublished: {b: {}}\n", "published is 'b'; expected one of a"),
+        (PUBLISHED.format("tables: 9"), r"published\.a\.tables is 9; expected a list of whole numbers"),
+        (PUBLISHED.format("tables: [2, true]"), r"published\.a\.tables is \[2, True\]; expected a list of whole"),
+        (PUBLISHED.format("tables: null"), r"published\.a\.tables is None; expected a list of whole numbers"),
+        (PUBLISHED.format("loss: high"), r"published\.a\.loss is 'high'; expected a number or null"),
+        (PUBLISHED.format("loss: true"), r"published\.a\.loss is True; expected a number or null"),
         ("axes: {model: {a: {}}}\nmodel: {}\n", "model is an unknown key; expected only common, axes, published"),
     ],
 )

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 
 from recurra import __version__
 from recurra.cli.errors import FAILED, report
@@ -91,17 +90,24 @@ def _import_own(modules: Sequence[str]) -> None:
     """Import code that registers mixers, models or experiments: modules named here, and those of installed packages.
 
     Raises:
-        ValueError: a module cannot be found.
+        ValueError: a module cannot be found, or raises an error of its own.
     """
     for plugin in entry_points(group=PLUGINS):
         plugin.load()
     sys.path.insert(0, "") if modules and "" not in sys.path else None
     for name in modules:
-        if not name or find_spec(name.partition(".")[0]) is None:
-            raise ValueError(
-                f"--import is {name!r}; expected a module that Python finds, such as a file here without .py"
-            )
-        import_module(name)
+        if not name or name.startswith("."):
+            raise ValueError(_not_found(name))
+        try:
+            import_module(name)
+        except Exception as error:  # of any kind: it is the user's own code
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                raise ValueError(_not_found(name)) from error
+            raise ValueError(f"--import {name}: {type(error).__name__}: {error}".rstrip(": ")) from error
+
+
+def _not_found(module: str) -> str:
+    return f"--import is {module!r}; expected a module that Python finds, such as a file here without .py"
 
 
 def usage() -> str:

@@ -1,5 +1,6 @@
 """`recurra eval`: score a run on a split."""
 
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data import SPLITS
+from recurra.evaluation.evaluate import TEMPERATURES
 from recurra.runs import open_run
 from recurra.runs.score_files import write_scores
 from recurra.runs.scores import DETAILS, calibrated_temperature, score_run
@@ -26,6 +28,8 @@ become part of the file's name.
 
 A text can also be scored in windows that overlap, which gives every token a long context and takes as much longer:
 --data.eval_stride 10 --data.eval_context 130 --data.eval_batch_size 32."""
+TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
+"""The temperatures that `--temperature valid` chooses from."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -38,7 +42,7 @@ def run(words: Sequence[str]) -> int:
         "--temperature",
         metavar="T",
         type=_temperature,
-        help="divide the logits by T; `valid` finds the T of the lowest loss on the validation split first",
+        help=f"divide the logits by T; `valid` first finds the T from {TRIED} with the lowest validation loss",
     )
     add_device(parser, "score", default="auto")
     add_checkpoint(parser)
@@ -51,6 +55,10 @@ def run(words: Sequence[str]) -> int:
     temperature = arguments.temperature
     if temperature == "valid":
         temperature = calibrated_temperature(trained)
+        if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
+            print(
+                f"T = {temperature:g} is an end of what was tried, {TRIED}: a better T may lie beyond", file=sys.stderr
+            )
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
     Console(markup=False).print(score_table(trained.name, scores))

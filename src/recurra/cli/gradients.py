@@ -105,9 +105,9 @@ def distance_table(name: str, flow: GradientFlow) -> Table:
 def step_table(flows: Mapping[str, GradientFlow]) -> Table:
     """Tabulate what a step of the memory RNN does to a gradient, with a column for each run."""
     table = Table(title="a step of the memory RNN: ||dh_t/dh_t-1||")
-    table.add_column()
+    table.add_column(overflow="fold")
     for name in flows:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     rows: Mapping[str, Callable[[GradientFlow], float | Tensor]] = {
         "median": lambda flow: flow.steps.norms.median(),
         "largest": lambda flow: flow.steps.norms.max(),

@@ -62,9 +62,9 @@ def sweep_table(title: str, keys: Sequence[str], tried: Sequence[Tried], measure
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
     for key, name in zip(keys, short):
-        table.add_column(key if short.count(name) > 1 else name)
+        table.add_column(key if short.count(name) > 1 else name, overflow="fold")
     for name in ("step", "loss", "accuracy", "run"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     worst = float("inf")
     sign = 1 if measure == "loss" else -1
     for one in sorted(tried, key=lambda one: sign * one.scores[measure] if one.scores else worst):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from recurra.checks import sentence
 from recurra.cli.arguments import command_parser
@@ -51,7 +51,8 @@ def run(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     family = read_family(arguments.family)
     key = _score_of(family)
-    table = Table("recipe", "tables", "published", "measured", "the run departs in", title=SCORES[key].title)
+    recipes, departing = (Column(heading, overflow="fold") for heading in ("recipe", "the run departs in"))
+    table = Table(recipes, "tables", "published", "measured", departing, title=SCORES[key].title)
     for name in family.variants:
         published = family.published.get(name, {})
         tables = published.get("tables", [])

@@ -174,11 +174,13 @@ def search(
 
     Raises:
         BlockingIOError: another process does this.
+        OSError: the file of the study cannot be opened.
+        ValueError: it is damaged, or a key has other values than in earlier trials.
     """
     import optuna
     from optuna.trial import TrialState
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns of each interrupt and error with a traceback
     tried: list[Tried] = []
 
     def objective(trial: Any) -> float:
@@ -195,7 +197,7 @@ def search(
 
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".sweep.lock", partial(_refuse, out)):
-        study = _study(out, measure)
+        study = _study(space, out, measure)
         for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
             values, diverged = _words(trial.params), trial.state == TrialState.PRUNED
             error = trial.user_attrs.get("error", "")
@@ -208,20 +210,63 @@ def _refuse(out: Path) -> None:
     raise BlockingIOError(sentence(f"the sweep in {out}", "under way in another process", "one at a time"))
 
 
-def _study(out: Path, measure: Literal["loss", "accuracy"]) -> Any:
+def _study(space: Space, out: Path, measure: Literal["loss", "accuracy"]) -> Any:
     """Open the study of a sweep, or begin it."""
     import optuna
+    from sqlalchemy.exc import DatabaseError, OperationalError
 
-    study = optuna.create_study(
-        study_name="sweep",
-        storage=f"sqlite:///{out / 'study.db'}",
-        load_if_exists=True,
-        direction="minimize" if measure == "loss" else "maximize",
-    )
+    file = out / "study.db"
+    try:
+        study = optuna.create_study(
+            study_name="sweep",
+            storage=f"sqlite:///{file}",
+            load_if_exists=True,
+            direction="minimize" if measure == "loss" else "maximize",
+        )
+        before = study.trials
+    except (DatabaseError, optuna.exceptions.StorageInternalError) as error:
+        reason = error if isinstance(error, DatabaseError) else error.__cause__  # of an error of Optuna's own
+        if isinstance(reason, OperationalError):  # a locked file or a full disk is no damage
+            raise OSError(f"{file} cannot be opened: {reason.orig}") from error
+        came, expected = f"{file}, which is damaged", "one that recurra sweep wrote"
+        mend = "remove it (the runs remain), or choose another folder with --out"
+        raise ValueError(sentence("the study", came, expected, mend)) from error
+    _require_same_space(space, before, out)
     _queue_interrupted(study, out)
     # one seed for all calls would try its first values again
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     return study
+
+
+def _require_same_space(space: Space, trials: Sequence[Any], out: Path) -> None:
+    """Refuse a key with other values than in earlier trials, or a range of another kind: Optuna cannot join them."""
+    earlier = {key: distribution for trial in trials for key, distribution in trial.distributions.items()}
+    for key, where in space.items():
+        before = _where(earlier[key]) if key in earlier else where
+        expected = f"{_as_word(before)!r}, as in the earlier trials in {out}"
+        mend = "give those again, or choose another folder with --out"
+        require(_fixed(where) == _fixed(before), key, _as_word(where), expected, mend)
+
+
+def _where(distribution: Any) -> "list[str] | Range":
+    """What was given to try, from what Optuna keeps of it."""
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    low, high = distribution.low, distribution.high
+    return Range(float(low), float(high), distribution.log, whole=isinstance(low, int))
+
+
+def _fixed(where: "list[str] | Range") -> object:
+    """What has to stay as it is: all values, but not the ends of a range."""
+    return where if isinstance(where, list) else (where.logarithmic, where.whole)
+
+
+def _as_word(where: "list[str] | Range") -> str:
+    """Write values or a range as `parse_space` reads them."""
+    if isinstance(where, list):
+        return ",".join(where)
+    low, high = (int(end) if where.whole else end for end in (where.low, where.high))
+    return f"{'log:' if where.logarithmic else ''}{low}..{high}"
 
 
 def _queue_interrupted(study: Any, out: Path) -> None:

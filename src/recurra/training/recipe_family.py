@@ -13,7 +13,7 @@ A family names its axes and what each choice on an axis sets:
         n70: {data: {segment_length: 70}}
         n35: {data: {segment_length: 35}}
     published:                                 # what papers report for a variant
-      crt-gru-3-layers-n35: {test_perplexity: 61.0, table: 9}
+      crt-gru-3-layers-n35: {test_perplexity: 61.0, tables: [9]}
 
 A variant makes one choice on every axis, and its name joins those choices in order. FILE#crt-gru-3-layers-n35 is its
 recipe: the common keys, then the keys of its choices. Later keys win.
@@ -139,8 +139,12 @@ def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
         for _, settings in choices:
             recipe = _merged(recipe, settings)
         variants["-".join(name for name, _ in choices)] = recipe
-    for name in published:
+    for name, figures in published.items():
         require(name in variants, "a name under published", repr(name), _one_of(variants))
+        for key, value in figures.items():
+            expected = "a list of whole numbers" if key == "tables" else "a number or null"
+            fits = _are_whole(value) if key == "tables" else value is None or type(value) in (int, float)
+            require(fits, f"published.{name}.{key}", repr(value), expected)
     return RecipeFamily(path, variants, dict(published))
 
 
@@ -149,6 +153,10 @@ def _is_tree(value: Any, depth: int) -> bool:
     if depth == 0:
         return True
     return isinstance(value, dict) and all(isinstance(k, str) and _is_tree(v, depth - 1) for k, v in value.items())
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int for number in value)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
