@@ -5,7 +5,8 @@
 #   OUT=runs/gpu bash benchmarks/gpu_queue.sh .gpu-wheels  # on the one with a card
 #   bash benchmarks/gpu_queue.sh --dry                     # anywhere: tiny sizes on the CPU, through Triton's interpreter
 #
-# Each stage has a limit in seconds and a file of results in $OUT; none stops those after it.
+# Each stage has a limit in seconds and a file of results in $OUT; none stops those after it. All limits together are
+# less than LIMIT.
 #
 #   1-install.txt     wheels of what the machine lacks; Recurra itself runs from src
 #   2-tests.txt       the tests of the Triton kernels on the card, then the contract suite: every mixer and model there
@@ -41,7 +42,7 @@ mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd) SITE=$(mktemp -d)
 trap 'rm -rf "$SITE"' EXIT
 export PYTHONPATH="$PWD/src:$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-LOG=$OUT/queue.log SUMMARY="" FAILED=0
+LOG=$OUT/queue.log SUMMARY="" FAILED=0 STOP=TERM
 : >"$LOG"
 
 stage() { # NAME SECONDS COMMAND...: run a command within its limit and what time is left, and note how it ended
@@ -53,7 +54,7 @@ stage() { # NAME SECONDS COMMAND...: run a command within its limit and what tim
     rc=skipped
   else
     echo "== $name, at most $limit s: $*" >>"$LOG"
-    timeout -k 10 "$limit" "$@" >>"$LOG" 2>&1
+    timeout -s "$STOP" -k 20 "$limit" "$@" >>"$LOG" 2>&1
     rc=$?
   fi
   [ "$rc" = 0 ] || FAILED=1
@@ -124,7 +125,8 @@ export WHEELS DRY FOLDER PYTHON OUT RUNS DATA SITE
 # shellcheck disable=SC2086
 {
   stage install 40 bash -c 'set -o pipefail; install 2>&1 | tee "$OUT/1-install.txt"'
-  # Each test by itself: one that is cut off by the time leaves the names of those before it.
+  # Each test by itself, and stopped as by Ctrl-C: what is cut off by the time leaves the names of the tests before it,
+  # and says what failed once xdist has waited 10 s for its workers.
   KERNELS="tests/scan/interpreted_triton.py tests/gateloop/interpreted_triton.py tests/gateloop/interpreted_triton_chunk.py
 tests/cells/interpreted_triton_gru.py"
   export KERNELS RECURRA_SHAPE_CHECKS=0
@@ -133,18 +135,19 @@ tests/cells/interpreted_triton_gru.py"
   else
     SPREAD=$("$PYTHON" -c "import xdist" 2>/dev/null && printf %s "-n 8 --dist worksteal") # compiling takes most of the time
     export SPREAD
-    TRITON_INTERPRET=0 stage tests 150 bash -c '"$PYTHON" -m pytest -p no:randomly -vv $SPREAD $KERNELS >"$OUT/2-tests.txt" 2>&1'
+    STOP=INT TRITON_INTERPRET=0 stage tests 100 bash -c '"$PYTHON" -m pytest -p no:randomly -vv $SPREAD $KERNELS >"$OUT/2-tests.txt" 2>&1'
   fi
   SUITE="tests/contracts/test_cut_invariance.py tests/contracts/test_variable_lengths.py tests/contracts/test_states.py"
   export SUITE
   if [ -n "$DRY" ]; then
     stage contracts 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $SUITE >>"$OUT/2-tests.txt" 2>&1'
   else
-    RECURRA_TEST_DEVICE=cuda stage contracts 90 bash -c '"$PYTHON" -m pytest -p no:randomly -v $SPREAD $SUITE >>"$OUT/2-tests.txt" 2>&1'
+    STOP=INT RECURRA_TEST_DEVICE=cuda stage contracts 60 bash -c '"$PYTHON" -m pytest -p no:randomly -v $SPREAD $SUITE >>"$OUT/2-tests.txt" 2>&1'
   fi
   unset RECURRA_SHAPE_CHECKS
   [ -f "$OUT/2-tests.txt" ] && tail -n 3 "$OUT/2-tests.txt"
-  stage golden 60 "$PYTHON" -m benchmarks.gpu.golden $DRY --jobs "$JOBS" --out "$OUT/3-golden.json"
+  # Its processes share the cores for the CPU's side.
+  OMP_NUM_THREADS=2 NUMBA_NUM_THREADS=2 stage golden 60 "$PYTHON" -m benchmarks.gpu.golden $DRY --jobs "$JOBS" --out "$OUT/3-golden.json"
   stage speed 60 "$PYTHON" -m benchmarks.gpu $DRY --out "$OUT/4-speed.json"
   stage tiles 130 "$PYTHON" -m benchmarks.gpu.tuning $DRY --jobs "$JOBS" --seconds 110 --out "$OUT/5-tiles.json"
   [ -f "$OUT/5-tiles.json" ] && export RECURRA_TILES="$OUT/5-tiles.json"

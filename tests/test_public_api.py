@@ -1,6 +1,8 @@
 """The public API is kept: no name and no parameter goes without the major number, see docs/platforms.md."""
 
+import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from tools.public_api import PACKAGES, RECORD, described, lost
@@ -23,4 +25,34 @@ def test_the_record_is_of_public_packages_alone():
 
 def test_what_goes_is_named():
     recorded = ["recurra.one(a, b)", "recurra.two", "recurra.three(a)"]
-    assert lost(recorded, ["recurra.one(b, c)", "recurra.three(a, d)"]) == ["recurra.one: parameter a", "recurra.two"]
+    found = ["recurra.one(d, b)", "recurra.three(a, d)"]
+    assert lost(recorded, found) == ["recurra.one: parameter a", "recurra.two"]
+
+
+@pytest.mark.parametrize(
+    ("found", "places"),
+    [
+        ("a, b, c, *, d", []),
+        ("a, b, c, d, e", []),
+        ("a, b, c, e, *, f, d, **g", []),
+        ("b, a, c, *, d", ["a", "b"]),
+        ("a, e, b, c, *, d", ["b", "c"]),
+        ("a, b, *, c, d", ["c"]),
+        ("*, a, b, c, d", ["a", "b", "c"]),
+    ],
+)
+def test_a_place_that_goes_is_named(found, places):
+    lines = ["recurra.one(a, b, c, *, d)"], [f"recurra.one({found})"]
+    assert lost(*lines) == [f"recurra.one: place of parameter {name}" for name in places]
+
+
+def test_parameters_by_keyword_alone_stand_behind_a_star(monkeypatch):
+    def one(a, /, b, *, c, d=3, **e): ...
+
+    def two(*a, b): ...
+
+    def three(a): ...
+
+    names = {"one": one, "two": two, "three": three}
+    monkeypatch.setitem(sys.modules, "a", SimpleNamespace(__all__=list(names), **names))
+    assert list(described("a")) == ["a.one(a, b, *, c, d, **e)", "a.three(a)", "a.two(*, b)"]

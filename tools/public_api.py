@@ -10,6 +10,7 @@ import argparse
 import importlib
 import inspect
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ def _parameters(thing: Any) -> str:
         parameters = list(inspect.signature(thing).parameters.values())
     except ValueError:  # of a class that C defines
         return "()"
-    names = [("**" if p.kind is p.VAR_KEYWORD else "") + p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    names = []
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and "*" not in names:
+            names.append("*")
+        if p.kind is not p.VAR_POSITIONAL:
+            names.append(("**" if p.kind is p.VAR_KEYWORD else "") + p.name)
     return f"({', '.join(names)})"
 
 
@@ -84,7 +90,7 @@ def present() -> list[str]:
 
 
 def lost(recorded: list[str], found: list[str]) -> list[str]:
-    """Name what was recorded and is no longer there: names, and parameters of names that still are."""
+    """Name what was recorded and is gone: names, and parameters and their places of names that are still there."""
     now = dict(map(_split, found))
     missing = []
     for line in recorded:
@@ -92,8 +98,15 @@ def lost(recorded: list[str], found: list[str]) -> list[str]:
         if name not in now:
             missing.append(name)
         else:
-            missing += [f"{name}: parameter {gone}" for gone in parameters if gone not in now[name]]
+            missing += [f"{name}: {gone}" for gone in _lost_parameters(parameters, now[name])]
     return missing
+
+
+def _lost_parameters(recorded: list[str], found: list[str]) -> list[str]:
+    gone = [f"parameter {parameter}" for parameter in recorded if parameter not in [*found, "*"]]
+    before, now = (list(takewhile(lambda parameter: parameter[0] != "*", each)) for each in (recorded, found))
+    moved = [one for place, one in enumerate(before) if one in found and one not in now[place : place + 1]]
+    return gone + [f"place of parameter {parameter}" for parameter in moved]
 
 
 def _split(line: str) -> tuple[str, list[str]]:

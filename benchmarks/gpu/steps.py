@@ -109,6 +109,10 @@ def measured(recipe: str, vocabulary: int, device: torch.device, rounds: int, dr
     flops = flops_a_token(experiment, taken, length)
     peak = next((rate for name, rate in DATA_SHEETS.items() if name in card_name(device)), None)
     for precision in PRECISIONS:
+        step = None
+        if device.type == "cuda":  # the peak is this step's own
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         found: dict[str, Any] = {"recipe": recipe, "precision": precision, "batch": batch, "steps": length}
         try:
             step = step_of(experiment, taken, (batch, length), device, precision)
@@ -122,10 +126,6 @@ def measured(recipe: str, vocabulary: int, device: torch.device, rounds: int, dr
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {str(error)[:500]}"
         yield found
-        if device.type == "cuda":
-            step = None  # type: ignore[assignment]
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
 
 def main(words: list[str] | None = None) -> None:

@@ -3,9 +3,10 @@
 python -m benchmarks.gpu.tuning --seconds 120
 python -m benchmarks.gpu.tuning --adopt runs/gpu/5-tiles.json
 
-One size is changed at a time, and kept if forward and backward together take at least 3% less time. What is wrong or
-does not compile is left out. The result has the form of the table that the kernels read
-(`src/recurra/kernels/triton_tiles.json`); until it is adopted there, RECURRA_TILES=FILE makes them read it.
+A search starts from the sizes that the kernels take on this card already. One size is changed at a time, and kept if
+forward and backward together take at least 3% less time. What is wrong or does not compile is left out. The result has
+what is better than the start, in the form of the table that the kernels read
+(`src/recurra/kernels/triton_tiles.json`); until it is adopted there, RECURRA_TILES=FILE makes them read it too.
 """
 
 import argparse
@@ -45,9 +46,10 @@ from recurra.kernels.triton_tiles import (
     ChunkTiles,
     Tiles,
     WalkTiles,
-    default_tiles,
+    merged,
     number_key,
     read_table,
+    tiles_for,
     trying,
     with_entry,
 )
@@ -137,20 +139,26 @@ TASKS = [
 DRY = [Task("scan", torch.float32, False, ((1, 9, 5),)), Task("chunk", torch.float32, False, ((1, 6, 1, 16, 0),))]
 
 
+def start_of(task: Task, device: torch.device) -> Tiles:
+    """The sizes that the kernels take on the device before a search; in the interpreter, chunks of two short blocks."""
+    interpreted = device.type == "cpu" and task.kernel == "chunk"
+    return LITTLE if interpreted else tiles_for(task.kernel, task.number, task.is_complex, device)
+
+
 @dataclass
 class Search:
-    """A search over one task's sizes, from the defaults; `best` so far, and what was tried."""
+    """A search over one task's sizes from its start; `best` so far, and what was tried."""
 
     task: Task
     device: torch.device
     rounds: int
     ends: float
+    start: Tiles = field(init=False)
     best: Tiles = field(init=False)
     tried: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        interpreted = self.device.type == "cpu" and self.task.kernel == "chunk"
-        self.best = LITTLE if interpreted else default_tiles(self.task.kernel, self.task.is_complex)
+        self.start = self.best = start_of(self.task, self.device)
 
     def run(self, choices: dict[str, tuple[int, ...]]) -> Tiles:
         """Change one size after the other; a second pass tries again what depends on the others."""
@@ -169,7 +177,7 @@ class Search:
             tiles = replace(self.best, **{name: value})
         except ValueError:  # sizes that do not go together
             return
-        if tiles == self.best or any(one["tiles"] == asdict(tiles) for one in self.tried):
+        if tiles in (self.start, self.best) or any(one["tiles"] == asdict(tiles) for one in self.tried):
             return
         found: dict[str, Any] = {"kernel": self.task.kernel, "key": self.task.key, "tiles": asdict(tiles)}
         try:
@@ -202,30 +210,25 @@ class Search:
         return math.exp(sum(logarithms) / len(logarithms))
 
 
-def candidates(task: Task, choices: dict[str, tuple[int, ...]]) -> Iterator[Tiles]:
-    """The sizes that differ from the defaults in one place, and the defaults."""
-    default = default_tiles(task.kernel, task.is_complex)
-    yield default
-    for name, values in choices.items():
+def candidates(start: Tiles) -> Iterator[Tiles]:
+    """The start of a search, and the sizes that differ from it in one place."""
+    yield start
+    for name, values in CHOICES[type(start)].items():
         for value in values:
             with suppress(ValueError):
-                if (tiles := replace(default, **{name: value})) != default:
+                if (tiles := replace(start, **{name: value})) != start:
                     yield tiles
 
 
 def compile_part(tasks: list[Task], part: str, device: torch.device) -> None:
     """Compile a part of the candidates into Triton's cache on disk, by calls on one short sequence."""
-    work = [(task, tiles) for task in tasks for tiles in candidates(task, CHOICES[type(default_of(task))])]
+    work = [(task, tiles) for task in tasks for tiles in candidates(start_of(task, device))]
     for number, (task, tiles) in enumerate(work):
         if of_part(number, part):
             short = replace(task, shapes=tuple((1, *shape[1:]) for shape in task.shapes))
             with suppress(Exception), trying(task.kernel, tiles):  # the search will say what fails
                 for call in short.calls(device):
                     call()
-
-
-def default_of(task: Task) -> Tiles:
-    return default_tiles(task.kernel, task.is_complex)
 
 
 def compile_in_parts(jobs: int, seconds: float, dry: bool) -> None:
@@ -243,13 +246,8 @@ def compile_in_parts(jobs: int, seconds: float, dry: bool) -> None:
 
 def adopt(found: Path, table: Path = TABLE) -> None:
     """Put the entries of a result into the package's table, over older ones of the same card and kernel."""
-    merged = dict(read_table(table))
-    for device, kernels in read_table(found).items():
-        for kernel, by_number in kernels.items():
-            for key, tiles in by_number.items() if kernel != "capability" else ():
-                kind = ChunkTiles if kernel == "chunk" else WalkTiles
-                merged = dict(with_entry(merged, device, kernels["capability"], kernel, key, kind(**tiles)))
-    text = json.dumps({"format": FORMAT, "devices": merged}, indent=1, sort_keys=True)
+    both = merged(read_table(table), read_table(found))
+    text = json.dumps({"format": FORMAT, "devices": both}, indent=1, sort_keys=True)
     table.write_text(text + "\n")
 
 
@@ -286,7 +284,8 @@ def main(words: list[str] | None = None) -> None:
             continue
         print(f"{task.kernel} {task.key}: {best}, of {len(search.tried)} others", flush=True)
         tried += search.tried
-        table = dict(with_entry(table, card_name(device), capability(device), task.kernel, task.key, best))
+        if best != search.start:
+            table = dict(with_entry(table, card_name(device), capability(device), task.kernel, task.key, best))
         write(given.out, {"format": FORMAT, "devices": table, "machine": machine(device), "tried": tried})
 
 

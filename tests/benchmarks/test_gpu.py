@@ -2,12 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from tests.processes import Program
+
+from recurra.kernels import triton_tiles
+from recurra.kernels.triton_tiles import ChunkTiles, read_table, with_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
@@ -18,6 +23,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}]
 from tests.quick_interpreter import quick_interpreter
 from benchmarks.gpu import __main__ as speed, golden, steps, tuning
+tuning.GAIN = float("inf")  # whatever is tried wins, however busy the machine
 with quick_interpreter():
     for part in "01":
         assert golden.main(["--dry", "--part", part + "/2", "--out", part + ".json"]) == 0
@@ -78,6 +84,24 @@ def test_every_recipe_is_read_and_one_takes_steps(dry):
     timed = [one for one in results if "tokens_per_second" in one]
     assert [one["precision"] for one in timed] == ["bf16-mixed", "32-true"]
     assert all(one["flops_per_token"] > 0 for one in timed)
+
+
+def test_the_memory_is_that_of_a_step_alone(monkeypatch):
+    """Not of the matrix product before it, nor of the step before it."""
+    from benchmarks.gpu import steps
+
+    card = {"peak": 1000}
+    sizes = iter([200, 300])
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: card.update(peak=0))
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: card["peak"])
+    monkeypatch.setattr(steps, "card_name", lambda device: "a card")
+    monkeypatch.setattr(steps, "flops_a_token", lambda *given: None)
+    monkeypatch.setattr(steps, "step_of", lambda *given: card.update(peak=max(card["peak"], next(sizes))))
+    monkeypatch.setattr(steps, "timed", lambda *given, **options: {"step": [1.0]})
+    recipe = str(ROOT / "recipes" / "memory-horizon" / "data-controlled.yaml")
+    found = steps.measured(recipe, 6, torch.device("cuda"), 1, dry=False)
+    assert [one["peak_bytes"] for one in found] == [200, 300]
 
 
 PART = """#!/usr/bin/env bash
@@ -161,11 +185,51 @@ def test_compiling_ends_in_time(parts, monkeypatch):
     assert {line.split()[-1] for line in called} <= {"0/2", "1/2"}
 
 
-def test_candidates_differ_from_the_defaults_in_one_size():
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """The table of a card that is here by name alone."""
+
+    class Properties:
+        name, major, minor = "A card", 9, 0
+
+    device = torch.device("cuda", 0)
+    table = with_entry({}, "A card", "9.0", "chunk", "bfloat16", ChunkTiles(key_tile=64))
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"format": 1, "devices": table}))
+    monkeypatch.setenv("RECURRA_TILES", str(path))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties)
     tuning = pytest.importorskip("benchmarks.gpu.tuning")
+    known = {"place": lambda dry: device, "card_name": lambda device: "A card", "capability": lambda device: "9.0"}
+    for name, function in (known | {"machine": lambda device: {}}).items():
+        monkeypatch.setattr(tuning, name, function)
+    triton_tiles.forget()
+    yield path
+    triton_tiles.forget()
+
+
+@pytest.mark.parametrize(
+    ("warps", "ratio", "best"), [((), 0.5, 4), ((8,), 1.0, 4), ((8,), 0.5, 8)], ids=["no time", "no better", "better"]
+)
+def test_a_search_keeps_what_the_table_has_unless_it_finds_better(card, monkeypatch, tmp_path, warps, ratio, best):
+    from benchmarks.gpu import tuning
+
+    monkeypatch.setattr(tuning, "TASKS", [tuning.Task("chunk", torch.bfloat16, False, ())])
+    monkeypatch.setattr(tuning, "CHOICES", {ChunkTiles: {"warps": warps}})
+    monkeypatch.setattr(tuning.Search, "_ratio", lambda *given: ratio)
+    found = tmp_path / "5-tiles.json"
+    tuning.main(["--out", str(found)])
+    assert set(read_table(found)) == ({"A card"} if best != 4 else set())
+    tuning.adopt(found, card)
+    assert read_table(card)["A card"]["chunk"]["bfloat16"] == asdict(ChunkTiles(key_tile=64, warps=best))
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 0)], ids=str)
+def test_candidates_differ_from_the_start_in_one_size(card, device):
+    from benchmarks.gpu import tuning
+
     for task in tuning.TASKS:
-        first, *others = tuning.candidates(task, tuning.CHOICES[type(tuning.default_of(task))])
-        assert first == tuning.default_of(task)
+        first, *others = tuning.candidates(tuning.start_of(task, device))
+        assert first == tuning.Search(task, device, 1, 0.0).best
         for one in others:
             assert sum(one.__dict__[name] != value for name, value in first.__dict__.items()) == 1
         assert len({str(one) for one in others}) == len(others) > 6
@@ -174,7 +238,7 @@ def test_candidates_differ_from_the_defaults_in_one_size():
 STUB = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 case "$*" in
-  *benchmarks.gpu.golden*) sleep 60;;
+  *benchmarks.gpu.golden*) echo "$OMP_NUM_THREADS $NUMBA_NUM_THREADS threads" >>"$CALLS"; sleep 60;;
   "-m benchmarks.gpu "*) exit 3;;
   *"recurra train"*) mkdir -p "$6"; echo done >"$6/summary.json";;
 esac
@@ -182,24 +246,35 @@ exit 0
 """
 
 
+@pytest.fixture
+def queue(tmp_path):
+    """Run the queue with a stand-in for Python and a limit of a second for one stage; how each stage ended."""
+
+    def run(stub: str, short: str, *words: str) -> dict[str, str]:
+        python, copy = tmp_path / "python", tmp_path / "benchmarks" / "gpu_queue.sh"
+        python.write_text(stub)
+        python.chmod(0o755)
+        copy.parent.mkdir()
+        script, n_changed = re.subn(rf"(stage {short}) \d+", r"\1 1", QUEUE.read_text())
+        assert n_changed
+        copy.write_text(script)
+        given = {"PYTHON": python, "CALLS": tmp_path / "calls", "OUT": tmp_path / "out", "RUNS": tmp_path / "runs"}
+        environment = {**os.environ, **{name: str(path) for name, path in given.items()}}
+        ended = subprocess.run(["bash", copy, *words], env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 1
+        summary = [line.split() for line in ended.stdout.splitlines()[-len(STAGES) :]]
+        return {words[0]: words[-1] for words in summary}
+
+    return run
+
+
 @pytest.mark.parametrize("words", [["--dry"], []], ids=["dry", "card"])
-def test_no_stage_stops_those_after_it(tmp_path, words):
+def test_no_stage_stops_those_after_it(queue, tmp_path, words):
     """One hangs until its limit, one fails, and the rest run; every stage has its place in the summary."""
-    python, calls, out = tmp_path / "python", tmp_path / "calls", tmp_path / "out"
-    python.write_text(STUB)
-    python.chmod(0o755)
-    script = QUEUE.read_text()
-    assert "stage golden 60" in script
-    copy = tmp_path / "benchmarks" / "gpu_queue.sh"
-    copy.parent.mkdir()
-    copy.write_text(script.replace("stage golden 60", "stage golden 1"))
-    environment = {**os.environ, "PYTHON": str(python), "CALLS": str(calls), "OUT": str(out)}
-    environment["RUNS"] = str(tmp_path / "runs")
-    ended = subprocess.run(["bash", copy, *words], env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    summary = [line.split() for line in ended.stdout.splitlines()[-len(STAGES) :]]
-    assert {words[0]: words[-1] for words in summary} == dict.fromkeys(STAGES, "0") | {"golden": "124", "speed": "3"}
-    called = calls.read_text()
+    ended = queue(STUB, "golden", *words)
+    assert ended == dict.fromkeys(STAGES, "0") | {"golden": "124", "speed": "3"}
+    out, called = tmp_path / "out", (tmp_path / "calls").read_text()
+    assert "2 2 threads" in called, "its processes share the cores"
     how = "--collect-only -q" if words else "-vv -n 8 --dist worksteal"
     tests = f"pytest -p no:randomly {how} tests/scan/interpreted_triton.py"
     modules = (" ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu", "gpu.tuning", "gpu.steps"))
@@ -209,6 +284,25 @@ def test_no_stage_stops_those_after_it(tmp_path, words):
     assert places == sorted(places)
     assert (out / "7-runs.tar.gz").stat().st_size > 0
     assert len(list(out.iterdir())) <= 8, "as many files as come back from a card"
+
+
+@pytest.mark.parametrize("stage", ["tests", "contracts"])
+def test_tests_that_are_cut_off_say_what_failed_so_far(queue, tmp_path, stage):
+    """pytest and its workers report when they are interrupted, and not when they are terminated."""
+    file = {"tests": "tests/scan", "contracts": "tests/contracts"}[stage]
+    stub = f"""#!/usr/bin/env bash
+case "$*" in *"-m pytest"*{file}*) trap "echo a reason; exit 2" INT; while true; do sleep 0.05; done;; esac
+exit 0
+"""
+    assert queue(stub, stage)[stage] == "124"
+    assert "a reason" in (tmp_path / "out" / "2-tests.txt").read_text()
+
+
+def test_the_limits_of_all_stages_leave_time_for_the_runs():
+    script = QUEUE.read_text()
+    limits = {name: int(seconds) for name, seconds in re.findall(r"stage (\w+) (\d+) ", script)}
+    assert [*limits, "runs"] == STAGES
+    assert sum(limits.values()) < int(re.search(r"LIMIT:-(\d+)", script)[1])
 
 
 def test_no_stage_begins_once_time_is_up(tmp_path):

@@ -13,6 +13,7 @@ from recurra.kernels.triton_tiles import (
     WalkTiles,
     default_tiles,
     look_up,
+    merged,
     number_key,
     read_table,
     tiles_for,
@@ -70,6 +71,15 @@ def test_an_entry_takes_the_place_of_the_old_one_alone(table):
     assert set(beside["Card A"]["fused"]) == {"bfloat16 complex", "float32"}
 
 
+def test_a_newer_table_adds_its_entries_and_leaves_the_others(table):
+    newer = with_entry({}, "Card A", "9.0", "chunk", "float32", ChunkTiles(span=128))
+    both = merged(table, with_entry(newer, "Card B", "8.0", "fused", "bfloat16 complex", OWN))
+    assert look_up(both, "Card A", "9.0", "fused", torch.bfloat16, True) == OWN
+    assert look_up(both, "Card A", "9.0", "chunk", torch.float32, False) == ChunkTiles(span=128)
+    assert look_up(both, "Card B", "8.0", "fused", torch.bfloat16, True) == OWN
+    assert merged(table, {}) == table
+
+
 def test_the_package_s_table_is_sound():
     assert isinstance(read_table(TABLE), dict)
 
@@ -102,7 +112,7 @@ def test_unknown_kernels_and_formats_are_refused(table, written):
         read_table(written({"Card A": {"fused": {}}}))
 
 
-def test_a_card_reads_the_file_that_the_environment_names(table, written, monkeypatch):
+def test_a_card_reads_the_file_that_the_environment_names(table, written, monkeypatch, tmp_path):
     class Properties:
         name, major, minor = "Card C", 9, 0
 
@@ -115,6 +125,10 @@ def test_a_card_reads_the_file_that_the_environment_names(table, written, monkey
     assert tiles_for(*call) == OWN, "the file is read once"
     triton_tiles.forget()
     assert tiles_for(*call) == OTHER
+    monkeypatch.setattr(triton_tiles, "TABLE", written(table).rename(tmp_path / "package.json"))
+    written(with_entry({}, "Card C", "9.0", "chunk", "float32", ChunkTiles(span=128)))
+    triton_tiles.forget()
+    assert tiles_for(*call) == OWN, "what the file leaves open, the package says"
     triton_tiles.forget()
 
 

@@ -3,7 +3,7 @@
 `triton_tiles.json` beside this file has what `python -m benchmarks.gpu.tuning` found, by card, kernel and type of
 numbers. A card that is not in it takes the sizes of one with the same compute capability, and without one the
 defaults, which are estimates. No size changes a result beyond its rounding. The environment variable RECURRA_TILES
-names another file of that form.
+names another file of that form, whose entries take the place of the package's.
 """
 
 import os
@@ -112,7 +112,9 @@ def _tiles_for(kernel: str, number: torch.dtype, is_complex: bool, index: int | 
     if index is None:  # the interpreter
         return default_tiles(kernel, is_complex)
     properties = torch.cuda.get_device_properties(index)
-    table = read_table(Path(path) if path else TABLE)
+    table = read_table(TABLE)
+    if path:
+        table = merged(table, read_table(Path(path)))
     return look_up(table, properties.name, f"{properties.major}.{properties.minor}", kernel, number, is_complex)
 
 
@@ -155,6 +157,15 @@ def with_entry(table: Table, device: str, capability: str, kernel: str, key: str
     kernels = dict(table.get(device, {})) | {"capability": capability}
     kernels[kernel] = dict(kernels.get(kernel, {})) | {key: asdict(tiles)}
     return {**table, device: kernels}
+
+
+def merged(table: Table, newer: Table) -> Table:
+    """Give a table with the entries of a newer one, over older ones of the same card, kernel and type of numbers."""
+    for device, kernels in newer.items():
+        for kernel, by_number in kernels.items():
+            for key, tiles in by_number.items() if kernel != "capability" else ():
+                table = with_entry(table, device, kernels["capability"], kernel, key, KERNELS[kernel](**tiles))
+    return table
 
 
 @contextmanager
