@@ -56,7 +56,10 @@ def test_a_changed_file_is_refused_by_name(folder, name):
     with pytest.raises(ValueError, match=message):
         load_folder(folder)
     (folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"{name} is missing in recurra\.json; expected the file that was written"):
+    message = (
+        rf"{name} is missing, although recurra\.json lists it; expected the folder as it was written: copy it again$"
+    )
+    with pytest.raises(ValueError, match=message):
         load_folder(folder)
 
 

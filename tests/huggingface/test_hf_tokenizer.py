@@ -51,6 +51,12 @@ def test_any_numbers_have_the_same_text(pair, data):
     assert fast.decode(tokens) == encoder.decode(tokens)
 
 
+def test_words_that_begin_with_a_control_character_have_the_same_text():
+    encoder = Vocabulary(["<eos>", "<unk>", "a", *(f"{chr(code)}b" for code in range(32) if not chr(code).isspace())])
+    tokens = [2, *range(2, len(encoder)), 0, 2]
+    assert fast_tokenizer(encoder).decode(tokens) == encoder.decode(tokens)
+
+
 def test_the_way_back(pair):
     encoder, _, folder = pair
     assert read_tokenizer(folder).fingerprint == encoder.fingerprint

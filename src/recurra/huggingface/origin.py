@@ -96,9 +96,12 @@ def require_sound(folder: Path, patterns: Iterable[str]) -> Origin:
     files = origin.files or {}
     for name in sorted(name for name in files if _fits(name, patterns)):
         path = folder / name
-        if not path.is_file() or file_sha256(path) != files[name]:
-            came = "damaged: its content does not match its digest" if path.is_file() else "missing"
-            raise ValueError(sentence(str(path), f"{came} in {ORIGIN}", "the file that was written", _MEND))
+        if not path.is_file():
+            came = f"missing, although {ORIGIN} lists it"
+            raise ValueError(sentence(str(path), came, "the folder as it was written", "copy it again"))
+        if file_sha256(path) != files[name]:
+            came = f"damaged: its content does not match its digest in {ORIGIN}"
+            raise ValueError(sentence(str(path), came, "the file that was written", _MEND))
     if without := [path.name for path in _files(folder, patterns) if path.name not in files]:
         note_missing_digest(f"{folder} ({', '.join(without)})")
     _require_no_code(folder)

@@ -14,8 +14,9 @@ from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, library_errors, pa
 from recurra.data.vocabulary import EOS, UNK
 from recurra.files.reading import read_text
 
-# A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one.
-_NO_PREFIX = "\0"
+# A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one,
+# for none has white space.
+_NO_PREFIX = " \0"
 # What Python's str.split takes for white space and Unicode, and with it the library, does not.
 _SEPARATORS = "[\x1c-\x1f]"
 _PROBES = (
