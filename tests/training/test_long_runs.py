@@ -93,7 +93,9 @@ def test_wandb_gets_every_record_under_the_name_of_the_run(make_trainer, monkeyp
     assert options["config"]["training"]["log_every"] == 4
     assert (first[0], last[0], finished) == (4, 8, "finished")
     assert first[1].keys() >= {"train_loss", "learning_rate"}
-    make_trainer("mine", **settings).fit(quiet())
+    longer = make_trainer("mine", **{**settings, "epochs": 2})
+    longer.resume("last")
+    longer.fit(quiet())
     assert (got[4]["id"], got[4]["resume"]) == ("a1", "allow")
 
 
