@@ -192,7 +192,11 @@ def test_copies_under_other_names_are_left_alone(tmp_path):
     )
 
 
-@pytest.mark.parametrize("value", [{1}, torch.float32, Path("a"), {(1, 2): 3}, [{"inside": object()}]], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [{1}, torch.float32, Path("a"), {(1, 2): 3}, [{"inside": object()}]],
+    ids=["a set", "a type", "a path", "a tuple as a key", "an object inside"],
+)
 def test_what_could_not_be_read_back_is_not_written(tmp_path, value):
     with pytest.raises(
         ValueError, match=r"of own of optimizer in .*a\.pt is .*; expected (plain data|a string or a wh)"
