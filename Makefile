@@ -6,10 +6,8 @@ READY  := $(VENV)/.ready
 # The order of the tests and of sets: `make test SEED=N` repeats both. The examples: "explore" draws new ones.
 SEED     := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 EXAMPLES := repeatable
-# One worker more than there are cores, since tests wait for browsers and for processes that they kill. Each has one
-# thread: two thread pools on the same cores slow each other down.
-WORKERS  := $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)) + 1)" 2>/dev/null || echo auto)
-TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) \
+# One worker per core, with one thread each: two thread pools on the same cores slow each other down.
+TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
 .PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean web docs dist try-wheel
