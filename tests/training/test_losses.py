@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from recurra.data import IGNORED_TARGET, Batch
+from recurra.evaluation import evaluate
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,
@@ -18,6 +19,19 @@ from recurra.training.losses import Objective, loss_by_parts
 @pytest.fixture
 def model() -> LanguageModel:
     return LanguageModel(LanguageModelConfig(vocab_size=7, n_layer=1, d_model=4, mixer="gru", d_channel_mixing=8))
+
+
+class OneBatch:
+    batch_size = 3
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        return self._batch
 
 
 def numbers(n_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,6 +57,23 @@ def test_the_penalty_is_its_formula_and_the_loss_is_the_models(model, n_steps, a
         steps = [(hidden[:, t + 1] - hidden[:, t]).flatten() for t in range(n_steps - 1)]
         total += change * sum(float(d) ** 2 for step in steps for d in step) / (len(steps) * len(steps[0]))
     assert torch.as_tensor(penalty).item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("counted", [0, 1, 15])
+def test_ranks_call_the_same_parts_however_many_targets_they_have(model, monkeypatch, counted):
+    """FSDP gathers parameters at each call, on all ranks together: in training and in evaluation."""
+    inputs, targets = numbers(5)
+    targets.view(-1)[counted:] = IGNORED_TARGET
+    calls = []
+    for name in ("forward", "loss", "hidden", "losses"):
+        method = getattr(model, name)
+        monkeypatch.setattr(model, name, lambda *a, m=method, n=name, **o: calls.append(n) or m(*a, **o))
+    Objective(model, TrainingConfig())(inputs, targets, counted, None)
+    assert calls == ["hidden", "losses"]
+    calls.clear()
+    others = [15, 15]  # targets and steps of all ranks
+    evaluate(model, OneBatch(Batch(inputs, targets, False)), total=lambda nats, right, *counts: [nats, right, *others])
+    assert calls == ["hidden"]
 
 
 def test_the_change_from_one_packed_sequence_to_the_next_is_no_penalty(model):
