@@ -105,7 +105,8 @@ def test_too_little_room_is_said_before_the_first_step(make_trainer, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "optimizer", [{}, {"algorithm": "muon"}, {"algorithm": "sgd"}, {"algorithm": "sgd", "momentum": 0.0}]
+    "optimizer",
+    [{}, {"algorithm": "muon"}, {"algorithm": "soap"}, {"algorithm": "sgd"}, {"algorithm": "sgd", "momentum": 0.0}],
 )
 @pytest.mark.parametrize("averaging", [{}, {"start_step": 0}])
 def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path, optimizer, averaging):

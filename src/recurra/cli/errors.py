@@ -25,6 +25,7 @@ EXTRAS = {
     "prometheus_client": "serve",
     "datasets": "data",
     "optuna": "sweep",
+    "pytorch_optimizer": "optimizers",
     "wandb": "loggers",
     "mlflow": "loggers",
 }

@@ -8,6 +8,7 @@ from recurra.files.writing import free_bytes
 from recurra.training.config import AveragingConfig, OptimizerConfig
 from recurra.training.muon import matrix_ids
 from recurra.training.optimizer import transition_parameter_ids
+from recurra.training.soap import kept_numbers
 from recurra.training.strategy import local
 
 ROOM_FOR = 3
@@ -28,7 +29,10 @@ def checkpoint_bytes(model: nn.Module, optimizer: OptimizerConfig, averaging: Av
         int(optimizer.options.get("momentum", 0.0) > 0) if optimizer.algorithm == "sgd" else 2
     )  # a guess for others
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    kept = sum(parameter.nbytes * (1 if id(parameter) in matrices else moments) for parameter in trained)
+    if optimizer.algorithm == "soap":
+        kept = sum(parameter.element_size() * kept_numbers(parameter) for parameter in trained)
+    else:
+        kept = sum(parameter.nbytes * (1 if id(parameter) in matrices else moments) for parameter in trained)
     return copies * sum(weights.values()) + kept
 
 

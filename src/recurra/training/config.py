@@ -54,6 +54,7 @@ OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "betas": (0.9, 0.98),
         "epsilon": 1e-8,
     },
+    "soap": {"betas": (0.95, 0.95), "epsilon": 1e-8, "precondition_frequency": 5},
 }
 
 
@@ -63,19 +64,23 @@ class OptimizerConfig:
 
     algorithm: str = "adamw"
     """adamw; sgd: stochastic gradient descent with momentum; muon: Muon for the matrices between hidden channels and
-    AdamW for everything else; or the name of an optimiser of your own (`register_optimizer`)."""
+    AdamW for everything else; soap: Adam in the eigenvectors of Shampoo's statistics (needs `recurra[optimizers]`); or
+    the name of an optimiser of your own (`register_optimizer`)."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     matrix_learning_rate: float | None = None
     """muon: peak learning rate of the matrices between hidden channels; null: 0.01."""
     betas: tuple[float, float] | None = None
-    """adamw, muon: the decay rates of the first and the second moment, each in [0, 1); null: 0.9 and 0.98."""
+    """adamw, muon, soap: the decay rates of the first and the second moment, each in [0, 1); null: 0.9 and 0.98, and
+    0.95 for both with soap."""
     epsilon: float | None = None
-    """adamw, muon: the term in the denominator, above 0; null: 1e-8."""
+    """adamw, muon, soap: the term in the denominator, above 0; null: 1e-8."""
     momentum: float | None = None
     """sgd, muon: how much of the last update enters the next one, in [0, 1); null: 0.9 for sgd and 0.95 for muon."""
     nesterov: bool | None = None
     """sgd, muon: use Nesterov momentum; null: false for sgd and true for muon."""
+    precondition_frequency: int | None = None
+    """soap: updates between two changes of the basis that it works in, at least 1; null: 5."""
     own_options: dict[str, Any] = field(default_factory=dict)
     """Options of an optimiser of your own, by the names of its arguments."""
     weight_decay: float = 0.05
@@ -92,6 +97,8 @@ class OptimizerConfig:
         rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
         require_positive(**fields_of(self, "optimizer", *rates))
         require_at_least(0, **fields_of(self, "optimizer", "weight_decay", "transition_weight_decay"))
+        if self.precondition_frequency is not None:
+            require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
         options = {name: value for name, value in self.options.items() if name not in self.own_options}
         betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
         require(all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "two numbers in [0, 1)")

@@ -1,4 +1,4 @@
-"""AdamW, SGD, Muon or an optimiser of one's own over parameter groups that follow from rules.
+"""AdamW, SGD, Muon, SOAP or an optimiser of one's own over parameter groups that follow from rules.
 
 The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included; biases
 and norm scales do not. The parameters that make the state transition may have their own learning rate and weight decay,

@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from recurra.checks import sentence
 from recurra.registry import Registry
 from recurra.training.muon import Muon
+from recurra.training.soap import soap
 
 Factory = TypeVar("Factory", bound=Callable[..., Optimizer])
 
@@ -58,3 +59,4 @@ def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optim
 register_optimizer("adamw")(partial(AdamW, fused=True))
 register_optimizer("sgd")(partial(SGD, fused=True))
 register_optimizer("muon")(Muon)
+register_optimizer("soap")(soap)
