@@ -93,7 +93,12 @@ def _import_own(modules: Sequence[str]) -> None:
         ValueError: a module cannot be found, or raises an error of its own.
     """
     for plugin in entry_points(group=PLUGINS):
-        plugin.load()
+        try:
+            plugin.load()
+        except Exception as error:  # of any kind: it is another package's code
+            package = plugin.dist.name if plugin.dist else plugin.value
+            cause = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ValueError(f"the plugin {plugin.name} of the package {package}: {cause}") from error
     sys.path.insert(0, "") if modules and "" not in sys.path else None
     for name in modules:
         if not name or name.startswith("."):
