@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from recurra import __version__
-from recurra.cli.errors import FAILED, report
+from recurra.cli.errors import FAILED, named, report
 
 COMMANDS = {
     "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
@@ -97,8 +97,7 @@ def _import_own(modules: Sequence[str]) -> None:
             plugin.load()
         except Exception as error:  # of any kind: it is another package's code
             package = plugin.dist.name if plugin.dist else plugin.value
-            cause = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise ValueError(f"the plugin {plugin.name} of the package {package}: {cause}") from error
+            raise ValueError(f"the plugin {plugin.name} of the package {package}: {named(error)}") from error
     sys.path.insert(0, "") if modules and "" not in sys.path else None
     for name in modules:
         if not name or name.startswith("."):
@@ -108,7 +107,7 @@ def _import_own(modules: Sequence[str]) -> None:
         except Exception as error:  # of any kind: it is the user's own code
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 raise ValueError(_not_found(name)) from error
-            raise ValueError(f"--import {name}: {type(error).__name__}: {error}".rstrip(": ")) from error
+            raise ValueError(f"--import {name}: {named(error)}") from error
 
 
 def _not_found(module: str) -> str:

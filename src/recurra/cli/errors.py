@@ -47,6 +47,11 @@ def report(command: str, error: BaseException) -> int:
     return code
 
 
+def named(error: BaseException) -> str:
+    """Write an error as Python does: its type, and what it says, if anything."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
 def _described(error: BaseException) -> tuple[str, int]:
     """Describe an error in plain words, with the exit code for its kind."""
     if isinstance(error, KeyboardInterrupt):
@@ -60,5 +65,4 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (ValueError, OSError, FloatingPointError)):
         # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
         return str(error), FAILED
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
-    return f"{what}. This should not have happened; please report it, with --debug for the traceback", MISTAKE
+    return f"{named(error)}. This should not have happened; please report it, with --debug for the traceback", MISTAKE

@@ -97,8 +97,7 @@ class OptimizerConfig:
         rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
         require_positive(**fields_of(self, "optimizer", *rates))
         require_at_least(0, **fields_of(self, "optimizer", "weight_decay", "transition_weight_decay"))
-        if self.precondition_frequency is not None:
-            require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
+        require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
         options = {name: value for name, value in self.options.items() if name not in self.own_options}
         betas, momentum = options.get("betas", ()), options.get("momentum", 0.0)
         require(all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "two numbers in [0, 1)")
