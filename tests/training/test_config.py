@@ -34,6 +34,11 @@ def test_impossible_values_are_refused_by_their_full_name(config, section, field
         config(**{field: value})
 
 
+def test_impossible_rates_of_patterns_are_refused_by_their_pattern():
+    with pytest.raises(ValueError, match=r"^optimizer.parameter_learning_rates\['\*.bias'\] is 0.0; expected a finite"):
+        OptimizerConfig(parameter_learning_rates={"head.*": 0.1, "*.bias": 0.0})
+
+
 @pytest.mark.parametrize(("field", "value"), [("checkpoint_blocks", True), ("compile", True), ("change_penalty", 0.1)])
 def test_what_pieces_of_sequences_do_not_allow_is_refused(field, value):
     with pytest.raises(

@@ -45,6 +45,36 @@ def test_null_leaves_a_transition_matrix_to_the_rule_of_all_matrices():
     assert by_name(model, OptimizerConfig(weight_decay=0.3, transition_weight_decay=0.0))["0.weight"][1] == 0.0
 
 
+def test_patterns_of_names_set_rates_and_the_last_that_fits_counts(toy_model):
+    rates = {"*.weight": 0.3, "norm.*": 0.7, "decay": 0.9}
+    config = OptimizerConfig(
+        learning_rate=0.1, weight_decay=0.5, transition_learning_rate=0.02, parameter_learning_rates=rates
+    )
+    assert by_name(toy_model, config) == {
+        "embedding.weight": (0.3, 0.5),
+        "decay": (0.9, 0.0),
+        "norm.weight": (0.7, 0.0),
+        "norm.bias": (0.7, 0.0),
+        "head.bias": (0.1, 0.0),
+    }
+
+
+def test_muon_still_makes_matrices_orthogonal_whose_rate_a_pattern_sets():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    config = OptimizerConfig(algorithm="muon", parameter_learning_rates={"1.*": 0.5})
+    groups = parameter_groups(model, config)
+    assert {(group["lr"], group["orthogonal"]) for group in groups if group["name"].startswith("1.*")} == {
+        (0.5, True),
+        (0.5, False),
+    }
+
+
+def test_a_pattern_that_fits_no_parameter_is_refused(toy_model):
+    message = r"^optimizer.parameter_learning_rates is a mapping with 'embeddings', which fits no parameter; expected"
+    with pytest.raises(ValueError, match=message):
+        parameter_groups(toy_model, OptimizerConfig(parameter_learning_rates={"embeddings": 0.5}))
+
+
 def test_frozen_parameters_are_left_out(toy_model):
     toy_model.norm.requires_grad_(False)
     assert not {"norm.weight", "norm.bias"} & by_name(toy_model, OptimizerConfig()).keys()

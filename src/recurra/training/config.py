@@ -88,6 +88,9 @@ class OptimizerConfig:
     the gradient; sgd adds it to the gradient, as an L2 penalty does."""
     transition_learning_rate: float | None = None
     """Peak learning rate of the transition's parameters; null: the same as for all others."""
+    parameter_learning_rates: dict[str, float] = field(default_factory=dict)
+    """Peak learning rates by patterns of parameter names, such as {"*.transition.*bias": 0.001}; they go before the
+    rates above, and later patterns before earlier ones."""
     transition_weight_decay: float | None = None
     """Weight decay of the transition's parameters; null: the same rule as for all others."""
     gradient_clip: float | None = None
@@ -96,6 +99,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         rates = ("learning_rate", "matrix_learning_rate", "epsilon", "transition_learning_rate", "gradient_clip")
         require_positive(**fields_of(self, "optimizer", *rates))
+        for pattern, rate in self.parameter_learning_rates.items():
+            require_positive(**{f"optimizer.parameter_learning_rates[{pattern!r}]": rate})
         require_at_least(0, **fields_of(self, "optimizer", "weight_decay", "transition_weight_decay"))
         require_at_least(1, **fields_of(self, "optimizer", "precondition_frequency"))
         options = {name: value for name, value in self.options.items() if name not in self.own_options}

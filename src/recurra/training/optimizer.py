@@ -2,11 +2,13 @@
 
 The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included; biases
 and norm scales do not. The parameters that make the state transition may have their own learning rate and weight decay,
-as in GateLoop Table 4; each module names its own in a method `transition_parameters()`.
+as in GateLoop Table 4; each module names its own in a method `transition_parameters()`. A pattern of names sets the
+rate of any others.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -50,15 +52,16 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
 
     Raises:
         ValueError: a module names a transition parameter that the model does not have, or the configuration has a
-            setting for such parameters and there are none.
+            setting for such parameters and there are none, or a pattern of names that fits no parameter.
     """
     transition = transition_parameter_ids(model)
     if not transition:
         _require_no_transition_settings(config)
     muon = config.algorithm == "muon"
     matrices = matrix_ids(model) - transition if muon else set()
-    members: dict[tuple[str, float, float], list[nn.Parameter]] = defaultdict(list)
-    for _, parameter in _trainable(model):
+    patterns = _fitting_patterns(model, config)
+    members: dict[tuple[str, float, float, bool], list[nn.Parameter]] = defaultdict(list)
+    for parameter_name, parameter in _trainable(model):
         decay = config.weight_decay if parameter.ndim >= 2 else 0.0
         name, rate = "base", config.learning_rate
         if id(parameter) in transition:
@@ -66,7 +69,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
             decay = decay if config.transition_weight_decay is None else config.transition_weight_decay
         if id(parameter) in matrices:
             name, rate = "matrices", config.options["matrix_learning_rate"]
-        members[name, rate, decay].append(parameter)
+        if parameter_name in patterns:
+            name = patterns[parameter_name]
+            rate = config.parameter_learning_rates[name]
+        members[name, rate, decay, id(parameter) in matrices].append(parameter)
     groups = [
         {
             "name": f"{name}, weight decay {decay:g}",
@@ -74,12 +80,25 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
             "lr": rate,
             "peak_lr": rate,
             "weight_decay": decay,
-            **({"orthogonal": name == "matrices"} if muon else {}),
+            **({"orthogonal": orthogonal} if muon else {}),
         }
-        for (name, rate, decay), p in members.items()
+        for (name, rate, decay, orthogonal), p in members.items()
     ]
     check_groups(model, groups)
     return groups
+
+
+def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, str]:
+    """Find the last pattern of `parameter_learning_rates` that each parameter's name fits, by name."""
+    names = [name for name, _ in _trainable(model)]
+    found: dict[str, str] = {}
+    for pattern in config.parameter_learning_rates:
+        fitting = dict.fromkeys((name for name in names if fnmatchcase(name, pattern)), pattern)
+        if not fitting:
+            came, expected = f"a mapping with {pattern!r}, which fits no parameter", "patterns of their names"
+            raise ValueError(sentence("optimizer.parameter_learning_rates", came, f"{expected}, such as {names[-1]}"))
+        found |= fitting
+    return found
 
 
 def _require_no_transition_settings(config: OptimizerConfig) -> None:
