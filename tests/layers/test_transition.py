@@ -27,6 +27,33 @@ def test_magnitudes_and_phases_at_the_start(transition, magnitude):
     torch.testing.assert_close(phase, torch.linspace(0, 2, 500, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("transition", TRANSITIONS)
+def test_a_phase_scale_leaves_the_start_and_scales_what_an_update_moves(transition):
+    """The same values at the start, whatever the scale; steps of one size in theta are that much smaller in phase."""
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    layers = []
+    for scale in (1.0, 0.04):
+        torch.manual_seed(0)
+        options = (MAGNITUDE_ACTIVATIONS["sigmoid"], identity, Ring(**RING), scale)
+        layers.append(TRANSITIONS[transition](8, 50, *options).double())
+    starts = [[part.detach().clone() for part in layer(x)] for layer in layers]  # a fixed phase is the parameter itself
+    for plain, scaled in zip(*starts):
+        torch.testing.assert_close(scaled, plain, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        for layer in layers:
+            theta = layer.projection.bias[50:] if transition == "data" else layer.theta
+            theta += 0.5
+    moves = [layer(x)[1] - phase for layer, (_, phase) in zip(layers, starts)]
+    torch.testing.assert_close(moves[0], torch.full_like(moves[0], 0.5))
+    torch.testing.assert_close(moves[1], torch.full_like(moves[1], 0.02))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_phase_scale_is_refused(scale):
+    with pytest.raises(ValueError, match=f"^phase_scale is {scale}; expected a finite number above 0"):
+        create_mixer("gateloop", 8, phase_scale=scale)
+
+
 def test_the_square_of_the_radius_is_uniform_and_the_radius_is_not():
     ring = Ring(r_min=0.1, r_max=0.99)
     r, _ = ring.draw(10_000)

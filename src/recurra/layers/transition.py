@@ -101,11 +101,20 @@ def ring_of(options: Mapping[str, float] | None) -> Ring | None:
 
 
 class Transition(nn.Module, ABC):
-    """The parts that all transitions share: number of channels, activations, and a ring to start on, if any."""
+    """The parts that all transitions share: number of channels, activations, and a ring to start on, if any.
 
-    def __init__(self, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None) -> None:
+    The phase is g(phase_scale theta). A step of an optimiser like Adam moves theta by about the learning rate, whatever
+    the gradient, and the error of a phase grows with the number of steps that a memory lasts. A small scale lets
+    magnitudes learn at a rate that would throw phases about. The start on a ring is the same for every scale.
+    """
+
+    def __init__(
+        self, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None, phase_scale: float = 1.0
+    ) -> None:
         super().__init__()
+        require(0 < phase_scale < math.inf, "phase_scale", phase_scale, "a finite number above 0")
         self.n_channels, self.magnitude, self.phase, self.ring = n_channels, magnitude, phase, ring
+        self.phase_scale = phase_scale
 
     @torch.no_grad()
     def draw_start(self) -> None:
@@ -113,7 +122,15 @@ class Transition(nn.Module, ABC):
         # Nothing to draw in an outline, where PyTorch would import its compiler for a square root: seconds.
         if self.ring is not None and torch.get_default_device().type != "meta":
             magnitudes, phases = self.ring.draw(self.n_channels)
-            self._place(INVERSES[self.magnitude](magnitudes), INVERSES[self.phase](phases), self.ring.input_share)
+            theta = INVERSES[self.phase](phases) / self.phase_scale
+            self._place(INVERSES[self.magnitude](magnitudes), theta, self.ring.input_share)
+
+    def _polar(self, gamma: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute |a_n| and arg(a_n) from their pre-activations, in float32 at least."""
+        theta = at_least_float32(theta)
+        if self.phase_scale != 1:
+            theta = theta * self.phase_scale
+        return self.magnitude(at_least_float32(gamma)), self.phase(theta)
 
     @abstractmethod
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
@@ -128,31 +145,43 @@ class DataTransition(Transition):
     """
 
     def __init__(
-        self, d_model: int, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None = None
+        self,
+        d_model: int,
+        n_channels: int,
+        magnitude: Activation,
+        phase: Activation,
+        ring: Ring | None = None,
+        phase_scale: float = 1.0,
     ) -> None:
-        super().__init__(n_channels, magnitude, phase, ring)
+        super().__init__(n_channels, magnitude, phase, ring, phase_scale)
         self.projection = nn.Linear(d_model, 2 * n_channels)
         self.draw_start()
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.projection.weight.mul_(input_share)
+        self.projection.weight[self.n_channels :].div_(self.phase_scale)
         self.projection.bias.copy_(torch.cat([gamma, theta]))
 
     def forward(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Compute |a_n| and arg(a_n) in radians."""
         with torch.autocast(x.device.type, enabled=False):
             projected = self.projection(x.to(self.projection.weight.dtype))
-        gamma, theta = at_least_float32(projected).chunk(2, -1)
-        return self.magnitude(gamma), self.phase(theta)
+        return self._polar(*projected.chunk(2, -1))
 
 
 class FixedTransition(Transition):
     """One learned transition per channel, the same at every step: the paper's comparison in section 5.1."""
 
     def __init__(
-        self, d_model: int, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None = None
+        self,
+        d_model: int,
+        n_channels: int,
+        magnitude: Activation,
+        phase: Activation,
+        ring: Ring | None = None,
+        phase_scale: float = 1.0,
     ) -> None:
-        super().__init__(n_channels, magnitude, phase, ring)
+        super().__init__(n_channels, magnitude, phase, ring, phase_scale)
         self.gamma = nn.Parameter(torch.randn(n_channels))
         self.theta = nn.Parameter(torch.randn(n_channels))
         self.draw_start()
@@ -164,8 +193,8 @@ class FixedTransition(Transition):
     def forward(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
         """Compute |a| and arg(a) in radians, expanded over batch and time."""
         shape = (*x.shape[:2], -1)
-        gamma, theta = at_least_float32(self.gamma), at_least_float32(self.theta)
-        return self.magnitude(gamma).expand(shape), self.phase(theta).expand(shape)
+        magnitude, phase = self._polar(self.gamma, self.theta)
+        return magnitude.expand(shape), phase.expand(shape)
 
 
 TRANSITIONS: dict[str, type[DataTransition] | type[FixedTransition]] = {

@@ -36,6 +36,7 @@ class GateLoop(Mixer):
         transition: "data", controlled by the input, or "fixed", one learned a per channel; nothing else changes.
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
+        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
         ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
         output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
 
@@ -56,6 +57,7 @@ class GateLoop(Mixer):
         transition: str = "data",
         magnitude_activation: str = "sigmoid",
         phase_activation: str = "identity",
+        phase_scale: float = 1.0,
         ring: Mapping[str, float] | None = None,
         output_gate: bool = False,
     ) -> None:
@@ -71,6 +73,7 @@ class GateLoop(Mixer):
             choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
             choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
             ring_of(ring),
+            phase_scale,
         )
         self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, d_v)
         self.output_projection = nn.Linear(d_v, d_model)

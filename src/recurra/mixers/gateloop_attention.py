@@ -45,6 +45,7 @@ class GateLoopAttention(Mixer):
         transition: "data", controlled by the input, or "fixed", one learned a per channel.
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
+        phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
         ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
 
     Raises:
@@ -62,6 +63,7 @@ class GateLoopAttention(Mixer):
         transition: str = "data",
         magnitude_activation: str = "sigmoid",
         phase_activation: str = "identity",
+        phase_scale: float = 1.0,
         ring: Mapping[str, float] | None = None,
     ) -> None:
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
@@ -82,6 +84,7 @@ class GateLoopAttention(Mixer):
             choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
             choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
             ring_of(ring),
+            phase_scale,
         )
         self.output_projection = nn.Linear(d_v, d_model)
 

@@ -43,7 +43,7 @@ class LanguageModelShape(BuildsModel):
     """The time mixing layer by its registered name, one for all blocks or one per block; `recurra info` lists them."""
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Options of the time mixing layer; for gateloop: d_qk, d_v, n_heads, transition, magnitude_activation,
-    phase_activation, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
+    phase_activation, phase_scale, ring, output_gate. If mixer is a list: the options of each mixer by its name."""
     feed_forward: str = "gelu"
     """The feed-forward networks: "gelu", or with gates "swiglu", "geglu" or "geglu-tanh", which approximates GELU."""
     norm: str = "layer"
