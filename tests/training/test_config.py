@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from recurra.training import OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -15,6 +17,8 @@ IMPOSSIBLE = [
     (OptimizerConfig, "optimizer", "gradient_clip", 0.0),
     (ScheduleConfig, "schedule", "warmup_steps", -1),
     (ScheduleConfig, "schedule", "final_fraction", 1.1),
+    (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 0.0),
+    (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 1.5),
     (TrainingConfig, "training", "epochs", 0),
     (TrainingConfig, "training", "max_steps", 0),
     (TrainingConfig, "training", "accumulate", 0),

@@ -26,9 +26,25 @@ def test_the_cosine_ends_at_the_floor():
     assert learning_rate_factor(500, 110, config) == pytest.approx(0.1, abs=1e-12)
 
 
-@given(warmup=st.integers(0, 50), total=st.integers(1, 200), final=st.floats(0, 1))
-def test_it_rises_then_falls_and_stays_between_floor_and_peak(warmup, total, final):
-    config = ScheduleConfig(warmup_steps=warmup, final_fraction=final)
+def test_wsd_stays_at_the_peak_and_falls_along_a_line_at_the_end():
+    config = ScheduleConfig(shape="wsd", warmup_steps=10, decay_fraction=0.2, final_fraction=0.5)
+    assert {learning_rate_factor(step, 100, config) for step in range(10, 81)} == {1.0}
+    assert [learning_rate_factor(step, 100, config) for step in (85, 90, 100, 500)] == pytest.approx(
+        [0.875, 0.75, 0.5, 0.5], abs=1e-12
+    )
+    # the decay never begins inside the warm-up
+    assert learning_rate_factor(10, 11, config) == 1.0
+    assert learning_rate_factor(55, 100, ScheduleConfig(shape="wsd", warmup_steps=10, decay_fraction=1.0)) == 0.5
+
+
+@given(
+    warmup=st.integers(0, 50),
+    total=st.integers(1, 200),
+    final=st.floats(0, 1),
+    shape=st.sampled_from(["cosine", "wsd"]),
+)
+def test_it_rises_then_falls_and_stays_between_floor_and_peak(warmup, total, final, shape):
+    config = ScheduleConfig(shape=shape, warmup_steps=warmup, final_fraction=final)
     factors = [learning_rate_factor(step, total, config) for step in range(total)]
     rising, falling = factors[:warmup], factors[warmup:]
     assert rising == sorted(rising)

@@ -26,6 +26,7 @@ def test_a_cosine_does_not_look_at_epochs():
 def test_the_defaults():
     assert ScheduleConfig().options == {"final_fraction": 0.0}
     assert ScheduleConfig(shape="steps", steps=[3]).options == {"steps": [3], "factor": 0.1}
+    assert ScheduleConfig(shape="wsd").options == {"decay_fraction": 0.1, "final_fraction": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,8 @@ def test_the_defaults():
         ({"steps": [3]}, "steps"),
         ({"factor": 0.5}, "factor"),
         ({"shape": "steps", "steps": [3], "final_fraction": 0.1}, "final_fraction"),
+        ({"decay_fraction": 0.2}, "decay_fraction"),
+        ({"shape": "wsd", "factor": 0.5}, "factor"),
     ],
 )
 def test_an_option_of_the_other_shape_is_refused(options, field):

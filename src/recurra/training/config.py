@@ -123,6 +123,7 @@ class OptimizerConfig:
 SCHEDULE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cosine": {"final_fraction": 0.0},
     "steps": {"steps": (), "factor": 0.1},
+    "wsd": {"decay_fraction": 0.1, "final_fraction": 0.0},
 }
 
 
@@ -130,12 +131,15 @@ SCHEDULE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 class ScheduleConfig:
     """The learning rate over a run: a linear warm-up, then a decay."""
 
-    shape: Literal["cosine", "steps"] = "cosine"
-    """How the learning rate decays: along a cosine that ends with the run, or in steps at the ends of some epochs."""
+    shape: Literal["cosine", "steps", "wsd"] = "cosine"
+    """How the learning rate decays: along a cosine that ends with the run, in steps at the ends of some epochs, or, for
+    wsd (warm-up, stable, decay), along a line over the last updates of the run alone."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises from 0 to its peak."""
     final_fraction: float | None = None
-    """cosine: the last learning rate as a fraction of the peak, in [0, 1]; null: 0."""
+    """cosine, wsd: the last learning rate as a fraction of the peak, in [0, 1]; null: 0."""
+    decay_fraction: float | None = None
+    """wsd: the share of the run's updates over which the rate falls, in (0, 1]; null: 0.1."""
     steps: list[int] | None = None
     """steps: the epochs after which the learning rate drops, counted from 1, in increasing order."""
     factor: float | None = None
@@ -147,6 +151,8 @@ class ScheduleConfig:
         final, factor = options.get("final_fraction", 0.0), options.get("factor", 0.5)
         require(0 <= final <= 1, "schedule.final_fraction", final, "a fraction in [0, 1]")
         require(0 < factor < 1, "schedule.factor", factor, "a factor in (0, 1)")
+        decay = options.get("decay_fraction", 0.5)
+        require(0 < decay <= 1, "schedule.decay_fraction", decay, "a fraction in (0, 1]")
         if "steps" in options:
             steps = options["steps"]
             rising = bool(steps) and list(steps) == sorted(set(steps)) and steps[0] >= 1

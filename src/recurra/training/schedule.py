@@ -24,7 +24,9 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
 
     During the warm-up the fraction rises linearly from 1/warmup_steps to 1. Then it follows half a cosine that reaches
     `final_fraction` at `total_steps`; or, with steps, it is `factor` to the power of how many of the epochs in `steps`
-    have ended. A run that ends during its warm-up stays on the line.
+    have ended; or, with wsd, it stays at 1 and falls along a line to `final_fraction` over the last `decay_fraction` of
+    all updates (Hu et al., "MiniCPM", 2024; after the warm-up, if that leaves fewer). A run that ends during its
+    warm-up stays on the line.
 
     Args:
         step: the number of the update, from 0.
@@ -39,9 +41,12 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
         n_drops = sum(step >= epoch * steps_per_epoch for epoch in options["steps"])
         return float(options["factor"] ** n_drops)
     floor: float = options["final_fraction"]
-    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-    return floor + (1.0 - floor) * cosine
+    start = config.warmup_steps
+    if config.shape == "wsd":
+        start = max(start, total_steps - round(options["decay_fraction"] * total_steps))
+    done = min(1.0, max(0, step - start) / max(1, total_steps - start))
+    left = 1.0 - done if config.shape == "wsd" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return floor + (1.0 - floor) * left
 
 
 def mean_relative_length(source: BatchSource, epoch: int, steps: Sequence[int]) -> float:
