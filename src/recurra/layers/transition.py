@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, sentence
+from recurra.checks import choose, require, sentence
 from recurra.layers.precision import at_least_float32
 
 Activation = Callable[[Tensor], Tensor]
@@ -109,12 +109,24 @@ class Transition(nn.Module, ABC):
     """
 
     def __init__(
-        self, n_channels: int, magnitude: Activation, phase: Activation, ring: Ring | None, phase_scale: float = 1.0
+        self,
+        d_model: int,
+        n_channels: int,
+        magnitude: Activation,
+        phase: Activation,
+        ring: Ring | None = None,
+        phase_scale: float = 1.0,
     ) -> None:
         super().__init__()
         require(0 < phase_scale < math.inf, "phase_scale", phase_scale, "a finite number above 0")
         self.n_channels, self.magnitude, self.phase, self.ring = n_channels, magnitude, phase, ring
         self.phase_scale = phase_scale
+        self._make(d_model)
+        self.draw_start()
+
+    @abstractmethod
+    def _make(self, d_model: int) -> None:
+        """Make the parameters."""
 
     @torch.no_grad()
     def draw_start(self) -> None:
@@ -144,18 +156,8 @@ class DataTransition(Transition):
     bfloat16 has no number between 0.996 and 1; the error of a phase, 0.008 near pi in bfloat16, adds up over the steps.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_channels: int,
-        magnitude: Activation,
-        phase: Activation,
-        ring: Ring | None = None,
-        phase_scale: float = 1.0,
-    ) -> None:
-        super().__init__(n_channels, magnitude, phase, ring, phase_scale)
-        self.projection = nn.Linear(d_model, 2 * n_channels)
-        self.draw_start()
+    def _make(self, d_model: int) -> None:
+        self.projection = nn.Linear(d_model, 2 * self.n_channels)
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.projection.weight.mul_(input_share)
@@ -172,19 +174,9 @@ class DataTransition(Transition):
 class FixedTransition(Transition):
     """One learned transition per channel, the same at every step: the paper's comparison in section 5.1."""
 
-    def __init__(
-        self,
-        d_model: int,
-        n_channels: int,
-        magnitude: Activation,
-        phase: Activation,
-        ring: Ring | None = None,
-        phase_scale: float = 1.0,
-    ) -> None:
-        super().__init__(n_channels, magnitude, phase, ring, phase_scale)
-        self.gamma = nn.Parameter(torch.randn(n_channels))
-        self.theta = nn.Parameter(torch.randn(n_channels))
-        self.draw_start()
+    def _make(self, d_model: int) -> None:
+        self.gamma = nn.Parameter(torch.randn(self.n_channels))
+        self.theta = nn.Parameter(torch.randn(self.n_channels))
 
     def _place(self, gamma: Tensor, theta: Tensor, input_share: float) -> None:
         self.gamma.copy_(gamma)
@@ -201,3 +193,28 @@ TRANSITIONS: dict[str, type[DataTransition] | type[FixedTransition]] = {
     "data": DataTransition,
     "fixed": FixedTransition,
 }
+
+
+def create_transition(
+    d_model: int,
+    n_channels: int,
+    *,
+    transition: str,
+    magnitude_activation: str,
+    phase_activation: str,
+    phase_scale: float,
+    ring: Mapping[str, float] | None,
+) -> DataTransition | FixedTransition:
+    """Make the transition that a mixer's options of these names describe.
+
+    Raises:
+        TypeError, ValueError: an option has a value that does not exist, or that is out of range.
+    """
+    return choose("transition", TRANSITIONS, transition)(
+        d_model,
+        n_channels,
+        choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
+        choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
+        ring_of(ring),
+        phase_scale,
+    )

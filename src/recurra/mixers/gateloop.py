@@ -6,11 +6,11 @@ from typing import NamedTuple
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require_heads
+from recurra.checks import require_heads
 from recurra.gateloop import Planes, gate_loop_real_part
 from recurra.gateloop.polar import polar_planes
 from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
-from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS, ring_of
+from recurra.layers.transition import create_transition
 from recurra.lengths.padded import blank, keep
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer
@@ -67,13 +67,14 @@ class GateLoop(Mixer):
         super().__init__(d_model, GateLoopState, h=Carried((n_heads, d_qk // n_heads, d_v // n_heads), is_complex=True))
         self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
-        self.transition = choose("transition", TRANSITIONS, transition)(
+        self.transition = create_transition(
             d_model,
             d_qk,
-            choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
-            choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
-            ring_of(ring),
-            phase_scale,
+            transition=transition,
+            magnitude_activation=magnitude_activation,
+            phase_activation=phase_activation,
+            phase_scale=phase_scale,
+            ring=ring,
         )
         self.output_gate = (SiLUOutputGate if output_gate else NoOutputGate)(d_model, d_v)
         self.output_projection = nn.Linear(d_v, d_model)

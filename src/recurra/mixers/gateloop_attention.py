@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
-from recurra.checks import choose, require_heads
+from recurra.checks import require_heads
 from recurra.gateloop import softmax_attention
 from recurra.gateloop.polar import polar_planes
 from recurra.layers.precision import at_least_float32
 from recurra.layers.sliding_window import after, most_kept, still_seen
-from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, PHASE_ACTIVATIONS, TRANSITIONS, ring_of
+from recurra.layers.transition import create_transition
 from recurra.mixers.base import Carried, Mixer, Steps
 from recurra.mixers.registry import register_mixer
 
@@ -78,13 +78,14 @@ class GateLoopAttention(Mixer):
         )
         self.d_qk, self.d_v, self.n_heads, self.window = d_qk, d_v, n_heads, window
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
-        self.transition = choose("transition", TRANSITIONS, transition)(
+        self.transition = create_transition(
             d_model,
             d_qk,
-            choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
-            choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
-            ring_of(ring),
-            phase_scale,
+            transition=transition,
+            magnitude_activation=magnitude_activation,
+            phase_activation=phase_activation,
+            phase_scale=phase_scale,
+            ring=ring,
         )
         self.output_projection = nn.Linear(d_v, d_model)
 

@@ -41,11 +41,12 @@ def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *,
         n_drops = sum(step >= epoch * steps_per_epoch for epoch in options["steps"])
         return float(options["factor"] ** n_drops)
     floor: float = options["final_fraction"]
-    start = config.warmup_steps
+    after_warmup = max(1, total_steps - config.warmup_steps)
     if config.shape == "wsd":
-        start = max(start, total_steps - round(options["decay_fraction"] * total_steps))
-    done = min(1.0, max(0, step - start) / max(1, total_steps - start))
-    left = 1.0 - done if config.shape == "wsd" else 0.5 * (1.0 + math.cos(math.pi * done))
+        decay_steps = min(after_warmup, max(1, round(options["decay_fraction"] * total_steps)))
+        left = min(1.0, max(0, total_steps - step) / decay_steps)
+    else:
+        left = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / after_warmup)))
     return floor + (1.0 - floor) * left
 
 
