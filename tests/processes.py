@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -61,6 +62,15 @@ class Program:
             file.unlink()
         assert not late, f"not finished after {timeout} seconds\n{ended.said}"
         return ended
+
+
+def in_new_interpreter(source: str) -> str:
+    """Run a program where torch is not imported yet, which `Program` does not offer, and return what it printed."""
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout + ended.stderr
 
 
 def run_file(file: Path, *arguments: object) -> str:

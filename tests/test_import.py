@@ -2,6 +2,8 @@
 
 from importlib.metadata import version
 
+from tests.processes import in_new_interpreter
+
 HEAVY = (
     "numba",
     "llvmlite",
@@ -59,6 +61,20 @@ def test_the_public_names():
     assert all(callable(getattr(recurra, name)) for name in set(recurra.__all__) - modules)
     assert callable(recurra.state.detach)
     assert recurra.__version__ == version("recurra"), "src/recurra/__init__.py and pyproject.toml differ"
+
+
+def test_the_package_alone_loads_no_torch():
+    program = """
+import sys, recurra
+print("torch" in sys.modules, recurra.__version__ != "", "scan" in dir(recurra))
+from recurra import linear_scan, state
+print(linear_scan is recurra.linear_scan is recurra.scan.linear_scan, state.__name__)
+print(*(getattr(recurra, name).__name__ for name in recurra.__all__))
+"""
+    printed = in_new_interpreter(program).split()
+    assert printed[:5] == ["False", "True", "True", "True", "recurra.state"]
+    names = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run"]
+    assert printed[5:] == [*names, "recurra.scan", "recurra.state"]
 
 
 def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):

@@ -1,26 +1,42 @@
-"""Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights."""
+"""Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights.
 
+Names are imported when they are first asked for. So `import recurra` alone loads no torch, and registers no
+`torch.ops.recurra`: before `torch.export.load`, import `recurra.scan`.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from recurra import scan, state
-from recurra.deltarule import delta_rule
-from recurra.gateloop import gate_loop
-from recurra.mixers import create_mixer, list_mixers
-from recurra.scan import linear_scan
-
 if TYPE_CHECKING:
+    from recurra import scan, state
+    from recurra.deltarule import delta_rule
+    from recurra.gateloop import gate_loop
+    from recurra.mixers import create_mixer, list_mixers
     from recurra.runs import open_run
+    from recurra.scan import linear_scan
 
 __all__ = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run", "scan", "state"]
 __version__ = "0.1.0"
 
+_MODULES = ("scan", "state")
+_HOMES = {
+    "create_mixer": "mixers",
+    "delta_rule": "deltarule",
+    "gate_loop": "gateloop",
+    "linear_scan": "scan",
+    "list_mixers": "mixers",
+    "open_run": "runs",
+}
+"""The package that each function comes from."""
+
 
 def __getattr__(name: str) -> Any:
-    """Import `open_run` when it is first asked for: what opens runs takes long to import."""
-    if name == "open_run":
-        from recurra.runs import open_run
-
-        return open_run
+    """Import what is asked for."""
+    if name in _MODULES:
+        return import_module(f"recurra.{name}")
+    if name in _HOMES:
+        globals()[name] = getattr(import_module(f"recurra.{_HOMES[name]}"), name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 
 from recurra import __version__
 from recurra.cli.errors import FAILED, named, report
+from recurra.cli.waiting import wait_briefly
 
 COMMANDS = {
     "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     With --debug anywhere among the arguments, or RECURRA_DEBUG=1 in the environment, errors are raised with their
     traceback.
     """
+    wait_briefly()
     words, wants_traceback = _without_debug(sys.argv[1:] if arguments is None else arguments)
     words, modules = _without_imports(words)
     if not words or words[0] in ("-h", "--help"):

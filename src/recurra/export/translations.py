@@ -8,6 +8,8 @@ from onnxscript import FLOAT, graph, script
 from onnxscript import opset18 as op
 from onnxscript.values import Opset
 
+from recurra.export import operators  # noqa: F401  registers recurra::complex_scan
+
 OPSET = 18
 """The version of ONNX operators that files are written in."""
 
