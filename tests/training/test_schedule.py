@@ -37,6 +37,13 @@ def test_wsd_stays_at_the_peak_and_falls_along_a_line_at_the_end():
     assert learning_rate_factor(55, 100, ScheduleConfig(shape="wsd", warmup_steps=10, decay_fraction=1.0)) == 0.5
 
 
+def test_a_long_run_with_wsd_has_the_short_one_in_it():
+    config = ScheduleConfig(shape="wsd", warmup_steps=10, decay_fraction=0.1)
+    short, long = ([learning_rate_factor(step, end, config) for step in range(101)] for end in (100, 1000))
+    assert short[:91] == long[:91]
+    assert all(low < high for low, high in zip(short[91:], long[91:], strict=True))
+
+
 @given(
     warmup=st.integers(0, 50),
     total=st.integers(1, 200),
