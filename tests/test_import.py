@@ -71,11 +71,12 @@ print(recurra.state.__name__)  # nothing else has imported it yet
 from recurra import linear_scan
 print(linear_scan is recurra.linear_scan is recurra.scan.linear_scan)
 print(*(getattr(recurra, name).__name__ for name in recurra.__all__))
+print(recurra.models.LanguageModel.__name__, hasattr(recurra, 'nothing'), hasattr(recurra, '_nothing'))
 """
     printed = in_new_interpreter(program).split()
     assert printed[:5] == ["False", "True", "True", "recurra.state", "True"]
     names = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run"]
-    assert printed[5:] == [*names, "recurra.scan", "recurra.state"]
+    assert printed[5:] == [*names, "recurra.scan", "recurra.state", "LanguageModel", "False", "False"]
 
 
 def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):

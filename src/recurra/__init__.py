@@ -1,11 +1,14 @@
 """Recurra: recurrent sequence models that train in parallel and run as a stream, from the same weights.
 
-Names are imported when they are first asked for. So `import recurra` alone loads no torch, and registers no
-`torch.ops.recurra`: before `torch.export.load`, import `recurra.scan`.
+Functions and packages are imported when they are first asked for. So `import recurra` alone loads no torch, and
+registers no operators: before `torch.export.load`, import the package that has them, such as `recurra.scan`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from recurra.kernels import fork as _fork  # noqa: F401  notes forks from here on
 
 if TYPE_CHECKING:
     from recurra import scan, state
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run", "scan", "state"]
 __version__ = "0.1.0"
 
-_MODULES = ("scan", "state")
 _HOMES = {
     "create_mixer": "mixers",
     "delta_rule": "deltarule",
@@ -31,12 +33,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name in _MODULES:
-        return import_module(f"recurra.{name}")
+    """Import a function that `__all__` names, or a package of ours."""
     if name in _HOMES:
         globals()[name] = getattr(import_module(f"recurra.{_HOMES[name]}"), name)
         return globals()[name]
+    if not name.startswith("_") and find_spec(f"recurra.{name}"):
+        return import_module(f"recurra.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import recurra
+import recurra.deltarule
 from recurra.cells import GRUCell, SLSTMParts, gru_sequence, slstm_sequence
 from recurra.cells.gru import RecurrentWeights
 from recurra.cells.gru_after import HiddenWeights, gru_after

@@ -3,10 +3,8 @@
 import os
 import sys
 
-SPINS = "GOMP_SPINCOUNT"
-POLICY = "OMP_WAIT_POLICY"
-_ENOUGH = "1000"
-"""Tens of microseconds: longer than the pauses between a small model's operations, and too short to delay others."""
+_SPINS = "1000"
+"""Longer than the pauses between a small model's operations, and short enough to leave a core to others soon."""
 
 
 def wait_briefly() -> None:
@@ -15,7 +13,7 @@ def wait_briefly() -> None:
     By default, a thread of GNU's OpenMP (torch's on Linux) spins 300,000 times before it sleeps. Where another process
     wants the same core, every operation then waits for the thread that is held up there. Sleeping at once
     (OMP_WAIT_POLICY=passive) costs a system call per operation instead. OpenMP reads these variables when torch is
-    loaded, so they are set before, and only by the command line: a process of their own belongs to its users.
+    loaded, so this has to come before. A library must not set them for the program that imports it; a command may.
     """
-    if "torch" not in sys.modules and POLICY not in os.environ:
-        os.environ.setdefault(SPINS, _ENOUGH)
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
