@@ -45,6 +45,10 @@ class Program:
         self._process = _processes.Process(target=_run, args=given)
         self._process.start()
 
+    def send(self, signal_: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self._process.pid, signal_)
+
     def kill(self) -> Ended:
         """End it at once, as kill -9 does."""
         self._process.kill()

@@ -61,13 +61,19 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def server(runs, tmp_path_factory) -> Iterator[Server]:
-    """Runs on `recurra serve`."""
+def _server(runs, tmp_path_factory) -> Iterator[Server]:
     for package in ("fastapi", "uvicorn", "sse_starlette"):
         pytest.importorskip(package, reason="needs the extra serve: pip install recurra[serve]")
     started = Server(runs, tmp_path_factory.mktemp("server"))
     yield started
     started.kill()
+
+
+@pytest.fixture
+def server(_server) -> Server:
+    """Runs on `recurra serve`, which one test may kill and the next finds running."""
+    _server.start()
+    return _server
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 import time
 import urllib.request
@@ -31,9 +32,13 @@ class Server:
         words = ["serve", *names, *options, "--weights", "model"]  # no kernels to compile
         self._source, self._folder = f"from recurra.cli import main\nraise SystemExit(main({words!r}))", folder
         self.address = f"http://127.0.0.1:{self.port}/"
+        self._program: Program | None = None
         self.start()
 
     def start(self) -> None:
+        """Start it, unless it is there."""
+        if self._program is not None:
+            return
         self._program = Program(self._source, self._folder, OMP_NUM_THREADS="1")
         end = time.monotonic() + STARTED_WITHIN
         while time.monotonic() < end:
@@ -43,7 +48,17 @@ class Server:
         raise AssertionError(f"the server did not start\n{self._program.kill().said}")
 
     def kill(self) -> None:
-        self._program.kill()
+        """End it at once, also if it is held; what has been killed stays so."""
+        if self._program is not None:
+            self._program, program = None, self._program
+            program.kill()
+
+    def hold(self) -> None:
+        """Keep it from doing anything until `let_go`, however slow the page is meanwhile."""
+        self._program.send(signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        self._program.send(signal.SIGCONT)
 
 
 def stream_of(runs: Path, name: str) -> Stream:

@@ -34,13 +34,29 @@ def test_sessions_are_found_again(page, server):
     wait_for(page, 5 + N_TOKENS)
 
 
-def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
-    """It dies while it writes. When it is back, the stream goes on from exactly what the page shows."""
+def hold_while_it_writes(page, server: Server) -> str:
+    """Open the page, let it write some tokens, hold the server in the middle, and give the session's name.
+
+    The server works in short turns: on a busy machine it would be done before the page has drawn the first token.
+    """
+    before = sessions(server)
     open_explorer(page, server.address)
     choose_greedily(page, 10_000)
-    read(page, PROMPT, then_write=True)
-    while position(page) < 40:
-        page.wait_for_timeout(5)
+    with page.expect_response("**/generate"):
+        read(page, PROMPT, then_write=True)
+    (name,) = sessions(server).keys() - before.keys()
+    server.hold()
+    while position(page) < 30:
+        server.let_go()
+        time.sleep(0.01)
+        server.hold()
+        wait_until_drawn(page)
+    return name
+
+
+def test_a_killed_server_costs_nothing_that_was_shown(page, server, runs):
+    """It dies while it writes. When it is back, the stream goes on from exactly what the page shows."""
+    hold_while_it_writes(page, server)
     server.kill()
     page.wait_for_selector(f"{pane()}[data-status=waiting]")
     assert "waiting for the server" in page.inner_text(".status")
@@ -161,22 +177,11 @@ def test_the_last_stream_stays_while_no_other_can_be_opened(page, server):
     assert page.is_hidden(".notice")
 
 
-def write_without_end(page, server: Server) -> str:
-    """Open the page and let it write, until some tokens are there; give its session's name."""
-    before = sessions(server)
-    open_explorer(page, server.address)
-    choose_greedily(page, 10_000)
-    read(page, PROMPT, then_write=True)
-    while position(page) < 30:
-        page.wait_for_timeout(5)
-    (name,) = sessions(server).keys() - before.keys()
-    return name
-
-
 def test_a_stopped_stream_stands_where_it_is_shown(page, server, runs):
     """The server writes on until it notices; what came after the last token that is shown is taken back."""
-    name = write_without_end(page, server)
+    name = hold_while_it_writes(page, server)
     page.click(f"{pane()} button.go")
+    server.let_go()
     page.wait_for_selector(f"{pane()}[data-status=ready]")
     wait_until_drawn(page)
     reached = position(page)
@@ -190,8 +195,9 @@ def test_a_stopped_stream_stands_where_it_is_shown(page, server, runs):
 
 
 def test_a_stream_that_is_closed_while_it_writes_is_gone(page, server):
-    name = write_without_end(page, server)
+    name = hold_while_it_writes(page, server)
     page.click(f"{pane()} button.close")
+    server.let_go()
     while name in sessions(server):
         page.wait_for_timeout(20)
     page.reload()
