@@ -1,7 +1,6 @@
 """`recurra serve`: from a trained run to a server that ends at a signal."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -57,7 +56,7 @@ def test_a_run_is_served_logged_and_kept_until_a_signal(run, tmp_path):
     assert chat.choices[0].finish_reason == "length"
     httpx.post(f"{url}/v1/sessions", json={"name": "a"}).raise_for_status()
     httpx.post(f"{url}/v1/sessions/a/feed", json={"text": "the market"}).raise_for_status()
-    os.kill(program._process.pid, signal.SIGTERM)
+    program.send(signal.SIGTERM)
     ended = program.wait()
     assert "Traceback" not in ended.said
     trained = open_run(run)
