@@ -36,8 +36,9 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, unless it is there."""
+        """Start it, or let it go on if it is there: a test that failed may have left it held."""
         if self._program is not None:
+            self.let_go()
             return
         self._program = Program(self._source, self._folder, OMP_NUM_THREADS="1")
         end = time.monotonic() + STARTED_WITHIN
