@@ -117,17 +117,17 @@ def test_it_learns_its_training_videos(make, precision):
     trainer = make(
         "run",
         "motions-crvit",
-        model=CompactRecurrentViTRecipe(**{**SMALL, "n_layer": 1}),
-        optimizer=OptimizerConfig(learning_rate=0.03),
-        epochs=20,
-        eval_every=100,
-        save_every=100,
+        model=CompactRecurrentViTRecipe(**{**SMALL, "n_layer": 1, "d_model": 16, "d_channel_mixing": 16}),
+        optimizer=OptimizerConfig(learning_rate=0.02),
+        epochs=60,
+        eval_every=1000,
+        save_every=1000,
         precision=precision,
     )
     fit(trainer)
     with trainer.folder.metrics.open() as file:
         losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])  # 0.18 to 0.64 with 16 seeds
 
 
 def test_speed_is_counted_in_frames(make):
