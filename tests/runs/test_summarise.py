@@ -142,6 +142,15 @@ def test_a_run_that_patience_ends_is_finished(there, tmp_path):
     assert found.steps < found.total_steps == 9
 
 
+def test_a_run_that_is_good_enough_is_finished(there, tmp_path):
+    words = ["--training.max_steps", "9", "--training.eval_every", "1", "--training.stop_at", "1000.0"]
+    monitor = ["--training.monitor", "loss"]
+    assert main(["train", "recipes/toy/horizon.yaml", "--run", str(tmp_path / "run"), *words, *monitor]) == 0
+    found = summarise(tmp_path / "run", RECIPES)
+    assert found.finished
+    assert (found.steps, found.total_steps) == (1, 9)
+
+
 # --- mistakes ---
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
@@ -38,6 +39,20 @@ def test_a_run_stops_when_evaluations_no_longer_improve(make_trainer, losses, st
     assert trainer.position.step == step
     assert trainer.finished
     again = make_trainer(scorer=scorer(), epochs=1, eval_every=1, patience=2)
+    again.resume("last")
+    assert again.finished
+
+
+@pytest.mark.parametrize(
+    ("monitor", "enough", "step"), [("loss", 3.0, 4), ("loss", 0.1, 8), ("accuracy", 0.5, 3), ("accuracy", 1.0, 8)]
+)
+def test_a_run_stops_when_it_is_good_enough(make_trainer, monitor, enough, step):
+    scores = iter(zip((5, 4, 4.5, 3, 2, 2, 2, 2), (0, 0.25, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5), strict=True))
+    settings = {"max_steps": 8, "eval_every": 1, "monitor": monitor, "stop_at": enough}
+    trainer = make_trainer(scorer=lambda model, source: Scores(*map(float, next(scores))), **settings)
+    trainer.fit(quiet())
+    assert trainer.position.step == step
+    again = make_trainer(**settings)
     again.resume("last")
     assert again.finished
 
@@ -187,7 +202,9 @@ def test_the_rate_test_raises_the_rates_and_ends_when_the_loss_does_not_fall(mak
     assert found.factors[0] < found.steepest < found.factors[-1]
 
 
-@pytest.mark.parametrize(("field", "value"), [("patience", 0), ("profile", -1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("patience", 0), ("profile", -1), ("stop_at", 0.0), ("stop_at", -1.0), ("stop_at", math.nan)]
+)
 def test_impossible_values_are_refused_by_name(make_trainer, field, value):
     with pytest.raises(ValueError, match=rf"^training\.{field} is "):
         make_trainer(**{field: value})

@@ -122,8 +122,9 @@ def _hardware(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _ended_early(run: Run, step: int) -> bool:
-    """Whether `training.patience` has ended the run at this step, as its trainer says."""
-    if run.experiment.training.patience is None or not run.folder.summary.is_file():
+    """Whether `training.patience` or `training.stop_at` has ended the run at this step, as its trainer says."""
+    training = run.experiment.training
+    if (training.patience is None and training.stop_at is None) or not run.folder.summary.is_file():
         return False
     summary = run.folder.read_summary()
     return bool(summary["finished"]) and summary["steps"] == step

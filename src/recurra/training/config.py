@@ -242,6 +242,9 @@ class TrainingConfig:
     """Other places that get the records too: Weights & Biases, MLflow; both need the extra `loggers`."""
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
+    stop_at: float | None = None
+    """Stop once the validation score that `monitor` names is this good: a loss of at most this, or an accuracy of at
+    least this; null: never."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
     profile: int = 0
@@ -252,6 +255,9 @@ class TrainingConfig:
         require_whole_number(1, **fields_of(self, "training", *counts, "sequence_parallel"))
         require_whole_number(2, **fields_of(self, "training", "keep_checkpoints"))
         require_whole_number(1, **fields_of(self, "training", "patience"))
+        highest, expected = (1, "in (0, 1]") if self.monitor == "accuracy" else (math.inf, "above 0")
+        is_possible = self.stop_at is None or 0 < self.stop_at <= highest
+        require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
         require_whole_number(0, **fields_of(self, "training", "profile"))
         for name in self.logger:
             require_choice(("wandb", "mlflow"), **{"training.logger": name})

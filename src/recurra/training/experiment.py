@@ -291,6 +291,7 @@ RESUMABLE = frozenset(
         "training.tensorboard",
         "training.logger",
         "training.patience",
+        "training.stop_at",
         "training.compile",
         "training.profile",
     }

@@ -282,8 +282,17 @@ class ResumableRun:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether so many evaluations in a row as `training.patience` says were no better than the best."""
-        return self.config.patience is not None and self._since_best >= self.config.patience
+        """Whether `training.patience` or `training.stop_at` has ended the run."""
+        has_no_patience = self.config.patience is not None and self._since_best >= self.config.patience
+        return has_no_patience or self._is_good_enough
+
+    @property
+    def _is_good_enough(self) -> bool:
+        """Whether the best validation score has reached `training.stop_at`."""
+        best, enough = self.scores.get("best"), self.config.stop_at
+        if best is None or enough is None:
+            return False
+        return bool(best["accuracy"] >= enough if self.config.monitor == "accuracy" else best["loss"] <= enough)
 
     @property
     def _since_best(self) -> int:
