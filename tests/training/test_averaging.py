@@ -106,6 +106,19 @@ def test_a_run_is_scored_and_kept_by_its_average_and_goes_on_from_its_weights(ma
     assert scored_weights(early_saved) is early_saved["model"]
 
 
+@pytest.mark.parametrize(("start", "n_averaged"), [(3, 5), (6, 2), (1, 4), (None, None)])
+def test_a_longer_run_averages_its_own_end(make_trainer, start, n_averaged):
+    """Resumed after 4 of now 8 updates: an average that is to begin elsewhere leaves the updates before out."""
+    make_trainer(max_steps=4, averaging={"start_step": 3}).fit(Console(file=io.StringIO()))
+    longer = make_trainer(max_steps=8, averaging={"start_step": start})
+    longer.resume("last")
+    out = io.StringIO()
+    longer.fit(Console(file=out, width=200))
+    assert (f"averaging.start_step was 3 and is {start}: " in out.getvalue()) == (start != 3)
+    average = load_checkpoint(longer.checkpoints.load("last")[0])["average"]
+    assert (average and average["n_averaged"]) == n_averaged
+
+
 def test_what_a_forward_pass_made_whole_is_cut_again_before_the_next_update():
     """FSDP's outermost module keeps its weights whole after an evaluation, and no others can be averaged with them."""
 

@@ -9,8 +9,8 @@ from recurra.runs.training_command import OPEN
 from recurra.training import RunFolder, load_recipe
 from recurra.training.experiment import RESUMABLE, differences, to_plain
 
-LENGTH = ("training.epochs", "training.max_steps", "training.patience", "training.stop_at")
-"""How long a run lasts."""
+LENGTH = ("averaging.start_step", "training.epochs", "training.max_steps", "training.patience", "training.stop_at")
+"""How long a run lasts, and which part of it is averaged."""
 _NO_DEPARTURE = (RESUMABLE - {*LENGTH}) | {*PLACES, "data.seed", "training.seed"}
 """Where things are, how often a run reports, and its random numbers: another repetition of the same experiment."""
 

@@ -242,13 +242,13 @@ class TrainingConfig:
     """Other places that get the records too: Weights & Biases, MLflow; both need the extra `loggers`."""
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
-    stop_at: float | None = None
-    """Stop once the validation score that `monitor` names is this good: a loss of at most this, or an accuracy of at
-    least this; null: never."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
     profile: int = 0
     """Write a trace of this many steps, after the first three, to trace.json in the run's folder; 0: none."""
+    stop_at: float | None = None
+    """Stop once the validation score that `monitor` names is this good: a loss of at most this, or an accuracy of at
+    least this; null: never."""
 
     def __post_init__(self) -> None:
         counts = ("epochs", "accumulate", "log_every", "max_steps", "threads", "eval_every", "save_every")

@@ -276,6 +276,7 @@ RESUMABLE = frozenset(
         "data.path",
         "data.poses",
         "data.cache",
+        "averaging.start_step",
         "training.epochs",
         "training.max_steps",
         "training.accelerator",

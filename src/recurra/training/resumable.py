@@ -189,7 +189,7 @@ class ResumableRun:
         self.optimizer.load_state_dict(saved["optimizer"])  # first: a registered one may refuse it
         self.state = state
         load_weights(self.model, saved["model"], path)
-        self.average.load_state_dict(saved["average"])
+        self.average.load_state_dict(self._resumed_average(saved))
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
         if "levels" in saved:  # older checkpoints have none
@@ -214,6 +214,16 @@ class ResumableRun:
                 discard(self.checkpoints.best)
         elif score is not None:
             self.scores["best"] = score
+
+    def _resumed_average(self, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The average so far; without it if averaging is to begin at another step than before, as in a longer run."""
+        start, found = self.experiment.averaging.start_step, saved["average"]
+        if found is None or saved["config"]["averaging"]["start_step"] == start:
+            return found
+        before = saved["config"]["averaging"]["start_step"]
+        note = f"note: averaging.start_step was {before} and is {start}: what was averaged until now is left out"
+        self._resumed_notes.append(note)
+        return None
 
     def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
         """Say what becomes of a best checkpoint of a later step: whether it is removed, and the score to keep if any.
