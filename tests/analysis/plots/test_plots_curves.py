@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.patches import ConnectionPatch
 from matplotlib.text import Text
 
 from recurra.analysis.plots import metric_curves, save_png
@@ -146,6 +148,18 @@ def test_more_runs_than_colours_differ_in_colour_and_dash_and_have_their_names_b
         assert [text.get_color() for text in texts.values()] == [line.get_color() for line in lines]
         heights = sorted(Text.get_window_extent(text).intervaly.tolist() for text in texts.values())
         assert all(below[1] < above[0] + 1 for below, above in itertools.pairwise(heights))
+
+
+def test_the_name_of_a_curve_that_ends_early_is_led_to_level_and_crosses_no_other():
+    runs = many_runs(8) | {"early": rows("step,train_loss\n1,3\n2,2.9\n")}
+    (axes,) = metric_curves(runs, {"Loss": ["train_loss"]}).axes
+    leaders = {patch.get_edgecolor()[:3]: patch for patch in axes.get_children() if isinstance(patch, ConnectionPatch)}
+    end = axes.lines[len(runs) - 1].get_xydata()[-1]
+    (text,) = (text for text in axes.texts if text.get_text() == "early")
+    leader = leaders[to_rgb(text.get_color())]
+    assert leader.xy1 == (2.0, 2.9) == tuple(end)
+    level = axes.transAxes.inverted().transform(axes.transData.transform(end))[1]
+    assert leader.xy2 == text.xy == (1.0, pytest.approx(level))
 
 
 def test_a_legend_of_long_names_is_not_cut(assert_inside):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import ConnectionPatch
 
 FONT_SIZE = 7
 _LINE = 1.25 * FONT_SIZE
@@ -14,7 +15,8 @@ _LINE = 1.25 * FONT_SIZE
 def label_ends(axes: Axes, curves: Mapping[str, Line2D], height: float) -> None:
     """Write the name of each curve to the right of the axes, level with its last point or as near as there is room.
 
-    A thin line leads from the point to the name, in the curve's look. A curve without points gets no name.
+    A thin line leads from the point to the name, in the curve's look: level up to the edge of the axes, and fainter, so
+    that the names of curves that end early cross no others. A curve without points gets no name.
 
     Args:
         axes: with everything drawn, as the limits count.
@@ -25,12 +27,16 @@ def label_ends(axes: Axes, curves: Mapping[str, Line2D], height: float) -> None:
     points = {name: np.asarray(curve.get_xydata()) for name, curve in curves.items()}
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = {name: tuple(found[-1].tolist()) for name, found in points.items() if len(found)}
-    places = spread([float(to_axes.transform(end)[1]) for end in ends.values()], _LINE / (72 * height))
-    for (name, end), place in zip(ends.items(), places):
+    levels = [float(to_axes.transform(end)[1]) for end in ends.values()]
+    places = spread(levels, _LINE / (72 * height))
+    for (name, end), level, place in zip(ends.items(), levels, places):
         look = {"color": curves[name].get_color(), "linestyle": curves[name].get_linestyle()}
+        edge = (1.0, level)
+        axes.add_artist(ConnectionPatch(end, edge, "data", "axes fraction", linewidth=0.5, alpha=0.5, **look))
         axes.annotate(
             name,
-            end,
+            edge,
+            xycoords="axes fraction",
             xytext=(1.05, place),
             textcoords="axes fraction",
             verticalalignment="center",
