@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_at_least
+from recurra.scan.convolution import transform_length
 
 _BANDS, _WIDTH, _DEPTH, _FREQUENCY = 16, 64, 3, 14.0
 """Pairs of positional features, hidden channels and layers, and where the frequency of the sines starts."""
@@ -102,7 +103,7 @@ def convolve_window(
 
 def _by_transform(known: Tensor, filters: Tensor, n_before: int) -> Tensor:
     """A circular convolution: what wraps around reaches only the first K - 1 outputs, which nobody wants."""
-    length = 1 << (known.shape[1] - 1).bit_length()  # other lengths take several times as long
+    length = transform_length(known.shape[1])
     signal, kernel = known.transpose(1, 2).contiguous(), filters.t().contiguous()
     spectrum = torch.fft.rfft(signal, length) * torch.fft.rfft(kernel, length)
     return torch.fft.irfft(spectrum, length)[..., n_before : known.shape[1]].transpose(1, 2)

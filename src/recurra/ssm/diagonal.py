@@ -24,6 +24,7 @@ from recurra.checks import require, require_positive
 from recurra.layers.precision import at_least_float32
 from recurra.lengths.padded import blank, keep
 from recurra.scan import linear_scan
+from recurra.scan.convolution import transform_length
 from recurra.state import last_step
 
 SHORT = 8
@@ -223,7 +224,7 @@ def _accumulate(signal: Tensor, powers: _TwoLevelPowers) -> Tensor:
 
 
 def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
-    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L); at twice the length nothing wraps around."""
-    padded = 2 * signal.shape[2]
+    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L), padded so that nothing wraps around."""
+    padded = transform_length(2 * signal.shape[2] - 1)
     spectrum = torch.fft.rfft(kernel, padded) * torch.fft.rfft(signal, padded)
     return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]
