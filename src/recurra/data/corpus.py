@@ -1,9 +1,9 @@
 """A text corpus as tokens: a folder of text files, a vocabulary, and the encoded splits on disk."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol, SupportsIndex, runtime_checkable
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -12,33 +12,12 @@ from recurra.data.batches import SPLITS, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.cache import Cache
 from recurra.data.progress import byte_progress
+from recurra.data.text_encoder import TextEncoder
 from recurra.data.text_files import TextFile, find_text_files, require_splits
 from recurra.data.vocabulary import Vocabulary
 
 # Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.
 _ENCODING = 1
-
-
-@runtime_checkable
-class TextEncoder(Protocol):
-    """Turns text into tokens and back: `Vocabulary`, `BytePairEncoding`, or an encoder of your own."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest that differs whenever the tokens of some text differ."""
-        ...
-
-    def __len__(self) -> int:
-        """How many tokens there are; they are 0..len-1."""
-        ...
-
-    def encode(self, text: str) -> np.ndarray:
-        """Turn text into tokens: (n,) int64."""
-        ...
-
-    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """Turn tokens back into text."""
-        ...
 
 
 class TextCorpus:
