@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.place import Place
-from recurra.serving.served_model import ServedModel
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import Place, ServedModel
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 from recurra.state import map_tensors
 
 

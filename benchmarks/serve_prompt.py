@@ -14,8 +14,8 @@ import torch
 from benchmarks.decoding import gateloop
 from recurra.generation import GenerationConfig, SamplingConfig
 from recurra.serving.engine import Engine
-from recurra.serving.served_model import ServedModel
-from recurra.serving.turns import Turn
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import Turn
 
 STREAMS, PROMPT, ROUNDS = 64, 8192, 60
 

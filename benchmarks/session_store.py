@@ -17,8 +17,7 @@ from pathlib import Path
 
 from recurra.files.writing import replacing
 from recurra.serving import store
-from recurra.serving.store import Record, SessionStore
-from recurra.serving.transcript import Piece
+from recurra.serving.store import Piece, Record, SessionStore
 
 STATE, TOGETHER = 60_000, 64
 

@@ -17,10 +17,10 @@ from recurra.generation import GenerationConfig, SamplingConfig
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.serving.app import create_app
 from recurra.serving.engine import Engine
-from recurra.serving.served_model import ServedModel
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import EndEvent, Event, TokenEvent, Turn
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
-from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
 
 VOCABULARY = 40
 

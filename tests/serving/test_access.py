@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
-from recurra.serving import page_files
-from recurra.serving.logs import JsonLines
+from recurra.serving import http
+from recurra.serving.app import JsonLines
+from recurra.serving.http import ServeSettings
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 
 from .conftest import Running
 
@@ -122,7 +122,7 @@ def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkey
     assert f"{error.__name__}: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["read_report.ReadReport.last", "turns.Row.take", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["requests.ReadReport.last", "requests.Row.take", "engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})
@@ -191,9 +191,9 @@ def test_metrics_count(serving):
 
 def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch):
     files = {"index.html": b"<p>hello", "assets/a.js": b"1"}
-    monkeypatch.setattr(page_files, "PAGE", tuple(files))
-    monkeypatch.setattr(page_files, "page_file", files.get)
-    page_files.page_files.cache_clear()
+    monkeypatch.setattr(http, "PAGE", tuple(files))
+    monkeypatch.setattr(http, "page_file", files.get)
+    http.page_files.cache_clear()
     client = serving().client()
     assert client.get("/").text == "<p>hello"
     assert "javascript" in client.get("/assets/a.js").headers["content-type"]
@@ -201,7 +201,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     for path in ("/../secret", "/%2e%2e/secret", "/assets/../../secret", "//etc/passwd", "/assets"):
         raw = httpx.Request("GET", client.base_url.copy_with(raw_path=path.encode()))
         assert client.send(raw).status_code == 404
-    page_files.page_files.cache_clear()
+    http.page_files.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ import json
 
 import pytest
 
-from recurra.serving.answers import Answer
-from recurra.serving.chats import ChatAnswer
-from recurra.serving.completions import CompletionAnswer
-from recurra.serving.openai_requests import ChatBody, CompletionBody
-from recurra.serving.turns import EndEvent, TokenEvent, Turn
+from recurra.serving.bodies import ChatBody, CompletionBody
+from recurra.serving.openai import Answer, ChatAnswer, CompletionAnswer
+from recurra.serving.requests import EndEvent, TokenEvent, Turn
 
 from .conftest import asking
 

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from recurra.serving.backlog import Backlog
-from recurra.serving.errors import ApiError
-from recurra.serving.place import Place
+from recurra.serving.http import ApiError, ServeSettings
+from recurra.serving.model import Place
+from recurra.serving.requests import EndEvent, TokenEvent, Turn, Wanted
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
-from recurra.serving.turns import EndEvent, TokenEvent, Turn, Wanted
+from recurra.serving.streaming import Backlog
 
 from .conftest import asking
 

@@ -11,11 +11,9 @@ from recurra.analysis.gates import record_gates
 from recurra.cells import Cayley
 from recurra.generation import GenerationConfig, SamplingConfig, Stream
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
-from recurra.serving.place import Place
-from recurra.serving.read_report import ReadReport
+from recurra.serving.model import Place, ServedModel
+from recurra.serving.requests import ReadReport, Turn, Wanted
 from recurra.serving.scheduler import QueueFull
-from recurra.serving.served_model import ServedModel
-from recurra.serving.turns import Turn, Wanted
 from recurra.state import tensors
 
 from .conftest import VOCABULARY, Letters, Rounds, asking, language_model

@@ -2,8 +2,8 @@
 
 import torch
 
-from recurra.serving.marks import MOST_A_SESSION, Marks
-from recurra.serving.place import Place
+from recurra.serving.model import Place
+from recurra.serving.sessions import MOST_A_SESSION, Marks
 
 
 def places(*numbers: int) -> list[Place]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
-from recurra.serving.chats import chat_text
-from recurra.serving.errors import ApiError
-from recurra.serving.openai_requests import Message
-from recurra.serving.served_model import ServedModel
+from recurra.serving.bodies import Message
+from recurra.serving.http import ApiError
+from recurra.serving.model import ServedModel
+from recurra.serving.openai import chat_text
 
 from .conftest import Letters, language_model
 
@@ -64,9 +64,9 @@ def test_more_texts_than_streams_are_refused(serving):
 def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
     most = 15 if body.get("echo") else 18
     body = {"model": "letters", **body}
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_TOLD", most)
     assert client.post(f"/v1/{path}", json=body).status_code == 200
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most - 1)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_TOLD", most - 1)
     refused = client.post(f"/v1/{path}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.serving.packing import pack, unpack
+from recurra.serving.store import pack, unpack
 from recurra.state import tensors
 
 from .conftest import language_model

@@ -15,9 +15,9 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.cli.serve import parser, settings
 from recurra.generation import SamplingConfig, Stream
-from recurra.serving.console import Rate, status_line
+from recurra.serving.app import Rate, status_line
+from recurra.serving.http import ServeSettings
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 
 RECIPE = """
 experiment: text

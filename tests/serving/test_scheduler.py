@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.serving.place import Place
+from recurra.serving.model import Place
+from recurra.serving.requests import MOST_MARKS, Turn
 from recurra.serving.scheduler import LONGEST_PIECE, SHORTEST_PIECE, Pace, QueueFull, Scheduler
-from recurra.serving.turns import MOST_MARKS, Turn
 
 MODEL, OTHER = object(), object()
 

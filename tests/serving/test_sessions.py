@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
+from recurra.serving.http import ServeSettings
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 
 from .conftest import Letters, Running
 
@@ -345,7 +345,7 @@ def test_going_back_beyond_the_transcript(serving, models):
 
 
 def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch):
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", 20)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_TOLD", 20)
     name = opened(client)
     body = {"text": "hello", "alternatives": 3}  # 5 tokens with 4 numbers each
     assert client.post(f"/v1/sessions/{name}/feed", json=body).status_code == 200

@@ -7,8 +7,7 @@ from contextlib import suppress
 import pytest
 
 from recurra.serving import store
-from recurra.serving.store import Record, SessionStore
-from recurra.serving.transcript import Piece
+from recurra.serving.store import Piece, Record, SessionStore
 
 
 def record(name: str, owner: str = "me", label: str = "", state: bytes = b"state") -> Record:

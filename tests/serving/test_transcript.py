@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.serving.transcript import READ, WRITTEN, Transcript
+from recurra.serving.store import READ, WRITTEN, Transcript
 
 
 def of(tokens, most: int = 100) -> Transcript:

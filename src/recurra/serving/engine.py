@@ -4,23 +4,115 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from recurra.cells import cells_prepared_once
 from recurra.checks import require_at_least
+from recurra.decoding.linear import MOST_VECTORS
 from recurra.generation.choosing import choose
-from recurra.serving.counters import Counters
-from recurra.serving.details import gates_of
-from recurra.serving.read_report import ReadReport
-from recurra.serving.row_batch import MOST_ROWS, RowBatch
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import EndEvent, Event, ReadReport, Row, TokenEvent, Turn, gates_of, shares
 from recurra.serving.scheduler import Piece, Scheduler, n_rows
-from recurra.serving.shares import shares
-from recurra.serving.turns import EndEvent, Event, Row, TokenEvent, Turn
-from recurra.state import batch, split
+from recurra.state import Ragged, batch, concatenate_alike, map_tensors, select, split
+
+KEPT = 4096
+"""Durations of each kind that are kept between two readings."""
+
+
+@dataclass
+class Counters:
+    """Totals since the start, and durations in seconds since they were last taken."""
+
+    read: int = 0
+    """Tokens read."""
+    written: int = 0
+    """Tokens written."""
+    steps: int = 0
+    """Steps of batches."""
+    ended: int = 0
+    """Texts that ended, of which a turn may write several; a turn that only reads counts as one."""
+    failed: int = 0
+    """Those of them that ended with an error."""
+    first_token: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """From a turn's arrival to its first token."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """Of a step of a batch."""
+
+
+MOST_ROWS = MOST_VECTORS
+"""Rows of a batch: as many as one pass over the weights serves."""
+
+
+class RowBatch:
+    """Rows of one model and their batched state; only rows that come or go cost a copy of it.
+
+    Args:
+        model: the model of all rows.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.rows: list[Row] = []
+        self._state: Any = None
+        self._before: Any = None  # the state before the last step, until rows leave after it
+
+    def join(self, rows: Sequence[Row], states: Sequence[Any]) -> None:
+        """Add rows whose states are given."""
+        if not rows:
+            return
+        groups = concatenate_alike(
+            [*([] if self._state is None or _is_ragged(self._state) else [self._state]), *states]
+        )
+        if len(groups) == 1 and not _is_ragged(self._state):
+            self._state = groups[0][1]
+        else:
+            self._state = batch([*([] if self._state is None else split(self._state)), *states])
+        self.rows.extend(rows)
+
+    def step(self) -> Tensor:
+        """Let every row read its last token; give the logits after it, (rows, outputs)."""
+        tokens = torch.tensor([[row.recent[-1]] for row in self.rows])
+        logits, after = self.model.runner(tokens, self._state)
+        self._state, self._before = after, self._state
+        return logits[:, 0]
+
+    def state_of(self, row: int) -> Any:
+        """Give a row's state, in its own memory."""
+        return _row(self._state, row)
+
+    def leave(self, leaving: Sequence[int], *, undone: Collection[int] = ()) -> list[Any]:
+        """Remove rows by their places; give their states, of `undone` those before the last step."""
+        before, self._before = self._before, None
+        if not leaving:
+            return []
+        before = self._state if before is None else before
+        states = [_row(before if row in undone else self._state, row) for row in leaving]
+        gone = set(leaving)
+        staying = [row for row in range(len(self.rows)) if row not in gone]
+        self._state = select(self._state, torch.tensor(staying)) if staying else None
+        self.rows = [self.rows[row] for row in staying]
+        return states
+
+    def take_over(self, other: "RowBatch") -> None:
+        """Add all rows of another batch."""
+        self.join(other.rows, [] if other._state is None else split(other._state))
+        other.rows, other._state = [], None
+
+
+def _row(state: Any, row: int) -> Any:
+    return map_tensors(Tensor.clone, select(state, slice(row, row + 1)))
+
+
+def _is_ragged(state: Any) -> bool:
+    return isinstance(state, Ragged)
+
 
 LOG = logging.getLogger("recurra.serving")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from recurra.checks import sentence
-from recurra.serving.turns import Turn
+from recurra.serving.requests import Turn
 
 SHORTEST_PIECE, LONGEST_PIECE = 16, 256
 """Tokens that are read at once: fewer cost too much a token, more delay those who come meanwhile."""

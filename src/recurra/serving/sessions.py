@@ -11,24 +11,78 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from recurra.checks import sentence
 from recurra.serving import store
-from recurra.serving.backlog import Backlog
 from recurra.serving.engine import Engine
-from recurra.serving.errors import ApiError, unknown_session
-from recurra.serving.live import LiveTurns
-from recurra.serving.marks import EVERY, Marks
-from recurra.serving.packing import pack, unpack
-from recurra.serving.place import Place
-from recurra.serving.served_model import ServedModel
-from recurra.serving.settings import ServeSettings
-from recurra.serving.store import Record, SessionStore
-from recurra.serving.transcript import READ, WRITTEN, Transcript
-from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
+from recurra.serving.http import ApiError, ServeSettings, unknown_session
+from recurra.serving.model import Place, ServedModel
+from recurra.serving.requests import EndEvent, Event, TokenEvent, Turn
+from recurra.serving.store import READ, WRITTEN, Record, SessionStore, Transcript, pack, unpack
+from recurra.serving.streaming import Backlog, LiveTurns
+from recurra.state import n_bytes
+
+MOST_A_SESSION = 32
+EVERY = 16
+"""Tokens between two marks that a turn makes."""
+
+
+class Marks:
+    """The marks of all sessions; the least recently used sessions lose theirs first.
+
+    Args:
+        most_bytes: for the states of all marks.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._marks: OrderedDict[Hashable, list[Place]] = OrderedDict()
+
+    def add(self, session: Hashable, places: Iterable[Place]) -> None:
+        """Keep places of a session; where there are too many, those go whose neighbours are closest."""
+        kept = {place.n_tokens: place for place in (*self._marks.get(session, ()), *places)}
+        ordered = [kept[number] for number in sorted(kept)]
+        while len(ordered) > MOST_A_SESSION:
+            del ordered[_least_missed(ordered)]
+        self._set(session, ordered)
+        while self._bytes > self._most_bytes and self._marks:
+            self._set(next(iter(self._marks)), [])
+
+    def nearest(self, session: Hashable, position: int) -> Place | None:
+        """Give the last mark of a session that is not after `position`."""
+        before = [place for place in self._marks.get(session, ()) if place.n_tokens <= position]
+        if session in self._marks:
+            self._marks.move_to_end(session)
+        return before[-1] if before else None
+
+    def cut(self, session: Hashable, position: int) -> None:
+        """Forget the marks of a session after `position`."""
+        self._set(session, [place for place in self._marks.get(session, ()) if place.n_tokens <= position])
+
+    def copy(self, session: Hashable, twin: Hashable, position: int) -> None:
+        """Give a twin the marks of a session up to `position`; they share their states."""
+        self.add(twin, [place for place in self._marks.get(session, ()) if place.n_tokens <= position])
+
+    def forget(self, session: Hashable) -> None:
+        """Forget all marks of a session."""
+        self._set(session, [])
+
+    def _set(self, session: Hashable, places: list[Place]) -> None:
+        old = self._marks.pop(session, [])
+        self._bytes += sum(n_bytes(place.state) for place in places) - sum(n_bytes(place.state) for place in old)
+        if places:
+            self._marks[session] = places
+
+
+def _least_missed(ordered: list[Place]) -> int:
+    """The mark between the two that are closest to each other; never the last one."""
+    numbers = [0, *(place.n_tokens for place in ordered)]
+    gaps = [after - before for before, after in zip(numbers, numbers[2:])]
+    return gaps.index(min(gaps))
+
 
 LOG = logging.getLogger("recurra.serving")
 

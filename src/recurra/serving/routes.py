@@ -9,14 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.generation.generating import GenerationConfig
-from recurra.serving.access import Caller, caller
-from recurra.serving.answers import turn_failed
-from recurra.serving.asking import allowed_tokens, encoded, require_short, sampling_of, stops_of
-from recurra.serving.errors import ApiError
-from recurra.serving.hearing import begun, event_stream, message, unless_gone, whole
-from recurra.serving.marks import EVERY
-from recurra.serving.place import Place
-from recurra.serving.requests import (
+from recurra.serving.bodies import (
     NAME,
     FeedBody,
     ForkBody,
@@ -25,12 +18,65 @@ from recurra.serving.requests import (
     OpenBody,
     RewindBody,
     TellBody,
+    allowed_tokens,
+    encoded,
+    require_short,
+    sampling_of,
+    stops_of,
 )
-from recurra.serving.served_model import ServedModel
-from recurra.serving.service import Service
-from recurra.serving.sessions import Session
-from recurra.serving.turns import Event, TokenEvent, Turn, Wanted
-from recurra.serving.wire import end_json, number, session_json, token_json
+from recurra.serving.http import ApiError, number, turn_failed
+from recurra.serving.model import Place, ServedModel
+from recurra.serving.requests import EndEvent, Event, Share, TokenEvent, Turn, Wanted
+from recurra.serving.service import Caller, Service, caller
+from recurra.serving.sessions import EVERY, Session
+from recurra.serving.streaming import begun, event_stream, message, unless_gone, whole
+
+
+def token_json(model: ServedModel, event: TokenEvent, position: int) -> dict[str, Any]:
+    """A token of a session; `position` is the number of tokens up to it, itself included."""
+    body: dict[str, Any] = {
+        "position": position,
+        "id": event.id,
+        "text": event.text,
+        "from": "read" if event.was_read else "written",
+        "logprob": number(event.logprob),
+    }
+    if event.alternatives:
+        body["alternatives"] = [share_json(model, share) for share in event.alternatives]
+    if event.answers:
+        body["answers"] = [share_json(model, share) for share in event.answers]
+    if event.gates is not None:
+        body["gates"] = event.gates
+    return body
+
+
+def share_json(model: ServedModel, share: Share) -> dict[str, Any]:
+    """One of the likeliest outputs."""
+    text = model.text_of(share.id) if model.predicts_tokens else str(share.id)
+    return {"id": share.id, "text": text, "logprob": number(share.logprob)}
+
+
+def session_json(session: Session) -> dict[str, Any]:
+    """A session as its owner sees it."""
+    return {
+        "id": session.name,
+        "object": "session",
+        "model": session.model.name,
+        "created": int(session.created),
+        "used": int(session.used),
+        "position": session.place.n_tokens,
+        "state_bytes": session.model.state_bytes,
+        "cache_bytes": session.model.cache_bytes_per_token * session.place.n_tokens,
+    }
+
+
+def end_json(end: EndEvent) -> dict[str, Any]:
+    """The end of a turn."""
+    body: dict[str, Any] = {"finish_reason": end.reason, "position": end.place.n_tokens, "text": end.text}
+    if end.message:
+        body["message"] = end.message
+    return body
+
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,34 @@ from recurra.decoding.recorded_step import recorded_rows
 from recurra.generation.choosing import RowChoice, choose
 from recurra.generation.feeding import require_evaluation_mode
 from recurra.generation.model_identity import ModelIdentity
-from recurra.generation.sampling import SamplingConfig
+from recurra.generation.sampling import RECENT_TOKENS, SamplingConfig
 from recurra.generation.text import TextPieces
 from recurra.models.transitions import mixers_with_transition
-from recurra.serving.errors import ApiError
-from recurra.serving.place import Place
+from recurra.serving.http import ApiError
 from recurra.state import n_bytes
+
+
+class Place(NamedTuple):
+    """A place in a stream; a value that never changes, so that streams can share it.
+
+    state: the model's state before the last token, of batch 1.
+    recent: the last tokens, oldest first, at most `RECENT_TOKENS`; the last of them is the one that is not read yet.
+    n_tokens: how many tokens the stream has, the last one included.
+    """
+
+    state: Any
+    recent: tuple[int, ...] = ()
+    n_tokens: int = 0
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """The last token; nothing at the start of a stream."""
+        return self.recent[-1:]
+
+    def after(self, tokens: list[int], state: Any) -> "Place":
+        """Give the place after `tokens`, where `state` has read all of them but the last."""
+        recent = (*self.recent, *tokens[-RECENT_TOKENS:])[-RECENT_TOKENS:]
+        return Place(state, recent, self.n_tokens + len(tokens))
 
 
 def _digest(identity: ModelIdentity) -> str:
