@@ -49,8 +49,6 @@ def test_sessions_of_one_key_are_unknown_to_another(serving):
         ("POST", "/generate", {}),
         ("POST", "/fork", {}),
         ("POST", "/rewind", {"position": 0}),
-        ("POST", "/save", {}),
-        ("POST", "/load", {}),
         ("DELETE", "", None),
     ):
         answer = yours.request(method, f"/v1/sessions/a{path}", json=body)
@@ -113,7 +111,7 @@ def test_other_names_of_the_host_are_refused_without_a_key(serving):
 @pytest.mark.parametrize("error", [ZeroDivisionError, ValueError])
 def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog, error):
     running = serving()
-    monkeypatch.setattr(running.service.sessions, "lines", Mock(side_effect=error("inside")))
+    monkeypatch.setattr(running.service.sessions, "infos", Mock(side_effect=error("inside")))
     with caplog.at_level(logging.ERROR):
         answer = running.client().get("/v1/sessions")
     assert answer.status_code == 500
@@ -122,7 +120,7 @@ def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkey
     assert f"{error.__name__}: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["requests.ReadReport.last", "requests.Row.take", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["requests.PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})
@@ -153,7 +151,7 @@ def test_a_full_queue_is_429_with_retry_after(serving):
 
 
 def test_a_request_that_takes_too_long_ends(serving):
-    client = serving(turn_seconds=0.2).client()
+    client = serving(request_seconds=0.2).client()
     answer = client.post("/v1/completions", json={"model": "letters", "prompt": "a", "max_tokens": 60_000})
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert answer.json()["usage"]["completion_tokens"] < 60_000

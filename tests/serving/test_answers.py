@@ -6,8 +6,8 @@ import json
 import pytest
 
 from recurra.serving.bodies import ChatBody, CompletionBody
-from recurra.serving.openai import Answer, ChatAnswer, CompletionAnswer
-from recurra.serving.requests import EndEvent, TokenEvent, Turn
+from recurra.serving.openai import Chat, Completion
+from recurra.serving.requests import EndEvent, Request, TokenEvent
 
 from .conftest import asking
 
@@ -36,11 +36,10 @@ def pieces_of(messages: list[str]) -> list[tuple[int, str]]:
 @pytest.fixture(params=["completion", "chat"])
 def answer(request, models):
     served = models[0]
-    turn = Turn(served, served.start, [1], [asking(5), asking(5)])
+    request_ = Request(served, served.start, [1], [asking(5), asking(5)])
     if request.param == "completion":
-        return CompletionAnswer(Answer(served, turn, 2), CompletionBody(model="letters", prompt="a", n=2))
-    body = ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2)
-    return ChatAnswer(Answer(served, turn, 2), body)
+        return Completion(request_, CompletionBody(model="letters", prompt="a", n=2))
+    return Chat(request_, ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
 
 
 def test_what_came_at_once_goes_out_at_once(answer, models):

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
-from recurra.serving.bodies import Message
 from recurra.serving.http import ApiError
 from recurra.serving.model import ServedModel
-from recurra.serving.openai import chat_text
 
 from .conftest import Letters, language_model
 
@@ -64,9 +62,9 @@ def test_more_texts_than_streams_are_refused(serving):
 def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
     most = 15 if body.get("echo") else 18
     body = {"model": "letters", **body}
-    monkeypatch.setattr("recurra.serving.bodies.MOST_TOLD", most)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_NUMBERS", most)
     assert client.post(f"/v1/{path}", json=body).status_code == 200
-    monkeypatch.setattr("recurra.serving.bodies.MOST_TOLD", most - 1)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_NUMBERS", most - 1)
     refused = client.post(f"/v1/{path}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]
@@ -179,7 +177,7 @@ def test_what_has_no_meaning_here_is_refused(api, options, param):
     assert refused.value.type == "invalid_request_error"
 
 
-CHAT_OF_TWO = [Message(role="user", content="is 1<2 & 'x'?"), Message(role="assistant", content="yes")]
+CHAT_OF_TWO = [{"role": "user", "content": "is 1<2 & 'x'?"}, {"role": "assistant", "content": "yes"}]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ CHAT_OF_TWO = [Message(role="user", content="is 1<2 & 'x'?"), Message(role="assi
 )
 def test_templates_are_transformers_templates(template, text):
     served = ServedModel("letters", language_model(), Letters(), chat_template=template)
-    assert chat_text(served, CHAT_OF_TWO) == text
+    assert served.chat_text(CHAT_OF_TWO) == text
 
 
 @pytest.mark.parametrize(
@@ -202,4 +200,4 @@ def test_templates_are_transformers_templates(template, text):
 def test_a_template_with_a_token_that_nobody_knows_is_refused(template):
     served = ServedModel("letters", language_model(), Letters(), chat_template=template)
     with pytest.raises(ApiError, match="uses eos_token, which a run does not name"):
-        chat_text(served, CHAT_OF_TWO)
+        served.chat_text(CHAT_OF_TWO)

@@ -1,4 +1,4 @@
-"""The server as an ASGI application, and as a process: socket, log, a line on the terminal."""
+"""The server as an ASGI application, and as a process: models from runs, a socket, a log, a line on the terminal."""
 
 import json
 import logging
@@ -28,97 +28,22 @@ from recurra.checks import sentence
 from recurra.runs import open_run
 from recurra.runs.explored import task
 from recurra.serving import openai, routes
-from recurra.serving.http import LOCAL_HOSTS, ApiError, Gate, ServeSettings, page_response
+from recurra.serving.http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page
 from recurra.serving.model import ServedModel
 from recurra.serving.scheduler import QueueFull
 from recurra.serving.service import Caller, Service, caller
 from recurra.training import TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
-LOGGER = "recurra.serving"
-_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+_SWITCH_SECONDS = 2e-4
+"""After how long a thread that waits for the interpreter gets it. The engine waits after every operation of torch: with
+Python's 5 ms, each step would wait several times for the thread that writes answers."""
 
-
-class JsonLines(logging.Formatter):
-    """Writes a record as a line of JSON: time, level, message, what the caller added, and an error's traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Give the line."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-def set_up_log(path: Path | None) -> None:
-    """Log to a file, requests included, or problems to the standard error. Raises OSError."""
-    handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(JsonLines())
-    for name in (LOGGER, "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers[:], logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING if path is None or name == "uvicorn" else logging.INFO)
-
-
-_REFRESH_SECONDS = 1.0
-
-
-class Rate:
-    """Tokens a second between two looks."""
-
-    def __init__(self) -> None:
-        self._tokens, self._at = 0, time.monotonic()
-
-    def of(self, tokens: int, now: float) -> float:
-        """Give the rate since the last look, from the total and the time."""
-        rate = (tokens - self._tokens) / max(now - self._at, 1e-9)
-        self._tokens, self._at = tokens, now
-        return rate
-
-
-def status_line(service: Service, written: float, read: float) -> str:
-    """Say what the server does."""
-    scheduler = service.engine.scheduler
-    return (
-        f"{scheduler.n_streams:,} streams  {written:,.0f} tokens/s written  {read:,.0f} read  "
-        f"{scheduler.n_waiting:,} in the queue  {service.sessions.n_resident:,} sessions in memory"
-    )
-
-
-@contextmanager
-def console_line(service: Service) -> Iterator[None]:
-    """Keep the line up to date, on a terminal; elsewhere there is none."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    ended = threading.Event()
-
-    def show() -> None:
-        written, read = Rate(), Rate()
-        counters = service.engine.counters
-        with Live(console=console, transient=True, auto_refresh=False) as live:
-            while not ended.wait(_REFRESH_SECONDS):
-                now = time.monotonic()
-                line = status_line(service, written.of(counters.written, now), read.of(counters.read, now))
-                live.update(Text(line), refresh=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+# --- the application ---
 
 
 def create_app(service: Service) -> FastAPI:
-    """Make the application of a service; it starts and stops with it."""
+    """Make the application of a service, which starts and stops with it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -130,66 +55,49 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     settings = service.settings
     hosts = None if settings.api_keys else frozenset({*LOCAL_HOSTS, settings.host})
-    app.add_middleware(Gate, max_body_bytes=settings.max_body_bytes, hosts=hosts, note=service.note_request)
+    app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes, hosts=hosts, note=service.note_request)
     app.include_router(openai.router)
     app.include_router(routes.router)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/{path:path}", page, methods=["GET"], include_in_schema=False)
-    app.add_exception_handler(ApiError, _refused)
-    app.add_exception_handler(QueueFull, _full)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    for kind in (ApiError, QueueFull, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _error_response)
     return app
 
 
 async def health(request: Request) -> dict[str, Any]:
-    """Tell that the server runs."""
+    """Say that the server is running."""
     service: Service = request.app.state.service
     return {"status": "ok", "models": list(service.models)}
 
 
-async def metrics(asked: Annotated[Caller, Depends(caller)]) -> Response:
-    """Give numbers for Prometheus."""
-    return Response(asked.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+async def metrics(by: Annotated[Caller, Depends(caller)]) -> Response:
+    """Return numbers for Prometheus."""
+    return Response(by.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-async def page(path: str) -> Response:
-    """Give a file of the explorer's page."""
-    return page_response(path)
-
-
-async def _refused(request: Request, error: Exception) -> JSONResponse:
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, QueueFull):
+        error = ApiError(429, str(error), code="queue_full", retry_after=1)
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        error = ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where, code="invalid_value")
+    elif isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
     assert isinstance(error, ApiError)
     return error.response()
 
 
-async def _full(request: Request, error: Exception) -> JSONResponse:
-    return ApiError(429, str(error), code="queue_full", retry_after=1).response()
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:]) or None
-    return ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where, code="invalid_value").response()
-
-
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None)).response()
-
-
-_SWITCH_SECONDS = 2e-4
-"""After how long a thread that waits for the interpreter gets it. The engine waits after every operation of torch: with
-Python's 5 ms, each step would wait several times for the thread that writes answers."""
+# --- the process ---
 
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
-    """Serve runs until a signal comes."""
+    """Serve runs until SIGINT or SIGTERM."""
     keep_large_blocks()
     weights = None if arguments.weights == "model" else arguments.weights
-    models = [load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
+    models = [_load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
     names = [model.name for model in models]
     if len(set(names)) < len(names):
         raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
@@ -197,19 +105,33 @@ def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespa
     return 0
 
 
+def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
+    """Load a run as a model under the name of its folder."""
+    trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    template = Path(path) / "chat_template.jinja"
+    return ServedModel(
+        trained.name,
+        trained.model,
+        trained.tokenizer if isinstance(trained.experiment, TextExperiment) else None,
+        weights=weights,
+        task=task(trained),
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+    )
+
+
 def run_service(service: Service, *, log_file: Path | None = None) -> None:
-    """Warm up, and serve until a signal comes: SIGINT or SIGTERM.
+    """Warm up, and serve until SIGINT or SIGTERM.
 
     Args:
         service: what to serve.
-        log_file: where the log goes, a JSON object in each line; None for the standard error, from warnings on.
+        log_file: gets a JSON object per line for each request; None writes only problems, to the standard error.
 
     Raises:
         OSError: the address is taken, or the log cannot be written.
     """
     settings = service.settings
     sys.setswitchinterval(_SWITCH_SECONDS)
-    set_up_log(log_file)
+    _set_up_log(log_file)
     for model in service.models.values():
         model.warm_up()
     config = uvicorn.Config(
@@ -221,14 +143,18 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
     )
     listening = listening_socket(settings)
     host, port = listening.getsockname()[:2]
-    place = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
-    print(f"serving {', '.join(service.models)} at {place}", file=sys.stderr, flush=True)
-    with console_line(service):
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+    print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
+    with _terminal_line(service):
         uvicorn.Server(config).run([listening])
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
-    """Bind the address before anything else starts. Raises OSError."""
+    """Bind the address before anything else starts.
+
+    Raises:
+        OSError: it is taken.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -240,16 +166,69 @@ def listening_socket(settings: ServeSettings) -> socket.socket:
     return made
 
 
-def load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
-    """Load a run as a model to serve; it is called as its folder."""
-    trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    tokenizer = trained.tokenizer if isinstance(trained.experiment, TextExperiment) else None
-    template = Path(path) / "chat_template.jinja"
-    return ServedModel(
-        trained.name,
-        trained.model,
-        tokenizer,
-        weights=weights,
-        task=task(trained),
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+# --- the log and the terminal ---
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as a line of JSON: time, level, message, extra fields, and an error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _set_up_log(path: Path | None) -> None:
+    """Log to a file, requests included, or problems to the standard error."""
+    handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(JsonLines())
+    for name in ("recurra.serving", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING if path is None or name == "uvicorn" else logging.INFO)
+
+
+def status_line(service: Service, written: float, read: float) -> str:
+    """Say what the server does, given the tokens per second."""
+    scheduler = service.engine.scheduler
+    return (
+        f"{scheduler.n_streams:,} streams  {written:,.0f} tokens/s written  {read:,.0f} read  "
+        f"{scheduler.n_waiting:,} in the queue  {service.sessions.n_resident:,} sessions in memory"
     )
+
+
+@contextmanager
+def _terminal_line(service: Service) -> Iterator[None]:
+    """Show the status line, renewed every second, if the standard error is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        counters = service.engine.counters
+        written, read, at = counters.written, counters.read, time.monotonic()
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            while not ended.wait(1.0):
+                was_written, was_read, was_at = written, read, at
+                written, read, at = counters.written, counters.read, time.monotonic()
+                rates = (written - was_written) / (at - was_at), (read - was_read) / (at - was_at)
+                live.update(Text(status_line(service, *rates)), refresh=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,26 +1,39 @@
-"""The bodies of requests, and what they have in common: sampling, texts to stop at, limits."""
+"""The bodies of requests, checked by pydantic, and the checks of them that need the model or the server's limits."""
 
 import asyncio
-from typing import Annotated, Literal, Protocol
+import secrets
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from recurra.checks import sentence
+from recurra.generation.generating import GenerationConfig
 from recurra.generation.sampling import SamplingConfig
 from recurra.serving.http import ApiError
 from recurra.serving.model import ServedModel
-from recurra.serving.requests import Turn
-from recurra.serving.service import Service
+from recurra.serving.requests import Request, TokenDetails
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MOST_TOKENS = 1_000_000
 """Of any list in a body; the server's own limit is lower."""
+MOST_NUMBERS = 500_000
+"""Maximum number of values in a response that is not streamed, which is built in memory."""
+_SHORT_TEXT = 2000
+
+
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else [] if stop is None else stop
+
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(max_length=MOST_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Name = Annotated[str, Field(pattern=NAME)]
 Position = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=4 * 2**20)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=16), BeforeValidator(_as_list)]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class Body(BaseModel):
@@ -29,187 +42,187 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class OpenBody(Body):
-    """Open a session."""
+class SamplingBody(Body):
+    """How tokens are chosen."""
 
-    model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
-    name: Name | None = Field(None, description="what to call it; drawn at random by default")
-
-
-class TellBody(Body):
-    """What to tell about each token."""
-
-    surprise: bool = Field(True, description="its log-probability")
-    alternatives: int = Field(0, ge=0, le=20, description="how many of the likeliest tokens in its place")
-    details: bool = Field(False, description="the transitions with which the model reads it")
-    channels: int = Field(64, ge=1, le=4096, description="channels of a layer in the details, at most")
-
-
-class FeedBody(TellBody):
-    """Let a session read a text, or tokens."""
-
-    text: Text | None = None
-    tokens: Tokens | None = None
-    answers: int = Field(0, ge=0, le=100, description="how many of the likeliest outputs after each token")
-    stream: bool = False
-
-
-class GenerateBody(TellBody):
-    """Let a session write; with a text or tokens, it reads them first."""
-
-    text: Text | None = None
-    tokens: Tokens | None = None
-    max_tokens: int = Field(100, ge=1, le=MOST_TOKENS)
     temperature: float = Field(1.0, ge=0, le=1000)
     top_k: int | None = Field(None, ge=1, le=2**31)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
-    seed: int | None = Field(None, ge=0, lt=2**63, description="of the choices; drawn by default")
-    stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=16)
-    stream: bool = True
+    seed: int | None = Field(None, ge=0, lt=2**62, description="drawn at random by default")
+    stop: Stops = []
+
+    def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
+        """Return the settings of `n` continuations, which have successive seeds.
+
+        Raises:
+            ApiError: there are texts to stop at, and the model has no tokenizer.
+        """
+        if self.stop and model.tokenizer is None:
+            raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
+        seed = secrets.randbits(61) if self.seed is None else self.seed
+        sampling = self._sampling()
+        return [
+            GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed + choice, stop=self.stop)
+            for choice in range(n)
+        ]
+
+    def _sampling(self) -> SamplingConfig:
+        if self.temperature == 0:  # the others have no effect then, and clients send them all the same
+            return SamplingConfig(temperature=0.0, repetition_penalty=self.repetition_penalty)
+        return SamplingConfig(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=None if self.top_p == 1 else self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
 
 
-class ForkBody(Body):
-    """Open a session that continues from a place of another."""
-
-    name: Name | None = None
-    position: Position | None = Field(None, description="after so many tokens; the end by default")
-
-
-class RewindBody(Body):
-    """Go back to a place."""
-
-    position: Position
-
-
-class LabelBody(Body):
-    """A copy of a session, kept under a label."""
-
-    label: Name = "saved"
-
-
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Nothing = Annotated[float, Field(ge=0, le=0)]
+# --- OpenAI's endpoints, as far as their fields have a meaning here ---
 
 
 class StreamOptions(Body):
-    """What a stream tells beside the text."""
+    """What a stream reports beside the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class Asking(Body):
-    """What completions and chats have in common."""
+class OpenAIBody(SamplingBody):
+    """The common fields of completions and chats."""
 
     model: str = Field(max_length=200)
-    temperature: float = Field(1.0, ge=0, le=1000)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=2**31, description="not OpenAI's")
-    min_p: float | None = Field(None, gt=0, le=1, description="not OpenAI's")
-    repetition_penalty: float = Field(1.0, ge=0.001, le=1000, description="not OpenAI's")
     n: int = Field(1, ge=1, le=64)
-    seed: int | None = Field(None, ge=0, lt=2**62)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=1000, description="no meaning here")
-    presence_penalty: Nothing = 0
-    frequency_penalty: Nothing = 0
+    presence_penalty: Zero = 0
+    frequency_penalty: Zero = 0
 
     @property
-    def stops(self) -> list[str]:
-        """The texts to stop at."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionBody(Asking):
+class CompletionBody(OpenAIBody):
     """Continue a text or tokens."""
 
     prompt: Text | Tokens | Annotated[list[Text], Field(min_length=1, max_length=64)] = "\n"
-    max_tokens: int = Field(16, ge=0, le=1_000_000)
+    max_tokens: int = Field(16, ge=0, le=MOST_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
 
 
 class Message(Body):
-    """One turn of a chat."""
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text
 
 
-class ChatBody(Asking):
+class ChatBody(OpenAIBody):
     """Continue a chat."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
 
-MOST_TOLD = 500_000
-"""What an answer that is not a stream may tell, in numbers: it is in memory as a whole."""
-_SHORT_TEXT = 2000
+# --- sessions ---
 
 
-class Choices(Protocol):
-    """The settings of a body."""
+class OpenBody(Body):
+    """Open a session."""
 
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float
+    model: str | None = Field(None, max_length=200, description="which model; the first one served by default")
+    name: Name | None = Field(None, description="drawn at random by default")
 
 
-def sampling_of(body: Choices) -> SamplingConfig:
-    """Give the settings; at temperature 0 the others have no effect, and clients send them all the same."""
-    if body.temperature == 0:
-        return SamplingConfig(temperature=0.0, repetition_penalty=body.repetition_penalty)
-    return SamplingConfig(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=None if body.top_p == 1 else body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-    )
+class DetailsBody(Body):
+    """What to read first, and what to report about each token."""
+
+    text: Text | None = None
+    tokens: Tokens | None = None
+    surprise: bool = Field(True, description="its log-probability")
+    alternatives: int = Field(0, ge=0, le=20, description="this many of the likeliest tokens in its place")
+    details: bool = Field(False, description="the transitions with which the model reads it")
+    channels: int = Field(64, ge=1, le=4096, description="maximum number of channels of a layer in the details")
+
+    def token_details(self, model: ServedModel, answers: int = 0) -> TokenDetails:
+        """Return what to report.
+
+        Raises:
+            ApiError: details are wanted, and the model has none.
+        """
+        if self.details and not model.gate_layers:
+            raise ApiError(400, f"details is true; expected false: {model.name} has no transitions", param="details")
+        return TokenDetails(self.surprise, self.alternatives, answers, self.channels if self.details else 0)
 
 
-def stops_of(model: ServedModel, stops: list[str]) -> tuple[str, ...]:
-    """Give the texts to stop at. Raises ApiError for a model without text."""
-    if stops and model.tokenizer is None:
-        raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
-    return tuple(stops)
+class FeedBody(DetailsBody):
+    """Let a session read a text, or tokens."""
+
+    answers: int = Field(0, ge=0, le=100, description="this many of the likeliest outputs after each token")
+    stream: bool = False
 
 
-async def encoded(model: ServedModel, text: str, *, is_first: bool = True) -> list[int]:
-    """Turn a text into tokens. A long one, which takes a tokenizer long, is left to another thread: streams go on."""
+class GenerateBody(DetailsBody, SamplingBody):
+    """Let a session write; with a text or tokens, it reads them first."""
+
+    max_tokens: MaxTokens = 100
+    stream: bool = True
+
+
+class ForkBody(Body):
+    """Open a session that continues from a position of another."""
+
+    name: Name | None = None
+    position: Position | None = Field(None, description="after this many tokens; the end by default")
+
+
+class RewindBody(Body):
+    """Go back to a position."""
+
+    position: Position
+
+
+# --- checks that need the model or the limits ---
+
+
+async def encode(model: ServedModel, text: str, *, is_first: bool = True) -> list[int]:
+    """Encode a text. A long one takes time and is left to another thread, so that streams continue."""
     if len(text) <= _SHORT_TEXT:
         return model.encode(text, is_first=is_first)
     return await asyncio.to_thread(model.encode, text, is_first=is_first)
 
 
-def require_short(turn: Turn, n_choices: int = 1) -> None:
-    """Refuse an answer in one piece that would tell too much for it. Raises ApiError.
+def require_tokens(model: ServedModel, tokens: list[int]) -> None:
+    """Raise ApiError if a token is not in the vocabulary."""
+    wrong = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
+    if wrong is not None:
+        raise ApiError(400, sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {model.vocabulary - 1}"))
 
-    Args:
-        turn: what is asked for.
-        n_choices: continuations, each of which tells the tokens that are read, if any are told.
+
+def require_generation(model: ServedModel) -> None:
+    """Raise ApiError if the model cannot generate."""
+    if not model.predicts_tokens:
+        message = f"model is {model.name!r}, which predicts classes; expected one that predicts tokens"
+        raise ApiError(400, message, code="cannot_generate", param="model")
+
+
+def require_collectable(request: Request, n_choices: int = 1) -> None:
+    """Raise ApiError if the response is too large to be sent in one piece.
+
+    Each of `n_choices` continuations repeats what is reported about the tokens that are read.
     """
-    n_written = sum(config.max_tokens or 0 for config in turn.configs)
-    n_tokens = n_written + (len(turn.tokens) * n_choices if turn.tells_read else 0)
-    each = turn.numbers_each
-    if n_tokens * each > MOST_TOLD:
-        message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_TOLD:,} in all"
+    n_written = sum(config.max_tokens or 0 for config in request.configs)
+    n_tokens = n_written + (len(request.tokens) * n_choices if request.reports_prompt else 0)
+    each = request.numbers_per_token
+    if n_tokens * each > MOST_NUMBERS:
+        message = f"stream is false, for {n_tokens:,} tokens with {each} numbers each; expected {MOST_NUMBERS:,} in all"
         raise ApiError(400, f"{message}: stream the answer, or ask for fewer tokens or less of each", param="stream")
-
-
-def allowed_tokens(service: Service, n_tokens: int, name: str) -> int:
-    """Give the number back. Raises ApiError if it is beyond what a request may ask for."""
-    most = service.settings.max_tokens
-    if n_tokens > most:
-        raise ApiError(400, sentence(name, n_tokens, f"at most {most}"), param=name, code="too_many_tokens")
-    return n_tokens

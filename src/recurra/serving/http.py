@@ -1,8 +1,7 @@
-"""What stands before the application: limits, errors in OpenAI's form, refusals, the page's files."""
+"""What stands in front of the application: limits, errors in OpenAI's form, refusals, and the files of the page."""
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,16 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from recurra.checks import require, require_at_least, require_positive, sentence
 from recurra.web import PAGE, page_file
 
+LOG = logging.getLogger("recurra.serving")
+
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """The limits of a server.
+    """The address of a server, its keys and its limits.
 
     Raises:
-        ValueError: a limit is below what can work, or the address is reachable from other machines and there is no key.
+        ValueError: a limit is too low to work, or other machines reach the address and there is no key.
     """
 
     host: str = "127.0.0.1"
@@ -34,54 +35,52 @@ class ServeSettings:
     port: int = 8000
     """Port to listen on; 0 chooses a free one."""
     api_keys: tuple[str, ...] = ()
-    """Keys that requests must bring one of; with none, requests need no key."""
+    """Requests must bring one of these keys; if there are none, requests need no key."""
     sessions_file: Path | None = None
     """Where sessions are kept; None keeps them in memory, and they end with the server."""
     max_streams: int = 1024
-    """Streams that are read or continued at the same time."""
+    """Maximum number of streams that are read or written at the same time."""
     max_queue: int = 1024
-    """Requests that wait for a place; more are refused with 429."""
+    """Maximum number of requests that wait; more are refused with 429."""
     max_sessions: int = 100_000
-    """Sessions of one key."""
-    max_labels: int = 100
-    """Copies of one session that are kept under labels."""
+    """Maximum number of sessions of one key."""
     max_resident_sessions: int = 1024
-    """Sessions in memory; the least recently used ones beyond are on disk only. Not without a sessions file."""
+    """Maximum number of sessions in memory; the least recently used ones are on disk only."""
     max_tokens: int = 65_536
-    """Tokens that a request may ask for or bring, and tokens of a session's transcript that are kept."""
+    """Maximum number of tokens that a request may bring or ask for, and that a session's transcript keeps."""
     max_body_bytes: int = 4 * 2**20
-    """Size of a request."""
-    mark_bytes: int = 128 * 2**20
-    """Memory for the states that sessions keep along their transcripts, to fork and rewind quickly."""
+    """Maximum size of a request."""
+    checkpoint_bytes: int = 128 * 2**20
+    """Memory for the states that sessions keep along their transcripts, for fast forks and rewinds."""
     grace_seconds: float = 10.0
-    """How long requests may still take after a signal to stop; then they end, and their sessions are written."""
-    turn_seconds: float = 600.0
+    """How long requests may continue after a signal to stop; then they end, and their sessions are written."""
+    request_seconds: float = 600.0
     """How long a request may take, queueing included."""
 
     def __post_init__(self) -> None:
-        names = ("max_streams", "max_sessions", "max_labels", "max_resident_sessions", "max_tokens", "max_body_bytes")
+        names = ("max_streams", "max_sessions", "max_resident_sessions", "max_tokens", "max_body_bytes")
         require_at_least(1, **{name: getattr(self, name) for name in names})
-        require_at_least(0, max_queue=self.max_queue, mark_bytes=self.mark_bytes)
-        require_positive(turn_seconds=self.turn_seconds)
+        require_at_least(0, max_queue=self.max_queue, checkpoint_bytes=self.checkpoint_bytes)
+        require_positive(request_seconds=self.request_seconds)
         require(0 <= self.port < 2**16, "port", self.port, "a number from 0 to 65,535")
-        for key in self.api_keys:
-            require(
-                len(key) >= 8 and key.isascii() and key.isprintable(),
-                "an API key",
-                "one of other form",
-                "at least 8 printable ASCII characters",
-            )
+        if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.api_keys):
+            raise ValueError(sentence("an API key", "too short or not ASCII", "at least 8 printable ASCII characters"))
         if self.host not in LOCAL_HOSTS and not self.api_keys:
-            came = f"{self.host}, which other machines may reach, without an API key"
-            raise ValueError(sentence("host", came, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
+            got = f"{self.host}, which other machines may reach, without an API key"
+            raise ValueError(sentence("host", got, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
+
+
+# --- errors ---
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error that is the answer to a request, in OpenAI's form. It never contains a traceback.
 
     Args:
         status: of HTTP.
-        message: what came, what was expected, and how to mend it.
+        message: what was got, what was expected, and how to fix it.
         code: a word for programs.
         param: the field that it is about.
         retry_after: seconds until it makes sense to try again.
@@ -93,57 +92,41 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
 
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """Return its JSON."""
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
     def response(self) -> JSONResponse:
-        """The answer."""
+        """Return the answer."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
-        return JSONResponse(error_body(self), self.status, headers)
+        return JSONResponse(self.body(), self.status, headers)
 
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
-
-
-def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
-    """The body of an error."""
-    kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def unknown_session(name: str) -> ApiError:
-    """There is no such session, or it is another key's: both look the same."""
-    return ApiError(404, f"session is {name!r}, which does not exist; expected an open one", code="session_not_found")
-
-
-def turn_failed(message: str = "the model failed on this request") -> ApiError:
-    """A turn ended with an error."""
+def request_failed(message: str = "the model failed on this request") -> ApiError:
+    """The error of a request that ended with reason "error"."""
     return ApiError(500, message, code="turn_failed")
 
 
-def number(value: float | None) -> float | None:
-    """A log-probability that JSON can hold: rounded, None for NaN, and -9999 for minus infinity, as OpenAI has it."""
-    if value is None or math.isnan(value):
-        return None
-    return round(value, 5) if math.isfinite(value) else -9999.0
-
-
-LOG = logging.getLogger("recurra.serving")
+# --- refusals ---
 
 
 class BodyTooLarge(HTTPException):
-    """A body goes on beyond the limit. FastAPI passes errors of this class on while it reads a body, and no others."""
+    """A body is longer than allowed. While FastAPI reads a body, it passes on errors of this class alone."""
 
     code = "too_large"
 
 
-class Gate:
-    """Refuses what must not reach the application, and logs requests.
+class Guard:
+    """Middleware that refuses what must not reach the application, and notes every request.
 
-    Without API keys only requests to a name of this machine pass: a page of another site that resolves its name to
-    127.0.0.1 could ask otherwise. Bodies have to say that they are JSON: a browser sends others for a page of any site,
-    without asking first, and some versions of FastAPI read them.
+    Without API keys only requests to a name of this machine pass. Otherwise a page of another site could reach the
+    server through a name that resolves to 127.0.0.1. Bodies must be declared as JSON: browsers send other types for a
+    page of any site without asking first, and some versions of FastAPI read them.
 
     Args:
         app: the application.
-        max_body_bytes: size of a body.
+        max_body_bytes: maximum size of a body.
         hosts: the names that requests may use; None for any.
         note: called with the route, the status and the seconds of each request.
     """
@@ -158,78 +141,81 @@ class Gate:
         self._app, self._max_body_bytes, self._hosts, self._note = app, max_body_bytes, hosts, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
 
-        async def sending(message: Message) -> None:
+        async def noted_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._passed(scope, receive, sending)
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self._app(scope, self._bounded(receive), noted_send)
+            else:
+                await _send_error(noted_send, refusal)
         except Exception:
             LOG.exception("a request failed", extra={"path": scope["path"]})
             if not status:
-                await self._refuse(sending, ApiError(500, "the server failed on this request; its log says why"))
+                await _send_error(noted_send, ApiError(500, "the server failed on this request; its log says why"))
         finally:
-            route = scope.get("route")
-            self._note(getattr(route, "path", "other"), status, time.perf_counter() - start)
+            route = getattr(scope.get("route"), "path", "other")
+            self._note(route, status, time.perf_counter() - start)
 
-    async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
-        host = _name(headers.get("host", ""))
+        host = _host_name(headers.get("host", ""))
         if self._hosts is not None and host not in self._hosts:
             message = f"host is {host[:100]!r}; expected a name of this machine, or a server with an API key"
-            await self._refuse(send, ApiError(403, message, code="unknown_host"))
-            return
+            return ApiError(403, message, code="unknown_host")
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
-            await self._refuse(send, self._too_large())
-            return
+            return ApiError(413, self._too_large(), code=BodyTooLarge.code)
         if scope["method"] == "POST" and (int(length) or "transfer-encoding" in headers):
             kind = headers.get("content-type", "")
             if kind.partition(";")[0].strip().lower() != "application/json":
                 message = f"content-type is {kind[:100]!r}; expected application/json"
-                await self._refuse(send, ApiError(415, message, code="unsupported_media_type"))
-                return
+                return ApiError(415, message, code="unsupported_media_type")
+        return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Count the bytes of a body that does not declare its length, or has another one."""
         n_bytes = 0
 
-        async def receiving() -> Message:
+        async def bounded_receive() -> Message:
             nonlocal n_bytes
             message = await receive()
             n_bytes += len(message.get("body", b""))
             if n_bytes > self._max_body_bytes:
-                raise BodyTooLarge(413, self._too_large().message)
+                raise BodyTooLarge(413, self._too_large())
             return message
 
-        await self._app(scope, receiving, send)
+        return bounded_receive
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body is too large; expected at most {self._max_body_bytes} bytes", code=BodyTooLarge.code
-        )
-
-    @staticmethod
-    async def _refuse(send: Send, error: ApiError) -> None:
-        body = json.dumps(error_body(error)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send(
-            {"type": "http.response.start", "status": error.status, "headers": [*headers, (b"connection", b"close")]}
-        )
-        await send({"type": "http.response.body", "body": body})
+    def _too_large(self) -> str:
+        return f"the body is too large; expected at most {self._max_body_bytes} bytes"
 
 
-def _name(host: str) -> str:
-    """The name in a Host header, without the port."""
+async def _send_error(send: Send, error: ApiError) -> None:
+    body = json.dumps(error.body()).encode()
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, without the port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()
 
 
-INDEX = "index.html"
+# --- the page ---
+
 _MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -237,21 +223,21 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
-"""Not those of Python's mimetypes, which asks Windows' registry: browsers refuse a script that is text/plain there."""
+"""Not from Python's mimetypes, which asks Windows' registry: browsers refuse a script that is text/plain there."""
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 _HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
 @cache
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page by their paths, each with its media type."""
+    """The files of the page by path, each with its media type: read once, so no request's path reaches the disk."""
     files = {name: page_file(name) for name in PAGE} | {"engine.json": json.dumps({"engine": "server"}).encode()}
     return {name: (content, _MEDIA_TYPES[PurePosixPath(name).suffix]) for name, content in files.items()}
 
 
-def page_response(path: str) -> Response:
-    """Answer a request for a file of the page; "" is the page itself."""
-    found = page_files().get(path or INDEX)
+async def page(path: str) -> Response:
+    """Answer with a file of the explorer's page; "" is the page itself."""
+    found = page_files().get(path or "index.html")
     if found is None:
         return PlainTextResponse("There is nothing here.\n", 404)
     return Response(found[0], media_type=found[1], headers=_HEADERS)

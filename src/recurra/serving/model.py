@@ -1,12 +1,18 @@
-"""A model that a server runs: the form that is run, its tokenizer, and what clients are told about it."""
+"""A model that the server runs, its tokenizer and chat template, and the state of a stream through it."""
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor, nn
 
 from recurra.checks import sentence
@@ -25,44 +31,42 @@ from recurra.serving.http import ApiError
 from recurra.state import n_bytes
 
 
-class Place(NamedTuple):
-    """A place in a stream; a value that never changes, so that streams can share it.
+class StreamState(NamedTuple):
+    """A stream between two requests. It never changes, so streams can share it.
 
-    state: the model's state before the last token, of batch 1.
-    recent: the last tokens, oldest first, at most `RECENT_TOKENS`; the last of them is the one that is not read yet.
-    n_tokens: how many tokens the stream has, the last one included.
+    Unlike `recurra.generation.StreamState` it keeps no logits, which for a large vocabulary take several times the
+    memory of the model's state. Instead the last token is left unread: the next step reads it and computes them.
+
+    model_state: the model's state before the last token, with batch size 1.
+    recent: the last tokens, oldest first, at most `RECENT_TOKENS`, with the unread one at the end.
+    position: the number of tokens of the stream, the unread one included.
     """
 
-    state: Any
+    model_state: Any
     recent: tuple[int, ...] = ()
-    n_tokens: int = 0
+    position: int = 0
 
     @property
     def unread(self) -> tuple[int, ...]:
         """The last token; nothing at the start of a stream."""
         return self.recent[-1:]
 
-    def after(self, tokens: list[int], state: Any) -> "Place":
-        """Give the place after `tokens`, where `state` has read all of them but the last."""
+    def after(self, tokens: Sequence[int], model_state: Any) -> "StreamState":
+        """Return the stream after `tokens`, where `model_state` has read all of them but the last."""
         recent = (*self.recent, *tokens[-RECENT_TOKENS:])[-RECENT_TOKENS:]
-        return Place(state, recent, self.n_tokens + len(tokens))
-
-
-def _digest(identity: ModelIdentity) -> str:
-    """One word for a model: its class, its settings and its weights."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return StreamState(model_state, recent, self.position + len(tokens))
 
 
 class ServedModel:
-    """A model in the form that serves streams, and its name.
+    """A model prepared to serve streams, under a name.
 
     Args:
-        name: what requests call it.
+        name: the name that requests use.
         model: a language model in evaluation mode.
-        tokenizer: turns text into its tokens; None for a model that reads numbers.
-        weights: how its weights are kept (see `recurra.decoding`); None runs the model as it is.
-        task: what its tokens are, as the explorer has to know (see `recurra.runs.explored.task`).
-        chat_template: a Jinja template of a chat, as transformers uses them.
+        tokenizer: turns text into tokens; None for a model that reads numbers.
+        weights: dtype of the packed weights (see `recurra.decoding`); None runs the model as it is.
+        task: describes its tokens to the explorer (see `recurra.runs.explored.task`).
+        chat_template: a Jinja template of a chat, in transformers' format.
 
     Raises:
         ValueError: the model is in training mode, or cannot be prepared with these weights.
@@ -81,25 +85,78 @@ class ServedModel:
         require_evaluation_mode(model)
         self.name, self.tokenizer, self.weights, self.chat_template = name, tokenizer, weights, chat_template
         self.task = task
-        self.fingerprint = _digest(ModelIdentity.of(model))
+        identity = json.dumps(ModelIdentity.of(model), sort_keys=True)
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
         self.plain = cast(Any, self.runner.model if isinstance(self.runner, RecordedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)
         with torch.inference_mode():
-            self.start = Place(self.plain.initial_state(1))
-            _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.state)
+            self.start = StreamState(self.plain.initial_state(1))
+            _, state = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)
             self.outputs = len(self.runner(torch.zeros(1, 1, dtype=torch.int64), state)[0].flatten())
         self.state_bytes = n_bytes(state)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record steps of all sizes of a batch, and compile the choice of tokens, now: no stream waits for it later."""
-        like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.state)[0][:, 0]
+        """Record steps of every batch size and compile the sampling kernel, so no stream has to wait for it later."""
+        like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
         choose(like, [RowChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, RecordedStep):
-            for rows in sorted({recorded_rows(rows) for rows in range(1, MOST_VECTORS + 1)}):
-                self.runner.program(rows)
+            for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
+                self.runner.program(size)
+
+    # --- running ---
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Read tokens (B, L); return the head's input after each of them, and the state."""
+        return self.runner.hidden(tokens, state)  # type: ignore[operator]
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits for the output of `read`."""
+        return self.runner.head(hidden)  # type: ignore[operator]
+
+    # --- text ---
+
+    def encode(self, text: str, *, is_first: bool) -> list[int]:
+        """Return a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
+        if self.tokenizer is None:
+            raise ApiError(400, sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
+        return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
+
+    def text_of(self, token: int) -> str:
+        """Return the text of one token; for a model without a tokenizer, its number."""
+        return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
+
+    def text_pieces(self, before: Sequence[int]) -> Callable[[int], str]:
+        """Return a function that maps each of the tokens that follow `before` to the text that it settles."""
+        return str if self.tokenizer is None else TextPieces(self.tokenizer, before).add
+
+    def first_tokens(self) -> list[int]:
+        """Return the beginning of a stream that has no prompt. Raises ApiError if the model needs one."""
+        tokens = [] if self.tokenizer is None else first_tokens(self.tokenizer)
+        if not tokens:
+            raise ApiError(400, sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
+        return tokens
+
+    def chat_text(self, messages: list[dict[str, str]]) -> str:
+        """Render messages, each with a role and a content, up to where the answer begins.
+
+        Raises:
+            ApiError: the model has no template, or its template refuses the messages.
+        """
+        if self.chat_template is None:
+            message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
+            raise ApiError(400, message, code="no_chat_template", param="model")
+        try:
+            template = _template_environment().from_string(self.chat_template)
+            return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+
+    # --- what clients are told ---
 
     @property
     def predicts_tokens(self) -> bool:
@@ -108,7 +165,7 @@ class ServedModel:
 
     @cached_property
     def gate_layers(self) -> dict[int, int]:
-        """The layers whose mixer has a transition for single steps, with the number of its channels."""
+        """The number of channels of each layer whose mixer has a transition for single steps."""
         if not hasattr(self.plain, "blocks"):
             return {}
         mixers = mixers_with_transition(self.plain, step_by_step=True)
@@ -122,53 +179,16 @@ class ServedModel:
             magnitude = mixer.transition(x)[0]  # type: ignore[operator]
         return int(magnitude.shape[-1])
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
-        """Give a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
-        if self.tokenizer is None:
-            raise ApiError(400, sentence("prompt", "a text", "token ids", f"{self.name} has no tokenizer"))
-        return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
-
-    def text_of(self, token: int) -> str:
-        """Give the text of one token; for a model without a tokenizer, its number."""
-        return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
-
-    def pieces(self, before: Sequence[int]) -> Callable[[int], str]:
-        """Give a function from tokens that follow `before`, one after the other, to the text that each settles."""
-        return str if self.tokenizer is None else TextPieces(self.tokenizer, before).add
-
-    def first_tokens(self) -> list[int]:
-        """What a stream begins with that was given nothing to read. Raises ApiError if the model needs something."""
-        tokens = [] if self.tokenizer is None else first_tokens(self.tokenizer)
-        if not tokens:
-            raise ApiError(400, sentence("prompt", "empty", f"at least one token for {self.name} to continue"))
-        return tokens
-
-    def require_tokens(self, tokens: list[int]) -> None:
-        """Raise ApiError if a token is not in the vocabulary."""
-        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
-        if wrong is not None:
-            message = sentence("tokens", f"a list with {wrong}", f"tokens from 0 to {self.vocabulary - 1}")
-            raise ApiError(400, message)
-
-    @torch.inference_mode()
-    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read tokens (B, L); give what the head reads after each, and the state."""
-        return self.runner.hidden(tokens, state)  # type: ignore[operator]
-
-    @torch.inference_mode()
-    def head(self, hidden: Tensor) -> Tensor:
-        """Give the logits of what `read` gave."""
-        return self.runner.head(hidden)  # type: ignore[operator]
-
     @property
     def cache_bytes_per_token(self) -> int:
-        """What a key-value cache of float16 would take for a token, in as many layers as wide."""
-        layers, width = (int(getattr(self.config, name, 0)) for name in ("n_layer", "d_model"))
-        return 2 * layers * width * 2
+        """Size of a float16 key-value cache for one token, with the same number of layers and channels."""
+        return 2 * self._size("n_layer") * self._size("d_model") * 2
+
+    def _size(self, name: str) -> int:
+        return int(getattr(self.config, name, 0))
 
     def description(self) -> dict[str, Any]:
-        """What clients are told about it."""
-        layers, width = (int(getattr(self.config, name, 0)) for name in ("n_layer", "d_model"))
+        """Describe the model to clients."""
         return {
             "task": self.task,
             "weights": self.weights or "as trained",
@@ -177,9 +197,53 @@ class ServedModel:
             "predicts": "tokens" if self.predicts_tokens else "classes",
             "has_tokenizer": self.tokenizer is not None,
             "has_chat_template": self.chat_template is not None,
-            "layers": layers,
-            "width": width,
+            "layers": self._size("n_layer"),
+            "width": self._size("d_model"),
             "state_bytes": self.state_bytes,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }
+
+
+# --- chat templates ---
+
+
+def _template_environment() -> ImmutableSandboxedEnvironment:
+    """Make an environment with the extensions that transformers gives to chat templates."""
+    extensions = ["jinja2.ext.loopcontrols", _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Write JSON as transformers does; Jinja's own filter escapes it for HTML and sorts the keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, which marks what a model has written and changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return what is inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Unknown:
+    """The token that ends a message, which a run does not name."""
+
+    def __str__(self) -> str:
+        raise TemplateError("it uses eos_token, which a run does not name: write the token itself into the template")
+
+    def __add__(self, other: Any) -> str:
+        return str(self)
+
+    __radd__ = __add__

@@ -1,417 +1,320 @@
 """OpenAI's endpoints: /v1/models, /v1/completions and /v1/chat/completions."""
 
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Depends, Request, Response
-from jinja2 import TemplateError
-from jinja2.ext import Extension
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import fastapi
+from fastapi import APIRouter, Depends, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.checks import sentence
 from recurra.data.text_start import start_of
-from recurra.generation.generating import GenerationConfig
 from recurra.serving.bodies import (
-    Asking,
     ChatBody,
     CompletionBody,
-    Message,
-    allowed_tokens,
-    encoded,
-    require_short,
-    sampling_of,
-    stops_of,
+    OpenAIBody,
+    encode,
+    require_collectable,
+    require_generation,
+    require_tokens,
 )
-from recurra.serving.http import ApiError, error_body, number, turn_failed
+from recurra.serving.http import ApiError, request_failed
 from recurra.serving.model import ServedModel
-from recurra.serving.requests import Event, TokenEvent, Turn, Wanted
+from recurra.serving.requests import Event, Request, TokenDetails, TokenEvent
 from recurra.serving.service import Caller, Service, caller
-from recurra.serving.streaming import begun, event_stream, message, whole
-
-_REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
-"""OpenAI's words for the ends that it does not know."""
-
-
-@dataclass
-class AnswerPiece:
-    """A part of a continuation, or all of it."""
-
-    choice: int
-    text: str = ""
-    tokens: list[TokenEvent] = field(default_factory=list)
-    reason: str | None = None
-
-
-class Answer:
-    """Follows the events of a turn.
-
-    Args:
-        served: the model.
-        turn: what runs.
-        n_choices: how many continuations were asked for.
-        echo: a text that each begins with.
-        every_token: give a piece for every token, also where it settles no text.
-    """
-
-    def __init__(
-        self, served: ServedModel, turn: Turn, n_choices: int, echo: str | None = None, every_token: bool = False
-    ) -> None:
-        self.served = served
-        self._turn, self._n_choices, self._echo, self._every_token = turn, n_choices, echo, every_token
-        self._n_written = 0
-        self._read: list[TokenEvent] = []
-        self._owed = echo is not None
-
-    def pieces(self, events: list[Event]) -> list[AnswerPiece]:
-        """Give the pieces of the next events; a prompt that is echoed is the first of each continuation."""
-        pieces = []
-        for event in events:
-            if isinstance(event, TokenEvent) and event.was_read:
-                self._read.append(event)
-                continue
-            if self._owed:
-                self._owed = False
-                pieces += [AnswerPiece(choice, self._echo or "", self._read) for choice in range(self._n_choices)]
-            pieces += self._piece(event)
-        return pieces
-
-    def _piece(self, event: Event) -> list[AnswerPiece]:
-        if isinstance(event, TokenEvent):
-            self._n_written += 1
-            return [AnswerPiece(event.choice, event.text, [event])] if event.text or self._every_token else []
-        reason = _REASONS.get(event.reason, event.reason)
-        choices = range(self._n_choices) if event.reason == "read" else (event.choice,)
-        return [AnswerPiece(choice, event.text, [], reason) for choice in choices]
-
-    async def whole(self, events: AsyncIterator[list[Event]]) -> list[AnswerPiece]:
-        """Give each continuation as one piece. Raises ApiError if the model failed."""
-        choices = [AnswerPiece(choice) for choice in range(self._n_choices)]
-        async for some in events:
-            for piece in self.pieces(some):
-                one = choices[piece.choice]
-                one.text += piece.text
-                one.tokens += piece.tokens
-                one.reason = piece.reason or one.reason
-        if any(one.reason == "error" for one in choices):
-            raise turn_failed()
-        return choices
-
-    def usage(self) -> dict[str, int]:
-        """Count tokens."""
-        read, written = len(self._turn.tokens), self._n_written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def error_message() -> bytes:
-    """The same, where the answer has begun."""
-    return message(json.dumps(error_body(turn_failed())))
-
+from recurra.serving.streaming import EventStream, message
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-Asked = Annotated[Caller, Depends(caller)]
+By = Annotated[Caller, Depends(caller)]
+
+DEFAULT_TOKENS = 1024
+"""Maximum number of tokens of a chat's answer, if the request sets none."""
+_REASONS = {"cancelled": "length", "timeout": "length", "read": "length"}
+"""OpenAI's words for reasons that it does not know."""
+
+
+# --- endpoints ---
 
 
 @router.get("/models")
-async def models(asked: Asked) -> dict[str, Any]:
+async def models(by: By) -> dict[str, Any]:
     """List the models."""
-    service = asked.service
-    data = [_model_json(service, model) for model in service.models.values()]
-    return {"object": "list", "data": data}
+    return {"object": "list", "data": [_model_json(by.service, model) for model in by.service.models.values()]}
 
 
 @router.get("/models/{name}")
-async def model(name: str, asked: Asked) -> dict[str, Any]:
+async def model(name: str, by: By) -> dict[str, Any]:
     """Show a model."""
-    return _model_json(asked.service, asked.service.model(name))
+    return _model_json(by.service, by.service.model(name))
 
 
-def _model_json(service: Service, one: ServedModel) -> dict[str, Any]:
+def _model_json(service: Service, served: ServedModel) -> dict[str, Any]:
     return {
-        "id": one.name,
+        "id": served.name,
         "object": "model",
         "created": int(service.started),
         "owned_by": "recurra",
-        "recurra": one.description(),
+        "recurra": served.description(),
     }
 
 
 @router.post("/completions", response_model=None)
-async def completions(request: Request, body: CompletionBody, asked: Asked) -> EventSourceResponse | Response:
+async def completions(client: fastapi.Request, body: CompletionBody, by: By) -> EventSourceResponse | Response:
     """Continue a text."""
-    service = asked.service
-    served = service.model(body.model)
+    served = by.service.model(body.model)
     prompt = await _prompt(served, body)
-    allowed_tokens(service, len(prompt), "prompt")
-    wanted = Wanted() if body.logprobs is None else Wanted(True, body.logprobs)
-    turn = turn_of(service, served, prompt, body, body.max_tokens, wanted)
-    turn.tells_read = body.echo
-    if not body.stream:
-        require_short(turn, body.n)
-    echo = _text_of_prompt(served, body, prompt) if body.echo else None
-    answer = CompletionAnswer(Answer(served, turn, body.n, echo, body.logprobs is not None), body)
-    heard = await begun(request, service.live.run(service.engine, turn))
-    if body.stream:
-        return event_stream(heard, answer.stream(heard))
-    return await whole(request, heard, answer.whole(heard))
+    by.service.require_allowed(prompt=len(prompt), max_tokens=body.max_tokens)
+    details = TokenDetails() if body.logprobs is None else TokenDetails(True, body.logprobs)
+    request = _request(by.service, served, prompt, body, body.max_tokens, details)
+    request.reports_prompt = body.echo
+    return await _answer(client, by.service, request, body, Completion(request, body))
 
 
-def _text_of_prompt(served: ServedModel, body: CompletionBody, prompt: list[int]) -> str:
-    text_alone = served.tokenizer is None or not start_of(served.tokenizer)
-    if isinstance(body.prompt, str) and text_alone:
-        return body.prompt
-    return " ".join(map(str, prompt)) if served.tokenizer is None else served.tokenizer.decode(prompt)
-
-
-def turn_of(
-    service: Service, served: ServedModel, prompt: list[int], body: Asking, max_tokens: int, wanted: Wanted
-) -> Turn:
-    """Make the turn of a request that has no session."""
-    if not served.predicts_tokens:
-        message = f"model is {served.name!r}, which predicts classes; expected one that predicts tokens"
-        raise ApiError(400, message, code="cannot_generate", param="model")
-    if body.n > service.settings.max_streams:
-        raise ApiError(400, sentence("n", body.n, f"at most {service.settings.max_streams} at once"), param="n")
-    seed = secrets.randbits(61) if body.seed is None else body.seed
-    configs = [
-        GenerationConfig(
-            max_tokens=allowed_tokens(service, max_tokens, "max_tokens"),
-            sampling=sampling_of(body),
-            seed=seed + choice,
-            stop=stops_of(served, body.stops),
-        )
-        for choice in range(body.n if max_tokens else 0)
-    ]
-    return Turn(served, served.start, prompt, configs, wanted, deadline=service.deadline())
+@router.post("/chat/completions", response_model=None)
+async def chat(client: fastapi.Request, body: ChatBody, by: By) -> EventSourceResponse | Response:
+    """Continue a chat."""
+    served = by.service.model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        message = sentence("top_logprobs", body.top_logprobs, "logprobs true beside it")
+        raise ApiError(400, message, param="top_logprobs")
+    prompt = await encode(served, served.chat_text([message.model_dump() for message in body.messages]))
+    max_tokens = body.max_completion_tokens or body.max_tokens or min(DEFAULT_TOKENS, by.service.settings.max_tokens)
+    by.service.require_allowed(messages=len(prompt), max_tokens=max_tokens)
+    details = TokenDetails(True, body.top_logprobs or 0) if body.logprobs else TokenDetails()
+    request = _request(by.service, served, prompt or served.first_tokens(), body, max_tokens, details)
+    request.reports_prompt = False
+    return await _answer(client, by.service, request, body, Chat(request, body))
 
 
 async def _prompt(served: ServedModel, body: CompletionBody) -> list[int]:
-    prompt = body.prompt
+    prompt: Any = body.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
         if len(prompt) > 1:
-            raise ApiError(
-                400, f"prompt has {len(prompt)} texts; expected one: send a request for each", param="prompt"
-            )
+            message = f"prompt has {len(prompt)} texts; expected one: send a request for each"
+            raise ApiError(400, message, param="prompt")
         prompt = prompt[0]
-    tokens: list[int] = await encoded(served, prompt) if isinstance(prompt, str) else list(prompt)  # type: ignore[arg-type]
-    served.require_tokens(tokens)
+    tokens = await encode(served, prompt) if isinstance(prompt, str) else list(prompt)
     return tokens or served.first_tokens()
 
 
-class CompletionAnswer:
-    """Turns events into completions, in pieces or as one.
+def _request(
+    service: Service, served: ServedModel, prompt: list[int], body: OpenAIBody, max_tokens: int, details: TokenDetails
+) -> Request:
+    """Make a request that has no session."""
+    require_tokens(served, prompt)
+    require_generation(served)
+    if body.n > service.settings.max_streams:
+        raise ApiError(400, sentence("n", body.n, f"at most {service.settings.max_streams} at once"), param="n")
+    configs = body.configs(served, max_tokens, body.n) if max_tokens else []
+    return Request(served, served.start, prompt, configs, details, deadline=service.deadline())
+
+
+async def _answer(
+    client: fastapi.Request, service: Service, request: Request, body: OpenAIBody, answer: "Answer"
+) -> EventSourceResponse | Response:
+    if not body.stream:
+        require_collectable(request, body.n)
+    events = await EventStream.start(client, service.engine.run(request))
+    return events.stream(answer.stream(events)) if body.stream else await events.collect(answer.collect(events))
+
+
+# --- responses ---
+
+
+@dataclass
+class Delta:
+    """A part of one choice, or all of it."""
+
+    choice: int
+    text: str = ""
+    tokens: list[TokenEvent] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Answer:
+    """Turns a request's events into a response, as a stream of deltas or as one.
 
     Args:
-        answer: follows the events.
+        request: the request.
         body: what was asked.
+        echo: a text that every choice begins with.
     """
 
-    def __init__(self, answer: Answer, body: CompletionBody) -> None:
-        self._answer, self._body = answer, body
-        self._frame = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": answer.served.name,
-        }
-        self._offsets = [0] * body.n
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-    async def whole(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
-        """Give the whole answer. Raises ApiError if the model failed."""
-        choices = [self._choice(piece) for piece in await self._answer.whole(events)]
-        return self._frame | {"choices": choices, "usage": self._answer.usage()}
+    def __init__(self, request: Request, body: Any, echo: str | None = None) -> None:
+        self._request, self._body, self._echo = request, body, echo
+        self._frame = {
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": request.model.name,
+        }
+        self._n_written = 0
+        self._read: list[TokenEvent] = []
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """Return the fields of a whole choice, apart from those that all choices have."""
+        raise NotImplementedError
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """Return the fields of a choice in a stream."""
+        return self.choice(delta)
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """Return what is reported about the tokens."""
+        raise NotImplementedError
+
+    def opening(self) -> list[Delta]:
+        """Return what a stream begins with."""
+        return []
+
+    async def collect(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
+        """Return the whole response; raise ApiError if the model failed."""
+        choices = [Delta(index) for index in range(self._body.n)]
+        async for some in events:
+            for delta in self._deltas(some):
+                choice = choices[delta.choice]
+                choice.text += delta.text
+                choice.tokens += delta.tokens
+                choice.finish_reason = delta.finish_reason or choice.finish_reason
+        if any(choice.finish_reason == "error" for choice in choices):
+            raise request_failed()
+        shown = [self._json(choice, self.choice(choice)) for choice in choices]
+        return self._frame | {"object": self.kind, "choices": shown, "usage": self._usage()}
 
     async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
-        """Give the answer piece by piece; what the engine gave at once goes out at once."""
-        head = json.dumps(self._frame)[:-1] + ', "choices": ['
+        """Yield the response in messages; what the engine reports at once goes out at once."""
+        frame = self._frame | {"object": self.chunk_kind}
+        head = json.dumps(frame)[:-1] + ', "choices": ['
+
+        def encoded(deltas: list[Delta]) -> bytes:
+            return b"".join(
+                [message(f"{head}{json.dumps(self._json(delta, self.chunk(delta)))}]}}") for delta in deltas]
+            )
+
+        if opening := self.opening():
+            yield encoded(opening)
         async for some in events:
-            pieces = list(takewhile(lambda piece: piece.reason != "error", all_pieces := self._answer.pieces(some)))
-            if pieces:
-                yield b"".join([message(f"{head}{json.dumps(self._choice(piece))}]}}") for piece in pieces])
-            if len(pieces) < len(all_pieces):
-                yield error_message()
+            deltas = self._deltas(some)
+            good = list(takewhile(lambda delta: delta.finish_reason != "error", deltas))
+            if good:
+                yield encoded(good)
+            if len(good) < len(deltas):
+                yield message(json.dumps(request_failed().body()))
                 return
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield message(json.dumps(self._frame | {"choices": [], "usage": self._answer.usage()}))
+        if self._body.wants_usage:
+            yield message(json.dumps(frame | {"choices": [], "usage": self._usage()}))
         yield message("[DONE]")
 
-    def _choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        logprobs = None if self._body.logprobs is None else self._logprobs(piece)
-        return {"index": piece.choice, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.reason}
+    def _json(self, delta: Delta, fields: dict[str, Any]) -> dict[str, Any]:
+        logprobs = self.logprobs(delta) if self._request.details.logprob else None
+        return {"index": delta.choice, **fields, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def _logprobs(self, piece: AnswerPiece) -> dict[str, Any]:
-        text_of, offsets = self._answer.served.text_of, []
-        for event in piece.tokens:
-            offsets.append(self._offsets[piece.choice])
-            self._offsets[piece.choice] += len(event.text)
+    def _deltas(self, events: list[Event]) -> list[Delta]:
+        """Return the deltas of the next events; an echoed prompt is the first of every choice."""
+        deltas = []
+        for event in events:
+            if isinstance(event, TokenEvent) and event.was_read:
+                self._read.append(event)
+                continue
+            if self._echo is not None:
+                deltas += [Delta(choice, self._echo, self._read) for choice in range(self._body.n)]
+                self._echo = None
+            if not isinstance(event, TokenEvent):
+                choices = range(self._body.n) if event.reason == "read" else (event.choice,)
+                reason = _REASONS.get(event.reason, event.reason)
+                deltas += [Delta(choice, event.text, [], reason) for choice in choices]
+                continue
+            self._n_written += 1
+            if event.text or self._request.details.logprob:
+                deltas.append(Delta(event.choice, event.text, [event]))
+        return deltas
+
+    def _usage(self) -> dict[str, int]:
+        read, written = len(self._request.tokens), self._n_written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+class Completion(Answer):
+    """The response of /v1/completions."""
+
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, request: Request, body: CompletionBody) -> None:
+        super().__init__(request, body, _echoed(request, body) if body.echo else None)
+        self._offsets = [0] * body.n
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """Return the text."""
+        return {"text": delta.text}
+
+    def logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Return what is reported about the tokens, as lists."""
+        text_of, offsets = self._request.model.text_of, []
+        for event in delta.tokens:
+            offsets.append(self._offsets[delta.choice])
+            self._offsets[delta.choice] += len(event.text)
         return {
-            "tokens": [text_of(event.id) for event in piece.tokens],
-            "token_logprobs": [number(event.logprob) for event in piece.tokens],
+            "tokens": [text_of(event.id) for event in delta.tokens],
+            "token_logprobs": [number(event.logprob) for event in delta.tokens],
             "top_logprobs": [
-                {text_of(share.id): number(share.logprob) for share in event.alternatives} or None
-                for event in piece.tokens
+                {text_of(one.id): number(one.logprob) for one in event.alternatives} or None for event in delta.tokens
             ],
             "text_offset": offsets,
         }
 
 
-DEFAULT_TOKENS = 1024
-"""Tokens of an answer whose length the request does not say."""
+def _echoed(request: Request, body: CompletionBody) -> str:
+    tokenizer = request.model.tokenizer
+    if isinstance(body.prompt, str) and (tokenizer is None or not start_of(tokenizer)):
+        return body.prompt
+    return " ".join(map(str, request.tokens)) if tokenizer is None else tokenizer.decode(request.tokens)
 
 
-@router.post("/chat/completions", response_model=None)
-async def chat(
-    request: Request, body: ChatBody, asked: Annotated[Caller, Depends(caller)]
-) -> EventSourceResponse | Response:
-    """Continue a chat."""
-    service = asked.service
-    served = service.model(body.model)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(
-            400, sentence("top_logprobs", body.top_logprobs, "logprobs true beside it"), param="top_logprobs"
-        )
-    prompt = await encoded(served, chat_text(served, body.messages))
-    served.require_tokens(prompt)
-    allowed_tokens(service, len(prompt), "messages")
-    max_tokens = body.max_completion_tokens or body.max_tokens or min(DEFAULT_TOKENS, service.settings.max_tokens)
-    wanted = Wanted(True, body.top_logprobs or 0) if body.logprobs else Wanted()
-    turn = turn_of(service, served, prompt or served.first_tokens(), body, max_tokens, wanted)
-    turn.tells_read = False
-    if not body.stream:
-        require_short(turn)
-    answer = ChatAnswer(Answer(served, turn, body.n, every_token=body.logprobs), body)
-    heard = await begun(request, service.live.run(service.engine, turn))
-    if body.stream:
-        return event_stream(heard, answer.stream(heard))
-    return await whole(request, heard, answer.whole(heard))
+class Chat(Answer):
+    """The response of /v1/chat/completions."""
 
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-def chat_text(served: ServedModel, messages: list[Message]) -> str:
-    """Give the text that the model's template makes of a chat, up to where the answer begins.
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """Return the message."""
+        return {"message": {"role": "assistant", "content": delta.text}}
 
-    Raises:
-        ApiError: the model has no template, or it refuses these messages.
-    """
-    if served.chat_template is None:
-        message = f"{served.name} has no chat template; expected a model with one: use /v1/completions"
-        raise ApiError(400, message, code="no_chat_template", param="model")
-    extensions = ["jinja2.ext.loopcontrols", _Generation]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    try:
-        template = environment.from_string(served.chat_template)
-        chat_ = [message.model_dump() for message in messages]
-        return template.render(messages=chat_, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """Return what is new of the message; a delta without anything is the opening."""
+        if not delta.text and not delta.tokens and delta.finish_reason is None:
+            return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"content": delta.text} if delta.text else {}}
 
+    def opening(self) -> list[Delta]:
+        """Return one delta for each choice, which names the role."""
+        return [Delta(choice) for choice in range(self._body.n)]
 
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Write JSON as transformers does: Jinja's own filter escapes it for HTML, and sorts the keys."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}, which marks what a model has written and changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """Give what is inside."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Unknown:
-    """The token that ends a turn, which a run does not name."""
-
-    def __str__(self) -> str:
-        raise TemplateError("it uses eos_token, which a run does not name: write the token itself into the template")
-
-    def __add__(self, other: Any) -> str:
-        return str(self)
-
-    __radd__ = __add__
-
-
-class ChatAnswer:
-    """Turns events into chat completions, in pieces or as one.
-
-    Args:
-        answer: follows the events.
-        body: what was asked.
-    """
-
-    def __init__(self, answer: Answer, body: ChatBody) -> None:
-        self._answer, self._body = answer, body
-        self._frame = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": answer.served.name,
-        }
-
-    async def whole(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
-        """Give the whole answer. Raises ApiError if the model failed."""
-        choices = [
-            {
-                "index": piece.choice,
-                "message": {"role": "assistant", "content": piece.text},
-                "logprobs": self._logprobs(piece.tokens),
-                "finish_reason": piece.reason,
-            }
-            for piece in await self._answer.whole(events)
+    def logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Return what is reported about the tokens, an object for each."""
+        content = [
+            self._logprob(event.id, event.logprob)
+            | {"top_logprobs": [self._logprob(one.id, one.logprob) for one in event.alternatives]}
+            for event in delta.tokens
         ]
-        return self._frame | {"object": "chat.completion", "choices": choices, "usage": self._answer.usage()}
+        return {"content": content, "refusal": None}
 
-    async def stream(self, events: AsyncIterator[list[Event]]) -> AsyncGenerator[bytes, None]:
-        """Give the answer piece by piece; what the engine gave at once goes out at once."""
-        frame = self._frame | {"object": "chat.completion.chunk"}
-        for choice in range(self._body.n):
-            yield self._piece(frame, choice, {"role": "assistant", "content": ""}, [], None)
-        async for some in events:
-            pieces = list(takewhile(lambda piece: piece.reason != "error", all_pieces := self._answer.pieces(some)))
-            if pieces:
-                yield b"".join([self._piece_of(frame, piece) for piece in pieces])
-            if len(pieces) < len(all_pieces):
-                yield error_message()
-                return
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield message(json.dumps(frame | {"choices": [], "usage": self._answer.usage()}))
-        yield message("[DONE]")
-
-    def _piece_of(self, frame: dict[str, Any], piece: AnswerPiece) -> bytes:
-        delta = {"content": piece.text} if piece.text else {}
-        return self._piece(frame, piece.choice, delta, piece.tokens, piece.reason)
-
-    def _piece(
-        self, frame: dict[str, Any], choice: int, delta: dict[str, str], tokens: list[TokenEvent], reason: str | None
-    ) -> bytes:
-        one = {"index": choice, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": reason}
-        return message(json.dumps(frame | {"choices": [one]}))
-
-    def _logprobs(self, tokens: list[TokenEvent]) -> dict[str, Any] | None:
-        if not self._body.logprobs:
-            return None
-        return {"content": [self._told(event) for event in tokens], "refusal": None}
-
-    def _told(self, event: TokenEvent) -> dict[str, Any]:
-        top = [self._share(share.id, share.logprob) for share in event.alternatives]
-        return self._share(event.id, event.logprob) | {"top_logprobs": top}
-
-    def _share(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self._answer.served.text_of(token)
+    def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._request.model.text_of(token)
         return {"token": text, "logprob": number(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def number(value: float | None) -> float | None:
+    """Return a log-probability that JSON can hold: rounded, None for NaN, and -9999 for minus infinity, as OpenAI's."""
+    if value is None or math.isnan(value):
+        return None
+    return round(value, 5) if math.isfinite(value) else -9999.0

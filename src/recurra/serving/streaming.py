@@ -1,4 +1,4 @@
-"""From the engine's thread to the client: events in order, a bounded number of them, until somebody hangs up."""
+"""From the engine's thread to a client: a request's events in order, a bounded number of them, until it hangs up."""
 
 import asyncio
 import json
@@ -6,33 +6,35 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from fastapi import Request, Response
+import fastapi
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Send
 
 from recurra.serving.engine import Engine
 from recurra.serving.http import ApiError
-from recurra.serving.requests import EndEvent, Event, Turn
+from recurra.serving.requests import EndEvent, Event, Request
+
+Result = TypeVar("Result")
 
 MOST_WAITING = 200_000
-"""Numbers that the events of a turn may have while they wait. A stream that writes 1,000 tokens a second may pause for
-minutes."""
+"""Numbers that the events of a request may have while they wait. A stream that writes 1,000 tokens a second may pause
+for minutes."""
 
 
-class Backlog(AsyncIterator[list[Event]]):
-    """Passes on the events of a turn, in their order, and all that wait at once.
+class EventQueue(AsyncIterator[list[Event]]):
+    """The events of a request that wait for their listener, who gets all of them at once.
 
-    If more than the limit waits when others come, the turn is cancelled: nothing is lost of what it has told until
-    then, and its end comes, too.
+    A client may read slowly, or not at all. If more than the limit waits when others come, the request is cancelled;
+    nothing of what was reported until then is lost, and its end comes, too.
 
     Args:
-        turn: whose events they are.
-        cancel: ends the turn early.
+        request: whose events they are.
+        cancel: ends the request early.
         most: numbers that may wait.
     """
 
-    def __init__(self, turn: Turn, cancel: Callable[[Turn], None], most: int = MOST_WAITING) -> None:
-        self._turn, self._cancel, self._most = turn, cancel, most
+    def __init__(self, request: Request, cancel: Callable[[Request], None], most: int = MOST_WAITING) -> None:
+        self._request, self._cancel, self._most = request, cancel, most
         self._waiting: list[Event] = []
         self._error: BaseException | None = None
         self._is_closed = False
@@ -40,14 +42,14 @@ class Backlog(AsyncIterator[list[Event]]):
 
     def put(self, events: list[Event]) -> None:
         """Add events."""
-        # not those that come: what the engine tells at once may be more, and nobody had the time to take it
-        if len(self._waiting) * self._turn.numbers_each > self._most and not self._turn.is_cancelled:
-            self._cancel(self._turn)
+        # the new ones do not count: the engine may report more at once, and nobody had the time to take them
+        if len(self._waiting) * self._request.numbers_per_token > self._most and not self._request.is_cancelled:
+            self._cancel(self._request)
         self._waiting += events
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the iteration after what waits, with an error if there is one."""
+        """End the iteration after the events that wait, with an error if there is one."""
         self._is_closed, self._error = True, error
         self._changed.set()
 
@@ -59,130 +61,130 @@ class Backlog(AsyncIterator[list[Event]]):
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        some, self._waiting = self._waiting, []
-        return some
+        events, self._waiting = self._waiting, []
+        return events
 
 
-class LiveTurns:
-    """Carries events from the engine's thread to those who wait for them in an event loop; one call a round.
+class AsyncEngine(Engine):
+    """An engine whose events go to coroutines of one event loop, in one call per round.
 
-    Made before the engine; `attach` it to the loop afterwards.
+    Args:
+        limits: those of `Engine`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(self._to_loop, **limits)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lines: dict[Turn, Backlog] = {}
+        self._queues: dict[Request, EventQueue] = {}
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say which loop waits."""
-        self._loop = loop
+    def start(self) -> None:
+        """Start the thread; events go to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        super().start()
 
-    def deliver(self, events: dict[Turn, list[Event]]) -> None:
-        """Hand events over; called on the engine's thread."""
+    def _to_loop(self, events: dict[Request, list[Event]]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._dispatch, events)
 
-    def _dispatch(self, events: dict[Turn, list[Event]]) -> None:
-        for turn, some in events.items():
-            if (line := self._lines.get(turn)) is not None:
-                line.put(some)
+    def _dispatch(self, events: dict[Request, list[Event]]) -> None:
+        for request, some in events.items():
+            if (waiting := self._queues.get(request)) is not None:
+                waiting.put(some)
 
-    async def run(self, engine: Engine, turn: Turn) -> AsyncGenerator[list[Event], None]:
-        """Submit a turn and give its events as they come, to the last.
-
-        A caller that goes away, or is far behind, cancels it.
+    async def run(self, request: Request) -> AsyncGenerator[list[Event], None]:
+        """Submit a request and yield its events as they come, to the last; leaving the iteration cancels it.
 
         Raises:
             QueueFull: too many wait.
         """
-        line = self._lines[turn] = Backlog(turn, engine.cancel)
-        n_open = max(1, len(turn.configs))
+        events = self._queues[request] = EventQueue(request, self.cancel)
+        n_open = request.n_sequences
         try:
-            engine.submit(turn)
+            self.submit(request)
             while n_open:
-                some = await anext(line)
+                some = await anext(events)
                 n_open -= sum(isinstance(event, EndEvent) for event in some)
                 yield some
         finally:
-            del self._lines[turn]
+            del self._queues[request]
             if n_open:
-                engine.cancel(turn)
+                self.cancel(request)
 
 
-Result = TypeVar("Result")
+class EventStream(AsyncIterator[list[Event]]):
+    """The events of a request on their way into an answer. `start` makes it."""
 
-
-class Heard(AsyncIterator[list[Event]]):
-    """The events of a turn, of which the first have come. `begun` makes it."""
-
-    def __init__(self, first: list[Event], rest: AsyncGenerator[list[Event], None]) -> None:
+    def __init__(
+        self, client: fastapi.Request, first: list[Event], following: AsyncGenerator[list[Event], None]
+    ) -> None:
+        self._client, self._following = client, following
         self._first: list[Event] | None = first
-        self._rest = rest
+
+    @classmethod
+    async def start(cls, client: fastapi.Request, events: AsyncGenerator[list[Event], None]) -> "EventStream":
+        """Wait for the first events, so that a refusal comes before the answer begins.
+
+        Raises:
+            ApiError, QueueFull: the request was refused, or the client has hung up.
+        """
+        return cls(client, await unless_gone(client, anext(events)), events)
 
     async def __anext__(self) -> list[Event]:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        return await anext(self._rest)
+        return await anext(self._following)
 
-    async def close(self) -> None:
-        """Say that nobody listens any more: a turn that is not over is cancelled."""
-        await self._rest.aclose()
+    def stream(self, messages: AsyncGenerator[bytes, None]) -> EventSourceResponse:
+        """Answer with server-sent events: `messages`, made from these events, each one or several of `message`."""
+
+        async def closing() -> AsyncGenerator[bytes, None]:
+            try:
+                async for item in messages:
+                    yield item
+            finally:
+                await messages.aclose()
+                await self._following.aclose()
+
+        return _EventSourceResponse(closing())
+
+    async def collect(self, answer: Awaitable[dict[str, Any]]) -> fastapi.Response:
+        """Wait for an answer made from these events and send it in one piece.
+
+        It is plain data. FastAPI would walk through it on the event loop, which takes up to a millisecond per token.
+
+        Raises:
+            ApiError: the client has hung up; and whatever `answer` raises.
+        """
+        try:
+            body = await unless_gone(self._client, answer)
+        finally:
+            await self._following.aclose()
+        text = await asyncio.to_thread(json.dumps, body)
+        return fastapi.Response(text.encode(), media_type="application/json")
 
 
-async def begun(request: Request, events: AsyncGenerator[list[Event], None]) -> Heard:
-    """Wait for the first events, so that a refusal comes before the answer begins.
-
-    Raises:
-        ApiError, QueueFull: the turn was refused, or the client has hung up.
-    """
-    return Heard(await unless_gone(request, anext(events)), events)
-
-
-def message(data: str, event: str = "") -> bytes:
-    """An event of a stream as it goes out; `data` is one line."""
-    kind = f"event: {event}\r\n" if event else ""
-    return f"{kind}data: {data}\r\n\r\n".encode()
-
-
-class _EventStream(EventSourceResponse):
-    """A stream that sends without a time limit: entering and leaving one costs as much as sending."""
+class _EventSourceResponse(EventSourceResponse):
+    """Sends without a time limit: entering and leaving one costs as much as sending."""
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         await send(message)
 
 
-def event_stream(heard: Heard, items: AsyncGenerator[bytes, None]) -> EventSourceResponse:
-    """Answer with a stream of `items`, each one or several of `message`, made of the events."""
-
-    async def closing() -> AsyncGenerator[bytes, None]:
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
-            await heard.close()
-
-    return _EventStream(closing())
+def message(data: str, event: str = "") -> bytes:
+    """Encode a server-sent event; `data` is one line."""
+    kind = f"event: {event}\r\n" if event else ""
+    return f"{kind}data: {data}\r\n\r\n".encode()
 
 
-async def whole(request: Request, heard: Heard, answer: Awaitable[dict[str, Any]]) -> Response:
-    """Wait for an answer that goes out as one. Raises what it raises, or ApiError if the client hangs up.
+async def unless_gone(client: fastapi.Request, work: Awaitable[Result]) -> Result:
+    """Wait for `work`, but cancel it when the client hangs up.
 
-    It is plain data. FastAPI would walk through it on the event loop, which takes up to a millisecond for each token.
+    Raises:
+        ApiError: the client has hung up; and whatever `work` raises.
     """
-    try:
-        body = await unless_gone(request, answer)
-    finally:
-        await heard.close()
-    text = await asyncio.to_thread(json.dumps, body)
-    return Response(text.encode(), media_type="application/json")
-
-
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Wait for `work`, but end it when the client hangs up. Raises ApiError then."""
     task = asyncio.ensure_future(_awaited(work))
-    gone = asyncio.ensure_future(_hung_up(request))
+    gone = asyncio.ensure_future(_hung_up(client))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -199,6 +201,6 @@ async def _awaited(work: Awaitable[Result]) -> Result:
     return await work
 
 
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _hung_up(client: fastapi.Request) -> None:
+    while (await client.receive())["type"] != "http.disconnect":
         pass
