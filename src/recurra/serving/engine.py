@@ -18,7 +18,16 @@ from recurra.checks import require_at_least
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.generation.choosing import choose
 from recurra.serving.model import ServedModel
-from recurra.serving.requests import EndEvent, Event, Request, Sequence, TokenEvent, gates_of, token_logprobs
+from recurra.serving.requests import (
+    EndEvent,
+    Event,
+    Request,
+    Sequence,
+    TokenEvent,
+    TokenLogprob,
+    gates_of,
+    token_logprobs,
+)
 from recurra.serving.scheduler import PrefillChunk, Scheduler
 from recurra.state import Ragged, batch, concatenate_alike, map_tensors, select, split
 
@@ -318,7 +327,8 @@ class Engine:
                 continue
             if sequence.generation.n_tokens == 0:
                 self.counters.first_token.append(now - request.submitted)
-            logprob, alternatives, gates = None, (), None
+            logprob, gates = None, None
+            alternatives: tuple[TokenLogprob, ...] = ()
             if details.of_prediction:
                 logprob, alternatives = token_logprobs(logits[index], token, details.alternatives)
             if details.gates:
