@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, sample
-from recurra.generation.choosing import RowChoice, choose
+from recurra.generation.sampling import RowChoice, choose
 
 SETTINGS = [
     {},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
-from recurra.generation.choosing import RowChoice, choose
+from recurra.generation.sampling import RowChoice, choose
 
 from .conftest import VOCABULARY
 

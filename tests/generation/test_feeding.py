@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from recurra import state as states
-from recurra.generation import feeding
-from recurra.generation.feeding import FeedRequest, feed, feed_together
+from recurra.generation import stream
+from recurra.generation.stream import FeedRequest, feed, feed_together
 
 from .conftest import VOCABULARY
 
@@ -24,7 +24,7 @@ def test_the_logits_after_the_last_token(any_model):
 def test_long_texts_go_in_pieces(model, monkeypatch):
     x = tokens(2, 19)
     whole, _ = feed(model, x)
-    monkeypatch.setattr(feeding, "TOKENS_PER_CALL", 6)
+    monkeypatch.setattr(stream, "TOKENS_PER_CALL", 6)
     lengths = []
     model.embedding.register_forward_hook(lambda _, inputs, __: lengths.append(inputs[0].shape[1]))
     pieces, _ = feed(model, x)

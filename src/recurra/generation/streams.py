@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from recurra.checks import require, sentence
 from recurra.data import TextEncoder
-from recurra.generation.feeding import FeedRequest, feed_together, require_evaluation_mode
-from recurra.generation.generating import Generation, GenerationConfig, choose_all
-from recurra.generation.stream import Input, Stream
-from recurra.generation.text import GeneratedText
+from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig, choose_all
+from recurra.generation.stream import FeedRequest, Input, Stream, feed_together, require_evaluation_mode
 
 _Running: TypeAlias = dict[Hashable, tuple[Stream, Generation]]
 
@@ -85,7 +83,7 @@ class Streams(Mapping[Hashable, Stream]):
         """Feed several streams side by side and give the logits after each one's last token.
 
         Each stream gets the result that it would get alone, to the precision of the model's arithmetic. Texts may have
-        any lengths; `recurra.generation.feeding.feed_together` says which are batched. If one input is refused, no
+        any lengths; `recurra.generation.stream.feed_together` says which are batched. If one input is refused, no
         stream has read anything.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from recurra.checks import sentence
-from recurra.generation.generating import GenerationConfig
+from recurra.generation.continuation import GenerationConfig
 from recurra.generation.sampling import SamplingConfig
 from recurra.serving.http import ApiError
 from recurra.serving.model import ServedModel

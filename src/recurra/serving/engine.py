@@ -16,7 +16,7 @@ from torch import Tensor
 from recurra.cells import cells_prepared_once
 from recurra.checks import require_at_least
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.generation.choosing import choose
+from recurra.generation.sampling import choose
 from recurra.serving.model import ServedModel
 from recurra.serving.requests import (
     EndEvent,

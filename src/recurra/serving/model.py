@@ -21,11 +21,10 @@ from recurra.data.text_start import encode_first, first_tokens
 from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.recorded_step import recorded_rows
-from recurra.generation.choosing import RowChoice, choose
-from recurra.generation.feeding import require_evaluation_mode
-from recurra.generation.model_identity import ModelIdentity
-from recurra.generation.sampling import RECENT_TOKENS, SamplingConfig
-from recurra.generation.text import TextPieces
+from recurra.generation.continuation import TextPieces
+from recurra.generation.sampling import RECENT_TOKENS, RowChoice, SamplingConfig, choose
+from recurra.generation.snapshot import ModelIdentity
+from recurra.generation.stream import require_evaluation_mode
 from recurra.models.transitions import mixers_with_transition
 from recurra.serving.http import ApiError
 from recurra.state import n_bytes

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from recurra.analysis.gates import record_gates
-from recurra.generation.generating import Generation, GenerationConfig
-from recurra.generation.text import GeneratedText
+from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig
 from recurra.serving.model import ServedModel, StreamState
 
 MOST_CHECKPOINTS = 64
