@@ -1,16 +1,16 @@
 """How a stream is continued: settings, the choice of one token after the other, and the text that they make."""
 
 import operator
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, SupportsIndex, cast, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import require, require_whole_number, sentence
-from recurra.data import TextEncoder
 from recurra.generation.sampling import RowChoice, SamplingConfig, choose
 
 
@@ -102,10 +102,52 @@ def choose_all(
     return cast(list[int], tokens)
 
 
+# --- text ---
+
 _SHORTEST, _LONGEST_WINDOW = 8, 24  # tokens
 _LONGEST_BEFORE = 64  # tokens, in which the beginning of a letter is looked for
 _UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet
 _LONGEST = 3  # bytes of an incomplete letter
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns text into tokens and back. It may also have `start`: the tokens in front of a text, as Gemma's <bos>."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that differs whenever the tokens of some text differ."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turn text into tokens: (n,) int64."""
+        ...
+
+    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
+        """Turn tokens back into text."""
+        ...
+
+
+def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Turn a text at the start of a stream into tokens: (n,) int64.
+
+    They are those of `tokenizer.encode`, after the tokenizer's start unless the text has it. An empty text has none.
+    """
+    tokens = tokenizer.encode(text)
+    start = start_of(tokenizer)
+    if not len(tokens) or tuple(tokens[: len(start)].tolist()) == start:
+        return tokens
+    return np.concatenate([np.array(start, dtype=np.int64), tokens])
+
+
+def first_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the beginning of a stream without a text: the tokenizer's start, or the end of a line."""
+    return list(start_of(tokenizer)) or tokenizer.encode("\n").tolist()
+
+
+def start_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens in front of a text; most tokenizers have none."""
+    return getattr(tokenizer, "start", ())
 
 
 class TextPieces:
@@ -119,7 +161,7 @@ class TextPieces:
         before: the tokens before the first piece; with a word-level tokenizer, they put a blank before it.
     """
 
-    def __init__(self, tokenizer: TextEncoder, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._given: str | None = None  # the settled text of the window, where it is known
         starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
@@ -215,7 +257,7 @@ class GeneratedText:
         ValueError: one of `stops` is empty.
     """
 
-    def __init__(self, tokenizer: TextEncoder, before: Sequence[int], stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
         self._pieces, self._stop = TextPieces(tokenizer, before), StopText(stops)
 
     @property

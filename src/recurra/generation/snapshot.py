@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from recurra.files.reading import parse_json
 from recurra.files.weights import content_digest, read_safetensors
 from recurra.files.writing import replacing
 from recurra.generation.sampling import RECENT_TOKENS
-from recurra.models import list_models
 from recurra.saved_state import fill_in, name_tensors, state_from_plain, state_to_plain
 from recurra.state import n_bytes
 
@@ -42,14 +41,10 @@ class ModelIdentity(NamedTuple):
         return cls(type(model).__name__, _plain(getattr(model, "config", None)), weights_fingerprint(model))
 
     def difference(self, other: "ModelIdentity") -> str | None:
-        """Say how `other` differs; None if it is the same model.
-
-        A field that one of them lacks, as files from before there was such a field do, counts as its default.
-        """
+        """Say how `other` differs; None if it is the same model."""
         if self.kind != other.kind:
             return f"{self.kind} against {other.kind}"
-        defaults = _defaults(self.kind)
-        one, two = {**defaults, **(self.config or {})}, {**defaults, **(other.config or {})}
+        one, two = self.config or {}, other.config or {}
         keys = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
         if keys:
             return ", ".join(f"{key} {one.get(key)!r} against {two.get(key)!r}" for key in keys)
@@ -79,26 +74,12 @@ def _sum_of_bits(tensor: Tensor) -> int:
     return int(tensor.sum(dtype=torch.int64))
 
 
-def _defaults(kind: str) -> dict[str, Any]:
-    """The defaults in the config of a registered model, as plain data; empty for other models."""
-    config = next((entry.config for entry in list_models() if entry.model.__name__ == kind), None)
-    if config is None:
-        return {}
-    values = {field.name: field.default for field in fields(config) if field.default is not MISSING}
-    values |= {field.name: field.default_factory() for field in fields(config) if field.default_factory is not MISSING}
-    return _as_json_has_it(values)
-
-
-def _as_json_has_it(values: dict[str, Any]) -> dict[str, Any]:
-    """Through JSON and back, so that what a file gives equals what was written."""
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=repr))
-    return plain
-
-
 def _plain(config: Any) -> dict[str, Any] | None:
     if not is_dataclass(config) or isinstance(config, type):
         return None
-    return _as_json_has_it(asdict(config))
+    # through JSON and back, so that what a file has equals what was written
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=repr))
+    return plain
 
 
 class StreamState(NamedTuple):

@@ -13,10 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.data import TextEncoder
-from recurra.data.text_start import encode_first
 from recurra.decoding import prepare_for_decoding
-from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig, pieces_of_text
+from recurra.generation.continuation import (
+    GeneratedText,
+    Generation,
+    GenerationConfig,
+    Tokenizer,
+    encode_first,
+    pieces_of_text,
+)
 from recurra.generation.sampling import SamplingConfig
 from recurra.generation.snapshot import (
     ModelIdentity,
@@ -181,7 +186,7 @@ class Stream:
             is not float32 on the CPU.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
         self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
@@ -384,7 +389,7 @@ class Stream:
             self._identity = ModelIdentity.of(self.model)
         return self._identity
 
-    def _require_tokenizer(self) -> TextEncoder:
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer

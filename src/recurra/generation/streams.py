@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, sentence
-from recurra.data import TextEncoder
-from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig, choose_all
+from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig, Tokenizer, choose_all
 from recurra.generation.stream import FeedRequest, Input, Stream, feed_together, require_evaluation_mode
 
 _Running: TypeAlias = dict[Hashable, tuple[Stream, Generation]]
@@ -27,7 +26,7 @@ class Streams(Mapping[Hashable, Stream]):
         ValueError: as for `Stream`.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
         self._new = Stream(model, tokenizer, weights=weights)
         self._streams: dict[Hashable, Stream] = {}
 
@@ -37,7 +36,7 @@ class Streams(Mapping[Hashable, Stream]):
         return self._new.model
 
     @property
-    def tokenizer(self) -> TextEncoder | None:
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of all streams."""
         return self._new.tokenizer
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 from recurra.data import TextEncoder
-from recurra.data.text_start import encode_first, first_tokens
 from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.recorded_step import recorded_rows
-from recurra.generation.continuation import TextPieces
+from recurra.generation.continuation import TextPieces, encode_first, first_tokens
 from recurra.generation.sampling import RECENT_TOKENS, RowChoice, SamplingConfig, choose
 from recurra.generation.snapshot import ModelIdentity
 from recurra.generation.stream import require_evaluation_mode

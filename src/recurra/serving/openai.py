@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Response
 from sse_starlette import EventSourceResponse
 
 from recurra.checks import sentence
-from recurra.data.text_start import start_of
+from recurra.generation.continuation import start_of
 from recurra.serving.bodies import (
     ChatBody,
     CompletionBody,
