@@ -50,7 +50,7 @@ class SamplingBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
-    seed: int | None = Field(None, ge=0, lt=2**62, description="drawn at random by default")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="drawn at random by default")
     stop: Stops = []
 
     def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
