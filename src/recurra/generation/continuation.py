@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import require, require_whole_number, sentence
-from recurra.generation.sampling import RowChoice, SamplingConfig, choose
+from recurra.generation.sampling import SamplingConfig, TokenChoice, choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ class Generation:
         (token,) = choose_all([self], logits[None], [recent])
         return token
 
-    def row(self, recent: Sequence[int]) -> RowChoice:
+    def token_choice(self, recent: Sequence[int]) -> TokenChoice:
         """How the next token is chosen after these, for `recurra.generation.sampling.choose`."""
-        return RowChoice(self.config.sampling, self.generator, recent)
+        return TokenChoice(self.config.sampling, self.generator, recent)
 
     def count(self, token: int) -> None:
         """Count a token that was chosen; `is_over` tells whether it is the last."""
@@ -94,7 +94,7 @@ def choose_all(
     generations: Sequence[Generation], logits: Float[Tensor, "B V"], recent: Sequence[Sequence[int]]
 ) -> list[int]:
     """Choose the next token of several streams, and count it; arguments and errors as `Generation.choose`."""
-    tokens = choose(logits, [one.row(tokens) for one, tokens in zip(generations, recent)])
+    tokens = choose(logits, [one.token_choice(tokens) for one, tokens in zip(generations, recent)])
     for generation, token in zip(generations, tokens):
         if isinstance(token, ValueError):
             raise token

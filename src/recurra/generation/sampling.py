@@ -269,7 +269,7 @@ def _require_a_distribution(logits: Tensor) -> None:
 # --- a token for each stream of a batch ---
 
 
-class RowChoice(NamedTuple):
+class TokenChoice(NamedTuple):
     """How to choose the next token of one stream of a batch.
 
     config: the settings.
@@ -282,52 +282,54 @@ class RowChoice(NamedTuple):
     recent: Sequence[int] = ()
 
 
-def choose(logits: Float[Tensor, "B V"], rows: Sequence[RowChoice], *, backend: str = "auto") -> list[int | ValueError]:
-    """Choose a token for each row; beside which rows it stands makes no difference to a row.
+def choose(
+    logits: Float[Tensor, "B V"], choices: Sequence[TokenChoice], *, backend: str = "auto"
+) -> list[int | ValueError]:
+    """Choose a token for each stream; the other streams of the batch make no difference to it.
 
     Args:
-        logits: after the last token of each row.
-        rows: how each chooses.
-        backend: "numba" runs one kernel over all rows, "reference" runs `sample` for one row after the other, on the
+        logits: after the last token of each stream.
+        choices: how to choose for each.
+        backend: "numba" runs one kernel over all streams, "reference" runs `sample` for one after the other, on the
             CPU too; "auto" takes the kernel where Numba is installed. Their tokens differ only where rounding decides.
 
     Returns:
-        A token for every row, or the error of a row that has none to choose (see `draw`).
+        A token for every stream, or the error of one that has none to choose (see `draw`).
 
     Raises:
         ValueError, RuntimeError: the backend does not exist, or cannot run here.
     """
     logits = logits.detach().cpu()
     if choose_backend(backend, logits.device) == "reference":
-        return [_alone(row, choice) for row, choice in zip(logits, rows)]
-    tokens = _by_kernel(at_least_float32(logits), rows)
-    return [token if token >= 0 else _alone(row, choice) for token, row, choice in zip(tokens, logits, rows)]
+        return [_alone(row, choice) for row, choice in zip(logits, choices)]
+    tokens = _by_kernel(at_least_float32(logits), choices)
+    return [token if token >= 0 else _alone(row, choice) for token, row, choice in zip(tokens, logits, choices)]
 
 
-def _alone(logits: Tensor, row: RowChoice) -> int | ValueError:
+def _alone(logits: Tensor, choice: TokenChoice) -> int | ValueError:
     try:
-        recent = torch.tensor(row.recent, dtype=torch.int64, device=logits.device)
-        return int(sample(logits, row.config, row.generator, recent))
+        recent = torch.tensor(choice.recent, dtype=torch.int64, device=logits.device)
+        return int(sample(logits, choice.config, choice.generator, recent))
     except ValueError as error:
         return error
 
 
-def _by_kernel(logits: Tensor, rows: Sequence[RowChoice]) -> list[int]:
-    """The rows' tokens; -1 for one that has none."""
+def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
+    """Return the tokens; -1 where there is none."""
     from recurra.generation.choice_kernels import choose_kernel
 
     n_rows, n_words = logits.shape
-    settings = [_in_numbers(row.config, n_words) for row in rows]
+    settings = [_in_numbers(choice.config, n_words) for choice in choices]
     temperatures, ks, ps, belows = zip(*settings) if settings else ((), (), (), ())
     shares = [
-        torch.rand((), dtype=torch.float64, device="cpu", generator=row.generator).item()
-        if row.config.temperature
+        torch.rand((), dtype=torch.float64, device="cpu", generator=choice.generator).item()
+        if choice.config.temperature
         else 0.0
-        for row in rows
+        for choice in choices
     ]
     tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
     choose_kernel(
-        _penalised(logits, rows).contiguous().numpy(),
+        _penalised(logits, choices).contiguous().numpy(),
         torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
         torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
         torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
@@ -349,14 +351,13 @@ def _in_numbers(config: SamplingConfig, n_words: int) -> tuple[float, int, float
     return config.temperature, k, 1.0 if config.top_p is None else config.top_p, below
 
 
-def _penalised(logits: Tensor, rows: Sequence[RowChoice]) -> Tensor:
-    """The logits after each row's repetition penalty; a copy where a row has one."""
-    penalties = {
-        place: row.config for place, row in enumerate(rows) if row.config.repetition_penalty != 1 and len(row.recent)
-    }
-    if penalties:
+def _penalised(logits: Tensor, choices: Sequence[TokenChoice]) -> Tensor:
+    """Apply the repetition penalties; this copies the logits if there are any."""
+    penalised = [i for i, one in enumerate(choices) if one.config.repetition_penalty != 1 and len(one.recent)]
+    if penalised:
         logits = logits.clone()
-    for place, config in penalties.items():
-        recent = torch.tensor(rows[place].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
-        logits[place] = penalise_repetition(logits[place], recent, config.repetition_penalty)
+    for i in penalised:
+        config = choices[i].config
+        recent = torch.tensor(choices[i].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
+        logits[i] = penalise_repetition(logits[i], recent, config.repetition_penalty)
     return logits

@@ -318,7 +318,7 @@ class Engine:
     def _choose(self, group: SequenceBatch, logits: Tensor) -> list[int]:
         """Write a token of every sequence; return the indices of those that have none to choose."""
         now, failed = time.monotonic(), []
-        tokens = choose(logits, [sequence.generation.row(sequence.recent) for sequence in group.sequences])
+        tokens = choose(logits, [sequence.generation.token_choice(sequence.recent) for sequence in group.sequences])
         for index, (sequence, token) in enumerate(zip(group.sequences, tokens)):
             request, details = sequence.request, sequence.request.details
             if isinstance(token, ValueError):

@@ -21,7 +21,7 @@ from recurra.decoding import RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.decoding.recorded_step import recorded_rows
 from recurra.generation.continuation import TextPieces, encode_first, first_tokens
-from recurra.generation.sampling import RECENT_TOKENS, RowChoice, SamplingConfig, choose
+from recurra.generation.sampling import RECENT_TOKENS, SamplingConfig, TokenChoice, choose
 from recurra.generation.snapshot import ModelIdentity
 from recurra.generation.stream import require_evaluation_mode
 from recurra.models.transitions import mixers_with_transition
@@ -99,7 +99,7 @@ class ServedModel:
     def warm_up(self) -> None:
         """Record steps of every batch size and compile the sampling kernel, so no stream has to wait for it later."""
         like = self.runner(torch.zeros(1, 1, dtype=torch.int64), self.start.model_state)[0][:, 0]
-        choose(like, [RowChoice(SamplingConfig(), torch.Generator())])
+        choose(like, [TokenChoice(SamplingConfig(), torch.Generator())])
         if isinstance(self.runner, RecordedStep):
             for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
                 self.runner.program(size)
