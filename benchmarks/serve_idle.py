@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.place import Place
-from recurra.serving.served_model import ServedModel
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import ServedModel, StreamState
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 from recurra.state import map_tensors
 
 
@@ -40,7 +39,7 @@ async def measure(service: Service, count: int) -> dict[str, float]:
         session = await sessions.open("", model, f"s{number + 50}")
         for token in range(100):
             session.transcript.append(token, -1.0, 0)
-        session.place = Place(map_tensors(torch.clone, model.start.state), tuple(range(64)), 100)
+        session.state = StreamState(map_tensors(torch.clone, model.start.model_state), tuple(range(64)), 100)
         await sessions._write(session)
     found = {"sessions": count, "resident": sessions.n_resident, "MB": own_memory() - before}
     return found | {"ms of CPU each": 1e3 * (time.process_time() - start) / count}

@@ -39,11 +39,10 @@ def serve(sessions_file: str, port_file: str) -> None:
     """Serve the small model; runs in a process of its own."""
     import uvicorn
 
-    from recurra.serving.app import create_app
-    from recurra.serving.running import listening_socket
-    from recurra.serving.served_model import ServedModel
+    from recurra.serving.app import create_app, listening_socket
+    from recurra.serving.http import ServeSettings
+    from recurra.serving.model import ServedModel
     from recurra.serving.service import Service
-    from recurra.serving.settings import ServeSettings
 
     settings = ServeSettings(port=0, sessions_file=Path(sessions_file))
     listening = listening_socket(settings)
@@ -175,7 +174,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="(default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     arguments = parser.parse_args()
-    PROCESSES.set_forkserver_preload(["recurra.serving.running"])
+    PROCESSES.set_forkserver_preload(["recurra.serving.app"])
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), arguments.kills, arguments.seed, tells=True)

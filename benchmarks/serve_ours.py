@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.decoding import gateloop
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.running import run_service
-from recurra.serving.served_model import ServedModel
+from recurra.serving.app import run_service
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import ServedModel
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 from recurra.training.allocator import keep_large_blocks
 
 

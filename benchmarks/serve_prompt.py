@@ -14,8 +14,8 @@ import torch
 from benchmarks.decoding import gateloop
 from recurra.generation import GenerationConfig, SamplingConfig
 from recurra.serving.engine import Engine
-from recurra.serving.served_model import ServedModel
-from recurra.serving.turns import Turn
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import Request
 
 STREAMS, PROMPT, ROUNDS = 64, 8192, 60
 
@@ -37,10 +37,10 @@ def main() -> None:
         return taken
 
     for number in range(STREAMS):
-        engine.submit(Turn(served, served.start, [number], [config]))
+        engine.submit(Request(served, served.start, [number], [config]))
     rounds(4)
     before = statistics.median(rounds(25))
-    prompt = Turn(served, served.start, [1] * PROMPT, [config])
+    prompt = Request(served, served.start, [1] * PROMPT, [config])
     engine.submit(prompt)
     rounds(4)
     read = prompt.n_read

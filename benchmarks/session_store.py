@@ -17,15 +17,14 @@ from pathlib import Path
 
 from recurra.files.writing import replacing
 from recurra.serving import store
-from recurra.serving.store import Record, SessionStore
-from recurra.serving.transcript import Piece
+from recurra.serving.store import SessionRecord, SessionStore, TranscriptPart
 
 STATE, TOGETHER = 60_000, 64
 
 
 def database(kept: SessionStore, names: list[str], turn: int) -> None:
-    piece = Piece(16 * turn, bytes(64), bytes(64), bytes(16))
-    records = [Record("", name, "", "model", 0.0, 0.0, 16 * turn, bytes(256), bytes(STATE)) for name in names]
+    piece = TranscriptPart(16 * turn, bytes(64), bytes(64), bytes(16))
+    records = [SessionRecord("", name, "model", 0.0, 0.0, 16 * turn, bytes(256), bytes(STATE)) for name in names]
     for future in [kept.submit(store.write(record, piece)) for record in records]:
         future.result()
 

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, processors
 from recurra.convert import tokenizer_to_json
 from recurra.data import BytePairEncoding, Vocabulary
 from recurra.data.byte_encoder import ByteEncoder
-from recurra.data.text_start import encode_first, first_tokens, start_of
+from recurra.generation.continuation import encode_first, first_tokens, start_of
 
 TEXT = "a cat and a dog\nthe dog\n" * 3
 PLAIN = BytePairEncoding.train([TEXT], 280)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, sample
-from recurra.generation.choosing import RowChoice, choose
+from recurra.generation.sampling import TokenChoice, choose
 
 SETTINGS = [
     {},
@@ -27,10 +27,10 @@ SETTINGS = [
 ]
 
 
-def rows_of(settings: list[dict], n_words: int, seed: int = 0) -> list[RowChoice]:
+def rows_of(settings: list[dict], n_words: int, seed: int = 0) -> list[TokenChoice]:
     chance = torch.Generator().manual_seed(seed)
     return [
-        RowChoice(
+        TokenChoice(
             SamplingConfig(**some),
             torch.Generator().manual_seed(100 * seed + number),
             torch.randint(n_words, (number % 30,), generator=chance).tolist(),
@@ -49,7 +49,7 @@ def by_the_plain_form(logits, rows):
 def test_the_largest_are_found_where_whole_blocks_are_ruled_out(backend):
     logits = torch.full((1, 128), -torch.inf)
     logits[0, :3] = torch.tensor([1.2, 1.1, 1.0])
-    row = RowChoice(SamplingConfig(top_k=3), torch.Generator().manual_seed(0))
+    row = TokenChoice(SamplingConfig(top_k=3), torch.Generator().manual_seed(0))
     assert {int(choose(logits, [row], backend=backend)[0]) for _ in range(100)} == {0, 1, 2}
 
 
@@ -99,9 +99,9 @@ def test_a_generator_gives_each_token_one_number():
     """So streams go on alike, whichever form chose their tokens before."""
     logits, config = torch.randn(1, 300), SamplingConfig(top_k=40, top_p=0.9)
     ours, plain = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    choose(logits, [RowChoice(config, ours)], backend="numba")
-    choose(logits, [RowChoice(config, plain)], backend="reference")
-    choose(logits, [RowChoice(SamplingConfig(temperature=0.0), ours)])
+    choose(logits, [TokenChoice(config, ours)], backend="numba")
+    choose(logits, [TokenChoice(config, plain)], backend="reference")
+    choose(logits, [TokenChoice(SamplingConfig(temperature=0.0), ours)])
     assert torch.equal(ours.get_state(), plain.get_state())
 
 
@@ -113,7 +113,7 @@ def test_only_the_row_without_a_token_fails(bad, settings, backend):
     before = choose(logits, rows_of([settings] * 4, 77))
     broken = rows_of([settings] * 4, 77)
     if bad == "overflow":
-        logits[2, 3], broken[2] = 3e38, RowChoice(SamplingConfig(temperature=1e-3), torch.Generator())
+        logits[2, 3], broken[2] = 3e38, TokenChoice(SamplingConfig(temperature=1e-3), torch.Generator())
     else:
         logits[2] = -torch.inf
         logits[2, 76] = float(bad) if bad in ("nan", "inf") else -torch.inf

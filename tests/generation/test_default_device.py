@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
-from recurra.generation.choosing import RowChoice, choose
+from recurra.generation.sampling import TokenChoice, choose
 
 from .conftest import VOCABULARY
 
@@ -26,7 +26,7 @@ def test_rows_choose_the_same_tokens(backend, elsewhere):
     logits = torch.randn(len(SETTINGS), VOCABULARY)
 
     def chosen():
-        rows = [RowChoice(one, torch.Generator().manual_seed(number), (1, 2)) for number, one in enumerate(SETTINGS)]
+        rows = [TokenChoice(one, torch.Generator().manual_seed(number), (1, 2)) for number, one in enumerate(SETTINGS)]
         return choose(logits, rows, backend=backend)
 
     expected = chosen()

@@ -1,9 +1,8 @@
-import pytest
 import torch
 
 from recurra import state as states
-from recurra.generation import feeding
-from recurra.generation.feeding import FeedRequest, feed, feed_together
+from recurra.generation import stream
+from recurra.generation.stream import FeedRequest, feed, feed_together
 
 from .conftest import VOCABULARY
 
@@ -24,7 +23,7 @@ def test_the_logits_after_the_last_token(any_model):
 def test_long_texts_go_in_pieces(model, monkeypatch):
     x = tokens(2, 19)
     whole, _ = feed(model, x)
-    monkeypatch.setattr(feeding, "TOKENS_PER_CALL", 6)
+    monkeypatch.setattr(stream, "TOKENS_PER_CALL", 6)
     lengths = []
     model.embedding.register_forward_hook(lambda _, inputs, __: lengths.append(inputs[0].shape[1]))
     pieces, _ = feed(model, x)
@@ -54,11 +53,6 @@ def test_a_model_with_logits_alone(gateloop):
     logits, _ = feed(Wrapped().eval(), x)
     torch.testing.assert_close(logits, feed(gateloop, x)[0], rtol=1e-11, atol=1e-11)
     assert logits._base is None
-
-
-def test_nothing_to_read(gateloop):
-    with pytest.raises(ValueError, match=r"tokens is int64 \(2, 0\) on cpu; expected at least one"):
-        feed(gateloop, tokens(2, 0))
 
 
 def test_streams_of_all_lengths_together(model):

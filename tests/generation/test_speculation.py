@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.generation import SamplingConfig, Speculation, Stream, accept, ahead, distribution
+from recurra.generation import SamplingConfig, Speculation, Stream, accept, distribution
 from recurra.state import tensors
 
 from .conftest import MODELS, VOCABULARY, build
@@ -55,7 +55,7 @@ def test_the_likeliest_tokens_are_those_without_drafts(name):
 
 @pytest.mark.parametrize(("noise", "n_drafted"), [(0.0, 1), (0.0, 7), (0.3, 3), (1.0, 2)])
 def test_any_draft_is_right(gateloop, noise, n_drafted, monkeypatch):
-    monkeypatch.setattr(ahead, "LONGEST_UNREAD", 5)
+    monkeypatch.setattr("recurra.generation.speculation.LONGEST_UNREAD", 5)
     prompt, options = draw_tokens(3), {"sampling": SamplingConfig(temperature=0.0, repetition_penalty=1.3)}
     expected, _ = alone(gateloop, prompt, 20, **options)
     found, speculation = speculate(gateloop, noisy(gateloop, noise), prompt, 20, n_drafted, **options)
@@ -68,7 +68,7 @@ def test_any_draft_is_right(gateloop, noise, n_drafted, monkeypatch):
 
 
 def test_a_call_reads_a_draft_and_what_was_not_read_before(gateloop, monkeypatch):
-    monkeypatch.setattr(ahead, "LONGEST_UNREAD", 4)
+    monkeypatch.setattr("recurra.generation.speculation.LONGEST_UNREAD", 4)
     lengths, hidden = [], gateloop.hidden
 
     class Watched(nn.Module):

@@ -6,7 +6,7 @@ from tokenizers import decoders, models
 
 from recurra.data import BytePairEncoding
 from recurra.generation import GenerationConfig, TextPieces
-from recurra.generation.text import StopText
+from recurra.generation.continuation import StopText
 
 
 def pieces_of(tokenizer, tokens, before=()):

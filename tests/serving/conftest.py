@@ -17,10 +17,10 @@ from recurra.generation import GenerationConfig, SamplingConfig
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.serving.app import create_app
 from recurra.serving.engine import Engine
-from recurra.serving.served_model import ServedModel
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import EndEvent, Event, Request, TokenEvent
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
-from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
 
 VOCABULARY = 40
 
@@ -67,14 +67,14 @@ class Rounds:
     """An engine that runs in the test's own thread, and all that it delivered."""
 
     def __init__(self, **limits: int) -> None:
-        self.events: dict[Turn, list[Event]] = {}
+        self.events: dict[Request, list[Event]] = {}
         self.engine = Engine(self._deliver, **limits)
 
-    def _deliver(self, events: dict[Turn, list[Event]]) -> None:
+    def _deliver(self, events: dict[Request, list[Event]]) -> None:
         for turn, some in events.items():
             self.events.setdefault(turn, []).extend(some)
 
-    def run(self, *turns: Turn, rounds: int | None = None) -> None:
+    def run(self, *turns: Request, rounds: int | None = None) -> None:
         for turn in turns:
             self.engine.submit(turn)
         with torch.inference_mode():
@@ -82,13 +82,13 @@ class Rounds:
                 self.engine.round()
                 rounds = None if rounds is None else rounds - 1
 
-    def written(self, turn: Turn, choice: int = 0) -> list[int]:
+    def written(self, turn: Request, choice: int = 0) -> list[int]:
         return [e.id for e in self.tokens(turn) if not e.was_read and e.choice == choice]
 
-    def tokens(self, turn: Turn) -> list[TokenEvent]:
+    def tokens(self, turn: Request) -> list[TokenEvent]:
         return [event for event in self.events.get(turn, []) if isinstance(event, TokenEvent)]
 
-    def ends(self, turn: Turn) -> list[EndEvent]:
+    def ends(self, turn: Request) -> list[EndEvent]:
         return [event for event in self.events.get(turn, []) if isinstance(event, EndEvent)]
 
 

@@ -11,11 +11,9 @@ from recurra.analysis.gates import record_gates
 from recurra.cells import Cayley
 from recurra.generation import GenerationConfig, SamplingConfig, Stream
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
-from recurra.serving.place import Place
-from recurra.serving.read_report import ReadReport
+from recurra.serving.model import ServedModel, StreamState
+from recurra.serving.requests import PromptReport, Request, TokenDetails
 from recurra.serving.scheduler import QueueFull
-from recurra.serving.served_model import ServedModel
-from recurra.serving.turns import Turn, Wanted
 from recurra.state import tensors
 
 from .conftest import VOCABULARY, Letters, Rounds, asking, language_model
@@ -28,11 +26,11 @@ def alone(served: ServedModel, tokens: list[int], config) -> list[int]:
     return list(stream.generate(config.max_tokens, sampling=config.sampling, seed=config.seed))
 
 
-def same_state(place: Place, served: ServedModel, tokens: list[int]) -> bool:
+def same_state(place: StreamState, served: ServedModel, tokens: list[int]) -> bool:
     stream = Stream(served.plain)
     stream.feed(tokens[:-1])
-    pairs = zip(tensors(place.state), tensors(stream.state), strict=True)
-    return place.n_tokens == len(tokens) and all(torch.allclose(*pair, rtol=1e-9, atol=1e-11) for pair in pairs)
+    pairs = zip(tensors(place.model_state), tensors(stream.state), strict=True)
+    return place.position == len(tokens) and all(torch.allclose(*pair, rtol=1e-9, atol=1e-11) for pair in pairs)
 
 
 @pytest.mark.parametrize("mixer", ["gateloop", "rotary-attention"])
@@ -44,14 +42,14 @@ def test_streams_that_come_and_go_write_what_they_write_alone(mixer):
     for number in range(14):
         prompt = [chance.randrange(VOCABULARY) for _ in range(chance.choice([1, 2, 7, 30, 270]))]
         config = asking(chance.randint(1, 12), number, chance.choice([0.0, 1.0]))
-        turns.append(Turn(served, served.start, prompt, [config]))
+        turns.append(Request(served, served.start, prompt, [config]))
         rounds.run(turns[-1], rounds=chance.randint(0, 3))
     rounds.run()
     for turn in turns:
         assert rounds.written(turn) == alone(served, turn.tokens, turn.configs[0])
         (end,) = rounds.ends(turn)
         assert end.reason == "length"
-        assert same_state(end.place, served, [*turn.tokens, *rounds.written(turn)])
+        assert same_state(end.state, served, [*turn.tokens, *rounds.written(turn)])
 
 
 def test_an_orthogonal_matrix_is_made_once_for_all_tokens(monkeypatch):
@@ -60,7 +58,7 @@ def test_an_orthogonal_matrix_is_made_once_for_all_tokens(monkeypatch):
     served = ServedModel("m", CompactRecurrentTransformer(config).eval())
     calls, transform, rounds = [], Cayley.forward, Rounds()
     monkeypatch.setattr(Cayley, "forward", lambda self, entries: calls.append(self) or transform(self, entries))
-    turn = Turn(served, served.start, [1, 2, 3, 4], [asking(9)])
+    turn = Request(served, served.start, [1, 2, 3, 4], [asking(9)])
     rounds.engine.submit(turn)
     rounds.engine.start()
     while not rounds.ends(turn):
@@ -73,7 +71,7 @@ def test_an_orthogonal_matrix_is_made_once_for_all_tokens(monkeypatch):
 def test_more_rows_than_one_batch_has(exact):
     rounds = Rounds()
     turns = [
-        Turn(exact, exact.start, [number % VOCABULARY, 3], [asking(2 + number % 3, number)]) for number in range(70)
+        Request(exact, exact.start, [number % VOCABULARY, 3], [asking(2 + number % 3, number)]) for number in range(70)
     ]
     rounds.run(*turns)
     assert all(rounds.written(turn) == alone(exact, turn.tokens, turn.configs[0]) for turn in turns)
@@ -88,11 +86,11 @@ def test_the_compiled_step_writes_the_same_alone_and_in_a_batch():
     single = []
     for prompt in prompts:
         rounds = Rounds()
-        turn = Turn(served, served.start, prompt, [config], Wanted(True))
+        turn = Request(served, served.start, prompt, [config], TokenDetails(True))
         rounds.run(turn)
         single.append([(event.id, event.logprob) for event in rounds.tokens(turn) if not event.was_read])
     rounds = Rounds()
-    turns = [Turn(served, served.start, prompt, [config], Wanted(True)) for prompt in prompts]
+    turns = [Request(served, served.start, prompt, [config], TokenDetails(True)) for prompt in prompts]
     rounds.run(*turns)
     # the prompts were read side by side, whose matrix products may round otherwise
     for turn, expected in zip(turns, single):
@@ -103,7 +101,7 @@ def test_the_compiled_step_writes_the_same_alone_and_in_a_batch():
 
 def test_several_continuations_of_one_prompt(exact):
     rounds = Rounds()
-    turn = Turn(exact, exact.start, [1, 2, 3], [asking(9, seed) for seed in range(5)])
+    turn = Request(exact, exact.start, [1, 2, 3], [asking(9, seed) for seed in range(5)])
     rounds.run(turn)
     for choice, config in enumerate(turn.configs):
         assert rounds.written(turn, choice) == alone(exact, [1, 2, 3], config)
@@ -112,10 +110,10 @@ def test_several_continuations_of_one_prompt(exact):
 
 def test_a_stream_continues_from_where_a_turn_ended(exact):
     rounds, config = Rounds(), asking(6, temperature=0.0)
-    first = Turn(exact, exact.start, [1, 2, 3], [config])
+    first = Request(exact, exact.start, [1, 2, 3], [config])
     rounds.run(first)
-    more = Turn(exact, rounds.ends(first)[0].place, [4, 5], [config])
-    again = Turn(exact, rounds.ends(first)[0].place, [], [config])
+    more = Request(exact, rounds.ends(first)[0].state, [4, 5], [config])
+    again = Request(exact, rounds.ends(first)[0].state, [], [config])
     rounds.run(more, again)
     heard = [1, 2, 3, *rounds.written(first)]
     assert rounds.written(more) == alone(exact, [*heard, 4, 5], config)
@@ -124,22 +122,22 @@ def test_a_stream_continues_from_where_a_turn_ended(exact):
 
 def test_marks_are_places_of_the_stream(exact):
     rounds = Rounds()
-    turn = Turn(exact, exact.start, list(range(30)) * 20, [asking(50)], mark_every=16)
+    turn = Request(exact, exact.start, list(range(30)) * 20, [asking(50)], checkpoint_every=16)
     rounds.run(turn)
     text = [*turn.tokens, *rounds.written(turn)]
-    numbers = [mark.n_tokens for mark in turn.marks]
+    numbers = [mark.position for mark in turn.checkpoints]
     assert any(number < 600 for number in numbers)
     assert [number for number in numbers if number > 600] == [608, 624, 640]
-    for mark in turn.marks:
-        assert same_state(mark, exact, text[: mark.n_tokens])
-        assert list(mark.recent) == text[max(0, mark.n_tokens - 64) : mark.n_tokens]
+    for mark in turn.checkpoints:
+        assert same_state(mark, exact, text[: mark.position])
+        assert list(mark.recent) == text[max(0, mark.position - 64) : mark.position]
 
 
 def test_surprise_and_alternatives_are_the_model_s(exact):
     text = [int(token) for token in torch.randint(VOCABULARY, (300,), generator=torch.Generator().manual_seed(0))]
-    rounds, before = Rounds(), Turn(exact, exact.start, text[:5], [])
+    rounds, before = Rounds(), Request(exact, exact.start, text[:5], [])
     rounds.run(before)
-    turn = Turn(exact, rounds.ends(before)[0].place, text[5:], [asking(4)], Wanted(True, 3, 2))
+    turn = Request(exact, rounds.ends(before)[0].state, text[5:], [asking(4)], TokenDetails(True, 3, 2))
     rounds.run(turn)
     whole = [*text, *rounds.written(turn)]
     logprobs = exact.plain(torch.tensor([whole]))[0][0].log_softmax(-1)
@@ -157,7 +155,7 @@ def test_surprise_and_alternatives_are_the_model_s(exact):
 
 def test_the_first_token_of_a_stream_has_no_surprise_and_classes_have_answers(models):
     served = models[2]
-    rounds, turn = Rounds(), Turn(served, served.start, [3, 4], [], Wanted(True, 2, 7))
+    rounds, turn = Rounds(), Request(served, served.start, [3, 4], [], TokenDetails(True, 2, 7))
     rounds.run(turn)
     expected = served.plain(torch.tensor([[3, 4]]))[0][0].log_softmax(-1)
     for event, row in zip(rounds.tokens(turn), expected, strict=True):
@@ -169,24 +167,24 @@ def test_the_first_token_of_a_stream_has_no_surprise_and_classes_have_answers(mo
 
 def test_a_stop_ends_the_text_before_it():
     served = ServedModel("m", language_model(), Letters())
-    rounds, free = Rounds(), Turn(served, served.start, [1, 2], [asking(30)])
+    rounds, free = Rounds(), Request(served, served.start, [1, 2], [asking(30)])
     rounds.run(free)
     text = served.tokenizer.decode(rounds.written(free))
     stop = text[10:12]
-    turn = Turn(served, served.start, [1, 2], [asking(30, stop=(stop,))])
+    turn = Request(served, served.start, [1, 2], [asking(30, stop=(stop,))])
     rounds.run(turn)
     (end,) = rounds.ends(turn)
     assert end.reason == "stop"
     assert "".join(event.text for event in rounds.tokens(turn)) + end.text == text[: text.index(stop)]
-    assert end.place.n_tokens == 2 + text.index(stop) + len(stop)
+    assert end.state.position == 2 + text.index(stop) + len(stop)
 
 
 def test_cancelled_and_late_turns_end_and_give_their_places_back(exact):
     rounds = Rounds(max_streams=3)
     writing, reading, waiting, late = (
-        Turn(exact, exact.start, tokens, [asking(1000)]) for tokens in ([1], [1] * 3000, [1], [1])
+        Request(exact, exact.start, tokens, [asking(1000)]) for tokens in ([1], [1] * 3000, [1], [1])
     )
-    other = Turn(exact, exact.start, [2], [asking(40)])
+    other = Request(exact, exact.start, [2], [asking(40)])
     rounds.run(writing, reading, other, waiting, late, rounds=4)
     for turn in (writing, reading, waiting):
         rounds.engine.cancel(turn)
@@ -195,8 +193,8 @@ def test_cancelled_and_late_turns_end_and_give_their_places_back(exact):
     assert [rounds.ends(turn)[0].reason for turn in (writing, reading, waiting, late)] == ["cancelled"] * 3 + [
         "timeout"
     ]
-    assert rounds.ends(writing)[0].place.n_tokens == 1 + len(rounds.written(writing)) > 1
-    assert rounds.ends(reading)[0].place is exact.start
+    assert rounds.ends(writing)[0].state.position == 1 + len(rounds.written(writing)) > 1
+    assert rounds.ends(reading)[0].state is exact.start
     assert rounds.written(other) == alone(exact, [2], other.configs[0])
     assert rounds.engine.scheduler.n_streams == 0
 
@@ -204,19 +202,19 @@ def test_cancelled_and_late_turns_end_and_give_their_places_back(exact):
 def test_a_queue_has_an_end(exact):
     rounds = Rounds(max_streams=1, max_queue=1)
     for _ in range(2):
-        rounds.run(Turn(exact, exact.start, [1], [asking(50)]), rounds=1)
+        rounds.run(Request(exact, exact.start, [1], [asking(50)]), rounds=1)
     with pytest.raises(QueueFull):
-        rounds.engine.submit(Turn(exact, exact.start, [1], []))
+        rounds.engine.submit(Request(exact, exact.start, [1], []))
 
 
 def test_an_error_ends_its_turns_and_nothing_else(exact, monkeypatch):
     rounds = Rounds()
-    bad = Turn(exact, exact.start, [1, 2, 3], [], Wanted(True))
-    good = Turn(exact, exact.start, [1], [asking(5)])
-    monkeypatch.setattr(ReadReport, "last", lambda *_: 1 / 0)
+    bad = Request(exact, exact.start, [1, 2, 3], [], TokenDetails(True))
+    good = Request(exact, exact.start, [1], [asking(5)])
+    monkeypatch.setattr(PromptReport, "last", lambda *_: 1 / 0)
     rounds.run(bad, good)
     (end,) = rounds.ends(bad)
-    assert (end.reason, end.place) == ("error", exact.start)
+    assert (end.reason, end.state) == ("error", exact.start)
     assert rounds.ends(good)[0].reason == "length"
     assert rounds.engine.counters.failed == 1
     assert rounds.engine.scheduler.n_streams == 0
@@ -226,8 +224,8 @@ def test_a_row_that_cannot_choose_ends_alone(exact):
     """Its neighbours in the batch write what they write alone, and hear nothing of it."""
     rounds, good = Rounds(), asking(6, 3)
     overflow = GenerationConfig(max_tokens=6, sampling=SamplingConfig(repetition_penalty=1e-320))
-    neighbours = [Turn(exact, exact.start, [number, 2], [good]) for number in range(3)]
-    bad = Turn(exact, exact.start, [1, 2], [overflow])
+    neighbours = [Request(exact, exact.start, [number, 2], [good]) for number in range(3)]
+    bad = Request(exact, exact.start, [1, 2], [overflow])
     rounds.run(*neighbours, bad)
     (end,) = rounds.ends(bad)
     assert (end.reason, end.message) == ("error", "with these settings there is no token to choose")
@@ -242,7 +240,7 @@ def test_a_row_that_cannot_choose_ends_alone(exact):
 def test_a_step_that_fails_is_not_read_twice(exact, monkeypatch, fails):
     """The place after it is that of the last token that was written, whose state has not read it yet."""
     rounds = Rounds()
-    turn = Turn(exact, exact.start, [1, 2, 3], [asking(9)], Wanted(surprise=fails == "telling"))
+    turn = Request(exact, exact.start, [1, 2, 3], [asking(9)], TokenDetails(logprob=fails == "telling"))
     rounds.run(turn, rounds=4)
     written = rounds.written(turn)
     assert 0 < len(written) < 9
@@ -253,21 +251,21 @@ def test_a_step_that_fails_is_not_read_twice(exact, monkeypatch, fails):
         return [ValueError("none")]
 
     monkeypatch.setattr(
-        "recurra.serving.engine.choose" if fails == "choosing" else "recurra.serving.engine.shares", failing
+        "recurra.serving.engine.choose" if fails == "choosing" else "recurra.serving.engine.token_logprobs", failing
     )
     rounds.run()
     (end,) = rounds.ends(turn)
     assert end.reason == "error"
     assert rounds.written(turn) == written
-    assert same_state(end.place, exact, [1, 2, 3, *written])
+    assert same_state(end.state, exact, [1, 2, 3, *written])
 
 
 def test_a_long_prompt_lets_others_write(exact):
     """Between two tokens of a stream, at most one piece of prompts is read."""
     rounds = Rounds()
-    writer = Turn(exact, exact.start, [1], [asking(200)])
+    writer = Request(exact, exact.start, [1], [asking(200)])
     rounds.run(writer, rounds=1)
-    long = Turn(exact, exact.start, [1] * 4000, [])
+    long = Request(exact, exact.start, [1] * 4000, [])
     rounds.engine.submit(long)
     with torch.inference_mode():
         for _ in range(20):
@@ -279,7 +277,7 @@ def test_a_long_prompt_lets_others_write(exact):
 
 def test_gates_are_those_of_the_tokens(models):
     served = models[0]
-    rounds, turn = Rounds(), Turn(served, served.start, [5, 6, 7], [asking(3)], Wanted(gates=16))
+    rounds, turn = Rounds(), Request(served, served.start, [5, 6, 7], [asking(3)], TokenDetails(gates=16))
     rounds.run(turn)
     whole = [5, 6, 7, *rounds.written(turn)]
     record = record_gates(served.plain, torch.tensor([whole]))

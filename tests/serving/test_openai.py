@@ -1,5 +1,7 @@
 """OpenAI's endpoints, asked by OpenAI's own client."""
 
+import asyncio
+import json
 import math
 
 import openai
@@ -7,12 +9,13 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
-from recurra.serving.chats import chat_text
-from recurra.serving.errors import ApiError
-from recurra.serving.openai_requests import Message
-from recurra.serving.served_model import ServedModel
+from recurra.serving.bodies import ChatBody, CompletionBody
+from recurra.serving.http import ApiError
+from recurra.serving.model import ServedModel
+from recurra.serving.openai import Chat, Completion
+from recurra.serving.requests import EndEvent, Request, TokenEvent
 
-from .conftest import Letters, language_model
+from .conftest import Letters, asking, language_model
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -64,9 +67,9 @@ def test_more_texts_than_streams_are_refused(serving):
 def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
     most = 15 if body.get("echo") else 18
     body = {"model": "letters", **body}
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_NUMBERS", most)
     assert client.post(f"/v1/{path}", json=body).status_code == 200
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", most - 1)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_NUMBERS", most - 1)
     refused = client.post(f"/v1/{path}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]
@@ -179,7 +182,7 @@ def test_what_has_no_meaning_here_is_refused(api, options, param):
     assert refused.value.type == "invalid_request_error"
 
 
-CHAT_OF_TWO = [Message(role="user", content="is 1<2 & 'x'?"), Message(role="assistant", content="yes")]
+CHAT_OF_TWO = [{"role": "user", "content": "is 1<2 & 'x'?"}, {"role": "assistant", "content": "yes"}]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ CHAT_OF_TWO = [Message(role="user", content="is 1<2 & 'x'?"), Message(role="assi
 )
 def test_templates_are_transformers_templates(template, text):
     served = ServedModel("letters", language_model(), Letters(), chat_template=template)
-    assert chat_text(served, CHAT_OF_TWO) == text
+    assert served.chat_text(CHAT_OF_TWO) == text
 
 
 @pytest.mark.parametrize(
@@ -202,4 +205,68 @@ def test_templates_are_transformers_templates(template, text):
 def test_a_template_with_a_token_that_nobody_knows_is_refused(template):
     served = ServedModel("letters", language_model(), Letters(), chat_template=template)
     with pytest.raises(ApiError, match="uses eos_token, which a run does not name"):
-        chat_text(served, CHAT_OF_TWO)
+        served.chat_text(CHAT_OF_TWO)
+
+
+def writes(answer, rounds) -> list[list[str]]:
+    """The data of each message, by the write that it goes out in."""
+
+    async def events():
+        for some in rounds:
+            yield some
+
+    async def collect() -> list[bytes]:
+        return [written async for written in answer.stream(events())]
+
+    return [
+        [line.removeprefix("data: ") for line in written.decode().split("\r\n\r\n") if line]
+        for written in asyncio.run(collect())
+    ]
+
+
+def pieces_of(messages: list[str]) -> list[tuple[int, str]]:
+    choices = [json.loads(message)["choices"][0] for message in messages]
+    return [(one["index"], one.get("text") or one.get("delta", {}).get("content")) for one in choices]
+
+
+@pytest.fixture(params=["completion", "chat"])
+def answer(request, models):
+    served = models[0]
+    request_ = Request(served, served.start, [1], [asking(5), asking(5)])
+    if request.param == "completion":
+        return Completion(request_, CompletionBody(model="letters", prompt="a", n=2))
+    return Chat(request_, ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
+
+
+def test_what_came_at_once_goes_out_at_once(answer, models):
+    start = models[0].start
+    rounds = [
+        [TokenEvent(0, 3, "d"), TokenEvent(1, 4, "e")],
+        [TokenEvent(0, 5, ""), TokenEvent(1, 6, "g\r\n\n")],
+        [EndEvent(0, "length", start, "f"), EndEvent(1, "stop", start)],
+    ]
+    *told, done = writes(answer, rounds)
+    assert done == ["[DONE]"]
+    told = told[-3:]  # a chat begins with who speaks
+    assert pieces_of(told[0]) == [(0, "d"), (1, "e")]
+    assert pieces_of(told[1]) == [(1, "g\r\n\n")]
+    assert [json.loads(message)["choices"][0]["finish_reason"] for message in told[2]] == ["length", "stop"]
+
+
+def test_an_error_comes_after_what_was_written_before_it_and_ends_the_answer(answer, models):
+    start = models[0].start
+    rounds = [
+        [TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")],
+        [TokenEvent(0, 5, "f")],
+    ]
+    *_, told, failed = writes(answer, rounds)
+    assert pieces_of(told) == [(0, "d")]
+    assert json.loads(failed[0])["error"]["code"] == "turn_failed"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_an_answer_that_was_cut_short_does_not_look_like_its_end(answer, models, reason):
+    start = models[0].start
+    *told, _ = writes(answer, [[TokenEvent(0, 3, "d"), EndEvent(0, reason, start), EndEvent(1, "stop", start)]])
+    reasons = [json.loads(message)["choices"][0]["finish_reason"] for message in told[-1]]
+    assert reasons == [None, "length", "stop"]

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.serving.place import Place
-from recurra.serving.scheduler import LONGEST_PIECE, SHORTEST_PIECE, Pace, QueueFull, Scheduler
-from recurra.serving.turns import MOST_MARKS, Turn
+from recurra.serving.model import StreamState
+from recurra.serving.requests import MOST_CHECKPOINTS, Request
+from recurra.serving.scheduler import LONGEST_CHUNK, SHORTEST_CHUNK, Pace, QueueFull, Scheduler
 
 MODEL, OTHER = object(), object()
 
 
-def turn(n_tokens: int, model=MODEL, n_rows: int = 1) -> Turn:
+def turn(n_tokens: int, model=MODEL, n_sequences: int = 1) -> Request:
     """A turn that reads `n_tokens` before its last one."""
-    return Turn(model, Place(None), [0] * (n_tokens + 1), [None] * n_rows)
+    return Request(model, StreamState(None), [0] * (n_tokens + 1), [None] * n_sequences)
 
 
 def test_who_has_nothing_to_read_writes_at_once():
@@ -22,12 +22,12 @@ def test_who_has_nothing_to_read_writes_at_once():
     scheduler.add(reads)
     scheduler.add(writes)
     assert list(scheduler.admit()) == [writes]
-    assert scheduler.next_piece(False).turns == [reads]
+    assert scheduler.next_chunk(False).requests == [reads]
 
 
 def test_places_are_given_in_order_and_a_large_turn_is_not_overtaken():
     scheduler = Scheduler(4, 8)
-    first, large, small = turn(0, n_rows=3), turn(0, n_rows=3), turn(0)
+    first, large, small = turn(0, n_sequences=3), turn(0, n_sequences=3), turn(0)
     for one in (first, large, small):
         scheduler.add(one)
     assert list(scheduler.admit()) == [first]
@@ -49,39 +49,39 @@ def test_a_full_queue_refuses():
 def test_small_turns_behind_a_large_one_that_waits_are_refused_too():
     """Its places are spoken for: otherwise any number would wait behind it."""
     scheduler = Scheduler(4, 1)
-    scheduler.add(turn(0, n_rows=3))
+    scheduler.add(turn(0, n_sequences=3))
     list(scheduler.admit())
-    scheduler.add(turn(0, n_rows=3))
+    scheduler.add(turn(0, n_sequences=3))
     with pytest.raises(QueueFull, match="1 requests that wait"):
         scheduler.add(turn(0))
 
 
 def test_a_turn_keeps_a_bounded_number_of_marks():
-    one, places = turn(0), [Place(None, (), n) for n in range(1000)]
-    one.mark_every = 16
+    one, places = turn(0), [StreamState(None, (), n) for n in range(1000)]
+    one.checkpoint_every = 16
     for place in places:
-        if place.n_tokens % one.mark_every == 0:
-            one.mark(place)
-        assert len(one.marks) < MOST_MARKS
-    one.mark_every = 1
+        if place.position % one.checkpoint_every == 0:
+            one.add_checkpoint(place)
+        assert len(one.checkpoints) < MOST_CHECKPOINTS
+    one.checkpoint_every = 1
     for place in places:
-        one.mark(place)
-        assert len(one.marks) < MOST_MARKS
-    assert one.marks[-1] is places[-1]
-    assert one.mark_every > 16
+        one.add_checkpoint(place)
+        assert len(one.checkpoints) < MOST_CHECKPOINTS
+    assert one.checkpoints[-1] is places[-1]
+    assert one.checkpoint_every > 16
 
 
 def test_prompts_are_read_in_turns():
     scheduler = Scheduler(8, 8)
-    long, other = turn(10 * LONGEST_PIECE), turn(2 * LONGEST_PIECE)
+    long, other = turn(10 * LONGEST_CHUNK), turn(2 * LONGEST_CHUNK)
     scheduler.add(long)
     scheduler.add(other)
     list(scheduler.admit())
     order = []
     for _ in range(4):
-        piece = scheduler.next_piece(False)
-        order.append(piece.turns[0])
-        scheduler.has_read(piece)
+        piece = scheduler.next_chunk(False)
+        order.append(piece.requests[0])
+        scheduler.complete(piece)
     assert order == [long, other, long, other]
 
 
@@ -91,27 +91,27 @@ def test_short_prompts_are_read_side_by_side_and_models_apart():
     for one in (same, longer, foreign, shorter):
         scheduler.add(one)
     list(scheduler.admit())
-    piece = scheduler.next_piece(False)
-    assert (piece.turns, piece.length) == ([same, longer], 5)
-    assert scheduler.has_read(piece) == [same]
+    piece = scheduler.next_chunk(False)
+    assert (piece.requests, piece.length) == ([same, longer], 5)
+    assert scheduler.complete(piece) == [same]
     assert longer.n_left == 4
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.booleans(), st.integers(1, 5000))
 def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, microseconds):
     scheduler = Scheduler(64, 64)
-    scheduler.pace.note_piece(1, microseconds * 1e-6)
+    scheduler.pace.note_chunk(1, microseconds * 1e-6)
     scheduler.pace.note_step(0.03)
     turns = [turn(length) for length in lengths]
     for one in turns:
         scheduler.add(one)
     list(scheduler.admit())
     done, n_read = [], 0
-    while (piece := scheduler.next_piece(somebody_writes)) is not None:
-        room = scheduler.pace.tokens(somebody_writes)
-        assert 0 < len(piece.turns) * piece.length <= room
-        n_read += len(piece.turns) * piece.length
-        done += scheduler.has_read(piece)
+    while (piece := scheduler.next_chunk(somebody_writes)) is not None:
+        room = scheduler.pace.chunk_tokens(somebody_writes)
+        assert 0 < len(piece.requests) * piece.length <= room
+        n_read += len(piece.requests) * piece.length
+        done += scheduler.complete(piece)
     assert n_read == sum(lengths)
     assert sorted(map(id, done)) == sorted(map(id, turns))
     assert scheduler.is_idle
@@ -119,14 +119,14 @@ def test_everything_is_read_once_within_the_bound(lengths, somebody_writes, micr
 
 def test_a_piece_takes_as_long_as_a_step():
     pace = Pace()
-    assert pace.tokens(True) == SHORTEST_PIECE
-    pace.note_piece(100, 0.05)
+    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
+    pace.note_chunk(100, 0.05)
     pace.note_step(0.03)
-    assert pace.tokens(True) == 60
-    assert pace.tokens(False) == LONGEST_PIECE
+    assert pace.chunk_tokens(True) == 60
+    assert pace.chunk_tokens(False) == LONGEST_CHUNK
     for _ in range(100):
         pace.note_step(0.0001)
-    assert pace.tokens(True) == SHORTEST_PIECE
+    assert pace.chunk_tokens(True) == SHORTEST_CHUNK
 
 
 def test_who_is_late_or_cancelled_is_taken_out():
@@ -138,5 +138,5 @@ def test_who_is_late_or_cancelled_is_taken_out():
     list(scheduler.admit())
     waits.is_cancelled = True
     assert scheduler.drop(11.0) == [(waits, False), (late, True)]
-    assert scheduler.next_piece(False).turns == [reads]
-    assert scheduler.take_all() == [(reads, True)]
+    assert scheduler.next_chunk(False).requests == [reads]
+    assert scheduler.drop_all() == [(reads, True)]

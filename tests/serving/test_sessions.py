@@ -1,4 +1,4 @@
-"""Sessions over HTTP: what they read and write, forks, copies, and what is left after a restart."""
+"""Sessions over HTTP: what they read and write, forks, and what is left after a restart."""
 
 import contextlib
 import json
@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from recurra.generation import SamplingConfig, Stream
+from recurra.serving.http import ServeSettings
+from recurra.serving.model import StreamState
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
+from recurra.serving.sessions import MOST_CHECKPOINTS, Checkpoints
 
 from .conftest import Letters, Running
 
@@ -86,18 +88,13 @@ def test_a_fork_continues_from_any_token_and_leaves_the_first_alone(client, mode
     assert (too_far.status_code, too_far.json()["error"]["param"]) == (400, "position")
 
 
-def test_rewind_save_and_load(client, models):
+def test_a_rewind_forgets_what_came_after(client, models):
     name = opened(client)
     write(client, name, 8, text="abc")
-    assert client.post(f"/v1/sessions/{name}/save", json={"label": "here"}).json()["bytes"] > 0
-    before = client.get(f"/v1/sessions/{name}/transcript").json()
     assert client.post(f"/v1/sessions/{name}/rewind", json={"position": 3}).json()["position"] == 3
     other = write(client, name, 4, text="xyz")
     assert other == alone(models, "abcxyz", 4)
-    assert client.post(f"/v1/sessions/{name}/load", json={"label": "here"}).json()["position"] == 11
-    assert client.get(f"/v1/sessions/{name}/transcript").json() == before
-    missing = client.post(f"/v1/sessions/{name}/load", json={"label": "nowhere"})
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "label_not_found")
+    assert len(client.get(f"/v1/sessions/{name}/transcript").json()["tokens"]) == 10
 
 
 def test_names_are_unique_and_listed_until_they_are_closed(serving):
@@ -121,13 +118,11 @@ def test_sessions_outlive_the_server(serving, tmp_path, models):
     with first_server(models, kept) as client:
         name = opened(client, name="mine")
         written = write(client, name, 5, text="once")
-        client.post(f"/v1/sessions/{name}/save", json={})
         more = write(client, name, 5)
     client = serving(**kept).client()
     assert client.get("/v1/sessions/mine").json()["position"] == 14
     whole = "once" + Letters().decode([*written, *more])
     assert write(client, "mine", 5) == alone(models, whole, 5)
-    assert client.post("/v1/sessions/mine/load", json={}).json()["position"] == 9
     twin = client.post("/v1/sessions/mine/fork", json={"position": 6}).json()["id"]  # no marks are left
     assert write(client, twin, 4) == alone(models, whole[:6], 4)
 
@@ -207,14 +202,12 @@ def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
     client = running.client()
     opened(client, name="a")
     written = write(client, "a", 30, text="once")
-    client.post("/v1/sessions/a/save", json={})
     written += write(client, "a", 5)
     before = client.get("/v1/sessions/a/transcript").json()
     with full_disk():
         turns = [
             ("feed", {"text": "xyz"}),
             ("rewind", {"position": 3}),
-            ("load", {}),
             ("generate", {"max_tokens": 5, "stream": False}),
         ]
         for path, body in turns:
@@ -232,15 +225,6 @@ def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
     assert running.service.sessions.n_resident == 2
 
 
-def test_a_session_has_a_bounded_number_of_copies(serving):
-    client = serving(max_labels=2).client()
-    opened(client, name="a")
-    answers = [client.post("/v1/sessions/a/save", json={"label": label}) for label in ("one", "two", "three", "one")]
-    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
-    assert answers[2].json()["error"]["code"] == "too_many_labels"
-    assert "save over one of one, two" in answers[2].json()["error"]["message"]
-
-
 def test_a_text_of_any_length_is_read_as_it_is(client, models):
     name = opened(client)
     assert client.post(f"/v1/sessions/{name}/feed", json={"text": "ab" * 1500}).json()["position"] == 3000
@@ -252,7 +236,7 @@ def test_a_session_has_one_turn_at_a_time(serving):
     with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000}) as long:
         lines = long.iter_lines()  # kept: an iterator that is forgotten hangs up
         next(lines)
-        for path, body in (("feed", {"text": "x"}), ("fork", {}), ("rewind", {"position": 0}), ("save", {})):
+        for path, body in (("feed", {"text": "x"}), ("fork", {}), ("rewind", {"position": 0})):
             busy = client.post(f"/v1/sessions/a/{path}", json=body)
             assert (busy.status_code, busy.json()["error"]["code"]) == (409, "session_busy")
             assert busy.headers["retry-after"] == "1"
@@ -329,7 +313,7 @@ def test_a_model_of_classes_answers_and_does_not_write(client, models):
 
 
 def test_going_back_beyond_the_transcript(serving, models):
-    client = serving(max_tokens=20, mark_bytes=0).client()
+    client = serving(max_tokens=20, checkpoint_bytes=0).client()
     opened(client, name="a")
     for _ in range(5):
         client.post("/v1/sessions/a/feed", json={"text": "a" * 20})
@@ -345,7 +329,7 @@ def test_going_back_beyond_the_transcript(serving, models):
 
 
 def test_an_answer_in_one_has_a_limit_and_a_stream_has_none(client, monkeypatch):
-    monkeypatch.setattr("recurra.serving.asking.MOST_TOLD", 20)
+    monkeypatch.setattr("recurra.serving.bodies.MOST_NUMBERS", 20)
     name = opened(client)
     body = {"text": "hello", "alternatives": 3}  # 5 tokens with 4 numbers each
     assert client.post(f"/v1/sessions/{name}/feed", json=body).status_code == 200
@@ -372,3 +356,52 @@ def test_a_session_that_went_back_to_its_first_token_knows_its_place(serving, tm
     assert (told["first"], told["position"]) == (place, place + 5)
     refused = client.post("/v1/sessions/a/rewind", json={"position": 4})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "position_forgotten")
+
+
+def states(*numbers: int) -> list[StreamState]:
+    return [StreamState(torch.zeros(1, 25), (), number) for number in numbers]
+
+
+def nearest(checkpoints: Checkpoints, session: str, position: int) -> StreamState | None:
+    return next(reversed(checkpoints.up_to(session, position)), None)
+
+
+def test_the_nearest_checkpoint_is_the_last_one_before():
+    checkpoints = Checkpoints(10_000)
+    checkpoints.add("a", states(16, 32, 48))
+    assert [getattr(nearest(checkpoints, "a", at), "position", None) for at in (15, 16, 40, 99)] == [None, 16, 32, 48]
+    checkpoints.cut("a", 32)
+    assert nearest(checkpoints, "a", 99).position == 32
+    assert nearest(checkpoints, "b", 99) is None
+
+
+def test_too_many_are_thinned_and_reach_over_the_whole_stream():
+    checkpoints = Checkpoints(1_000_000)
+    for start in range(0, 10_000, 160):
+        checkpoints.add("a", states(*range(start + 16, start + 161, 16)))
+    assert nearest(checkpoints, "a", 10_000).position > 9_900
+    assert nearest(checkpoints, "a", 2_000) is not None
+    gaps = [at - nearest(checkpoints, "a", at).position for at in range(1_000, 10_000, 100)]
+    assert max(gaps) <= 2 * 10_000 / MOST_CHECKPOINTS * 2
+
+
+def test_bytes_are_bounded_and_the_longest_unused_session_goes_first():
+    checkpoints = Checkpoints(600)  # six checkpoints of 100 bytes
+    checkpoints.add("a", states(1, 2, 3))
+    checkpoints.add("b", states(1, 2, 3))
+    nearest(checkpoints, "a", 3)
+    checkpoints.add("c", states(1, 2))
+    assert nearest(checkpoints, "b", 9) is None
+    assert nearest(checkpoints, "a", 9) is not None
+    assert nearest(checkpoints, "c", 9) is not None
+    for name in "abc":
+        checkpoints.forget(name)
+    assert checkpoints._bytes == 0
+
+
+def test_a_twin_shares_the_checkpoints_before_the_fork():
+    checkpoints = Checkpoints(10_000)
+    checkpoints.add("a", states(1, 2, 3))
+    checkpoints.add("b", checkpoints.up_to("a", 2))
+    assert nearest(checkpoints, "b", 9).position == 2
+    assert nearest(checkpoints, "b", 9).model_state is nearest(checkpoints, "a", 2).model_state

@@ -5,7 +5,7 @@ from tests.starting_tokenizers import with_start
 
 from recurra.data import BytePairEncoding
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.served_model import ServedModel
+from recurra.serving.model import ServedModel
 
 TOKENIZER = with_start(BytePairEncoding.train(["the dog saw a cat\n"] * 3, 260))
 N = len(TOKENIZER.encode("a cat"))
@@ -65,6 +65,6 @@ def test_a_session_that_moves_on_while_a_text_is_encoded_refuses_it(client, monk
         return encode(text, is_first=is_first)
 
     monkeypatch.setattr(served, "encode", slow)
-    monkeypatch.setattr("recurra.serving.asking._SHORT_TEXT", 0)
+    monkeypatch.setattr("recurra.serving.bodies._SHORT_TEXT", 0)
     answer = client.post("/v1/sessions/other/feed", json={"text": "a cat"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")

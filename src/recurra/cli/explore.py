@@ -21,7 +21,7 @@ def run(words: Sequence[str]) -> int:
     made = parser("explore", DESCRIPTION)
     made.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
     arguments = made.parse_args(own)
-    from recurra.serving.running import serve_runs  # loads FastAPI
+    from recurra.serving.app import serve_runs  # loads FastAPI
 
     address = page_address(arguments.host, arguments.port)
     print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)

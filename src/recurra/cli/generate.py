@@ -11,9 +11,9 @@ from recurra.cli.arguments import add_checkpoint, add_device, command_parser, sp
 from recurra.cli.launched import joined_ranks
 from recurra.data import BytePairEncoding
 from recurra.data.text_files import joined
-from recurra.data.text_start import first_tokens
 from recurra.decoding import NUMBERS
 from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
+from recurra.generation.continuation import first_tokens
 from recurra.runs import open_run
 from recurra.training.allocator import keep_large_blocks
 from recurra.training.process import chosen_device

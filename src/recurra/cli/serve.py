@@ -22,7 +22,7 @@ def run(words: Sequence[str]) -> int:
     """Serve until a signal comes."""
     own, overrides = split_overrides(words)
     arguments = parser().parse_args(own)
-    from recurra.serving.running import serve_runs  # loads FastAPI
+    from recurra.serving.app import serve_runs  # loads FastAPI
 
     return serve_runs(arguments.runs, settings(arguments), arguments, overrides)
 
@@ -69,7 +69,7 @@ def parser(name: str = "serve", description: str = DESCRIPTION) -> ArgumentParse
 
 def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
     """The server's limits."""
-    from recurra.serving.settings import ServeSettings
+    from recurra.serving.http import ServeSettings
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:

@@ -1,7 +1,6 @@
 """Streams through a trained language model: feeding, sampling, speculating, saving, and many of them at once."""
 
-from recurra.generation.generating import GenerationConfig
-from recurra.generation.model_identity import ModelIdentity, weights_fingerprint
+from recurra.generation.continuation import GenerationConfig, TextPieces
 from recurra.generation.sampling import (
     SamplingConfig,
     apply_temperature,
@@ -14,12 +13,10 @@ from recurra.generation.sampling import (
     penalise_repetition,
     sample,
 )
-from recurra.generation.snapshot import Snapshot
+from recurra.generation.snapshot import ModelIdentity, Snapshot, StreamState, weights_fingerprint
 from recurra.generation.speculation import Drafts, Speculation, accept
 from recurra.generation.stream import Mark, Stream
-from recurra.generation.stream_state import StreamState
 from recurra.generation.streams import Streams
-from recurra.generation.text import TextPieces
 
 __all__ = [
     "Drafts",

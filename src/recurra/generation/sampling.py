@@ -1,17 +1,20 @@
 """From logits to the next token: settings, the functions that they stand for, and the choice itself.
 
-This is the plain form, in torch and on any device. `recurra.generation.choosing` chooses the same tokens, faster, for
-many rows with settings of their own.
+`sample` is the plain form, in torch and on any device. `choose` chooses the same tokens, faster, for a batch of streams
+that each have their own settings.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import require, require_positive, require_share, require_whole_number, sentence
+from recurra.kernels.backends import choose_backend
 from recurra.layers.precision import at_least_float32
 
 RECENT_TOKENS = 64
@@ -261,3 +264,100 @@ def _require_a_distribution(logits: Tensor) -> None:
             "with NaN, +inf or every token at -inf there is nothing to choose",
         )
         raise ValueError(sentence("the largest logit of each row", came, "finite numbers", why))
+
+
+# --- a token for each stream of a batch ---
+
+
+class TokenChoice(NamedTuple):
+    """How to choose the next token of one stream of a batch.
+
+    config: the settings.
+    generator: the only source of chance, on the CPU; unused at temperature 0.
+    recent: the stream's last tokens, oldest first, for the repetition penalty.
+    """
+
+    config: SamplingConfig
+    generator: torch.Generator
+    recent: Sequence[int] = ()
+
+
+def choose(
+    logits: Float[Tensor, "B V"], choices: Sequence[TokenChoice], *, backend: str = "auto"
+) -> list[int | ValueError]:
+    """Choose a token for each stream; the other streams of the batch make no difference to it.
+
+    Args:
+        logits: after the last token of each stream.
+        choices: how to choose for each.
+        backend: "numba" runs one kernel over all streams, "reference" runs `sample` for one after the other, on the
+            CPU too; "auto" takes the kernel where Numba is installed. Their tokens differ only where rounding decides.
+
+    Returns:
+        A token for every stream, or the error of one that has none to choose (see `draw`).
+
+    Raises:
+        ValueError, RuntimeError: the backend does not exist, or cannot run here.
+    """
+    logits = logits.detach().cpu()
+    if choose_backend(backend, logits.device) == "reference":
+        return [_alone(row, choice) for row, choice in zip(logits, choices)]
+    tokens = _by_kernel(at_least_float32(logits), choices)
+    return [token if token >= 0 else _alone(row, choice) for token, row, choice in zip(tokens, logits, choices)]
+
+
+def _alone(logits: Tensor, choice: TokenChoice) -> int | ValueError:
+    try:
+        recent = torch.tensor(choice.recent, dtype=torch.int64, device=logits.device)
+        return int(sample(logits, choice.config, choice.generator, recent))
+    except ValueError as error:
+        return error
+
+
+def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
+    """Return the tokens; -1 where there is none."""
+    from recurra.generation.choice_kernels import choose_kernel
+
+    n_rows, n_words = logits.shape
+    settings = [_in_numbers(choice.config, n_words) for choice in choices]
+    temperatures, ks, ps, belows = zip(*settings) if settings else ((), (), (), ())
+    shares = [
+        torch.rand((), dtype=torch.float64, device="cpu", generator=choice.generator).item()
+        if choice.config.temperature
+        else 0.0
+        for choice in choices
+    ]
+    tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
+    choose_kernel(
+        _penalised(logits, choices).contiguous().numpy(),
+        torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
+        torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
+        torch.tensor(belows, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(shares, dtype=torch.float64, device="cpu").numpy(),
+        tokens.numpy(),
+        jobs=n_rows,
+        work=n_rows * n_words,
+    )
+    return tokens.tolist()
+
+
+def _in_numbers(config: SamplingConfig, n_words: int) -> tuple[float, int, float, float]:
+    """Temperature, k, p, and how far below the largest a logit may lie."""
+    if 0 < config.temperature < SMALLEST_TEMPERATURE:
+        return 1.0, 1, 1.0, -math.inf  # the likeliest, and those that equal it
+    k = n_words if config.top_k is None else min(config.top_k, n_words)
+    below = -math.inf if config.min_p is None else math.log(config.min_p)
+    return config.temperature, k, 1.0 if config.top_p is None else config.top_p, below
+
+
+def _penalised(logits: Tensor, choices: Sequence[TokenChoice]) -> Tensor:
+    """Apply the repetition penalties; this copies the logits if there are any."""
+    penalised = [i for i, one in enumerate(choices) if one.config.repetition_penalty != 1 and len(one.recent)]
+    if penalised:
+        logits = logits.clone()
+    for i in penalised:
+        config = choices[i].config
+        recent = torch.tensor(choices[i].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
+        logits[i] = penalise_repetition(logits[i], recent, config.repetition_penalty)
+    return logits

@@ -1,11 +1,14 @@
 """A stream at one moment, kept in memory or in a file."""
 
+import hashlib
 import json
 import math
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
@@ -13,11 +16,91 @@ from recurra.checks import kind_of, sentence
 from recurra.files.reading import parse_json
 from recurra.files.weights import content_digest, read_safetensors
 from recurra.files.writing import replacing
-from recurra.generation.model_identity import ModelIdentity
 from recurra.generation.sampling import RECENT_TOKENS
-from recurra.generation.stream_state import StreamState
 from recurra.saved_state import fill_in, name_tensors, state_from_plain, state_to_plain
 from recurra.state import n_bytes
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ModelIdentity(NamedTuple):
+    """What a saved state records about its model.
+
+    kind: the name of its class.
+    config: its `config`, a dataclass, as plain data; None if it has none.
+    weights: `weights_fingerprint`.
+    """
+
+    kind: str
+    config: dict[str, Any] | None
+    weights: str
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelIdentity":
+        """Give a model's identity; this reads every weight once."""
+        return cls(type(model).__name__, _plain(getattr(model, "config", None)), weights_fingerprint(model))
+
+    def difference(self, other: "ModelIdentity") -> str | None:
+        """Say how `other` differs; None if it is the same model."""
+        if self.kind != other.kind:
+            return f"{self.kind} against {other.kind}"
+        one, two = self.config or {}, other.config or {}
+        keys = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
+        if keys:
+            return ", ".join(f"{key} {one.get(key)!r} against {two.get(key)!r}" for key in keys)
+        if self.weights != other.weights:
+            return f"a {self.kind} like it with other weights"
+        return None
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Digest the names, types and shapes of all weights and buffers, and the sum of each one's bits.
+
+    The bits are summed as integers, which is quick, exact and the same on every device. A training step changes the
+    sums, and so does rounding to another type; swapping weights within one tensor does not.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_sum_of_bits(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_floating_point():
+        tensor = tensor.view(_INTEGERS[tensor.element_size()])
+    return int(tensor.sum(dtype=torch.int64))
+
+
+def _plain(config: Any) -> dict[str, Any] | None:
+    if not is_dataclass(config) or isinstance(config, type):
+        return None
+    # through JSON and back, so that what a file has equals what was written
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=repr))
+    return plain
+
+
+class StreamState(NamedTuple):
+    """Everything that a stream's next step depends on; the default is the start of a stream.
+
+    model_state: the model's state, of batch 1.
+    logits: after the last token; None at the start.
+    recent: the last tokens, oldest first, at most `RECENT_TOKENS`.
+    position: how many tokens the stream has read.
+    """
+
+    model_state: Any = None
+    logits: Float[Tensor, " V"] | None = None
+    recent: tuple[int, ...] = ()
+    position: int = 0
+
+    def after(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], model_state: Any) -> "StreamState":
+        """Give the stream after it has read `tokens`, at least one, which led to `logits` and `model_state`."""
+        recent = (*self.recent, *tokens[-RECENT_TOKENS:].tolist())[-RECENT_TOKENS:]
+        return StreamState(model_state, logits, recent, self.position + len(tokens))
+
 
 FORMAT = "recurra-stream"
 FORMAT_VERSION = 1

@@ -1,7 +1,9 @@
 """One stream through a language model: text or tokens in, text or tokens out, in constant memory."""
 
+import inspect
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,18 +13,28 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.data import TextEncoder
-from recurra.data.text_start import encode_first
 from recurra.decoding import prepare_for_decoding
-from recurra.generation.feeding import feed, require_evaluation_mode
-from recurra.generation.generating import Generation, GenerationConfig
-from recurra.generation.model_identity import ModelIdentity
+from recurra.generation.continuation import (
+    GeneratedText,
+    Generation,
+    GenerationConfig,
+    Tokenizer,
+    encode_first,
+    pieces_of_text,
+)
 from recurra.generation.sampling import SamplingConfig
-from recurra.generation.snapshot import Snapshot, read_snapshot, require_same_model, write_snapshot
-from recurra.generation.stream_state import StreamState
-from recurra.generation.text import GeneratedText, pieces_of_text
-from recurra.state import map_tensors
+from recurra.generation.snapshot import (
+    ModelIdentity,
+    Snapshot,
+    StreamState,
+    read_snapshot,
+    require_same_model,
+    write_snapshot,
+)
+from recurra.state import concatenate_alike, map_tensors, select, split
 
+TOKENS_PER_CALL = 4096
+"""Maximum number of tokens, over all streams, that a model gets in one call: it bounds the memory that a text takes."""
 Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
 """What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
 
@@ -67,7 +79,7 @@ class Stream:
             is not float32 on the CPU.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
         self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
@@ -270,7 +282,98 @@ class Stream:
             self._identity = ModelIdentity.of(self.model)
         return self._identity
 
-    def _require_tokenizer(self) -> TextEncoder:
+    def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
         return self.tokenizer
+
+
+# --- feeding ---
+
+
+class FeedRequest(NamedTuple):
+    """Tokens for one stream, and the state to start from; None is the start of a stream."""
+
+    tokens: Int[Tensor, " L"]
+    state: Any
+
+
+class FeedResult(NamedTuple):
+    """The logits after a request's last token, and the state there."""
+
+    logits: Float[Tensor, " V"]
+    state: Any
+
+
+def require_evaluation_mode(model: nn.Module) -> None:
+    """Refuse a model that is in training mode, wholly or in part: its dropout would be active.
+
+    Raises:
+        ValueError: it is.
+    """
+    if any(module.training for module in model.modules()):
+        came = f"a {type(model).__name__} in training mode, where dropout is active"
+        raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+
+
+@torch.inference_mode()
+def feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
+    """Feed each stream at least one token; return the logits after the last token, and the state, without gradients.
+
+    If the model has the methods `hidden` and `head`, as all our language models do, no other logits are computed. Long
+    texts are fed in pieces, so memory does not grow with them. A single token goes to the model's `forward`, which may
+    have a faster way for it (`recurra.decoding`).
+    """
+    for piece in tokens.split(max(1, TOKENS_PER_CALL // len(tokens)), 1):
+        read, head = _parts(model, piece)
+        out, state = read(piece, state)
+    return head(out[:, -1]), state
+
+
+@torch.inference_mode()
+def feed_last(
+    model: nn.Module, tokens: Int[Tensor, "B L"], state: Any, n_last: int
+) -> tuple[Float[Tensor, "B n V"], Any]:
+    """Feed each stream tokens in one call; return the logits after its `n_last` last tokens, and the state."""
+    read, head = _parts(model, tokens)
+    out, state = read(tokens, state)
+    return head(out[:, -n_last:]), state
+
+
+def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor, Any]], Callable[[Tensor], Tensor]]:
+    """Return what reads tokens, and what turns chosen steps of its outputs into logits."""
+    if tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head"):
+        return model.hidden, model.head  # type: ignore[return-value]
+    return model, Tensor.clone  # a copy: a view of the last steps would keep those of all steps alive
+
+
+def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[FeedResult]:
+    """Feed several streams at least one token each, batched as far as possible, as each would be fed alone.
+
+    Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
+    text. All states of a recurrence have one layout, except at the start of a stream. The layout of a segment-level
+    model's state depends on the position in the segment, so only streams at the same position are batched.
+
+    Results agree with those of a stream alone to the precision of the model's arithmetic, not bit for bit: matrix
+    products of several rows round differently from those of one row.
+    """
+    order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
+    results: dict[int, FeedResult] = {}
+    for places, state in concatenate_alike([requests[number].state for number in order]):
+        numbers = [order[place] for place in places]
+        results.update(zip(numbers, _feed_group(model, [requests[number].tokens for number in numbers], state)))
+    return [results[number] for number in range(len(requests))]
+
+
+def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterator[FeedResult]:
+    """Feed the streams of one batched state, the shortest text first."""
+    done = n_read = 0
+    for length, same_length in groupby(map(len, texts)):
+        n_done = len(list(same_length))
+        logits, state = feed(model, torch.stack([text[n_read:length] for text in texts[done:]]), state)
+        done, n_read = done + n_done, length
+        ended, state = (
+            (state, None) if done == len(texts) else (select(state, slice(n_done)), select(state, slice(n_done, None)))
+        )
+        # Copies: what a stream keeps must not keep the batch alive.
+        yield from map(FeedResult, map(Tensor.clone, logits[:n_done]), split(ended))

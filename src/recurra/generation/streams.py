@@ -8,11 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, sentence
-from recurra.data import TextEncoder
-from recurra.generation.feeding import FeedRequest, feed_together, require_evaluation_mode
-from recurra.generation.generating import Generation, GenerationConfig, choose_all
-from recurra.generation.stream import Input, Stream
-from recurra.generation.text import GeneratedText
+from recurra.generation.continuation import GeneratedText, Generation, GenerationConfig, Tokenizer, choose_all
+from recurra.generation.stream import FeedRequest, Input, Stream, feed_together, require_evaluation_mode
 
 _Running: TypeAlias = dict[Hashable, tuple[Stream, Generation]]
 
@@ -29,7 +26,7 @@ class Streams(Mapping[Hashable, Stream]):
         ValueError: as for `Stream`.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: TextEncoder | None = None, *, weights: str | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
         self._new = Stream(model, tokenizer, weights=weights)
         self._streams: dict[Hashable, Stream] = {}
 
@@ -39,7 +36,7 @@ class Streams(Mapping[Hashable, Stream]):
         return self._new.model
 
     @property
-    def tokenizer(self) -> TextEncoder | None:
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of all streams."""
         return self._new.tokenizer
 
@@ -85,7 +82,7 @@ class Streams(Mapping[Hashable, Stream]):
         """Feed several streams side by side and give the logits after each one's last token.
 
         Each stream gets the result that it would get alone, to the precision of the model's arithmetic. Texts may have
-        any lengths; `recurra.generation.feeding.feed_together` says which are batched. If one input is refused, no
+        any lengths; `recurra.generation.stream.feed_together` says which are batched. If one input is refused, no
         stream has read anything.
 
         Args:

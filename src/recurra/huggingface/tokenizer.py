@@ -9,10 +9,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from recurra.checks import kind_of, sentence
 from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.data.text_start import encode_first, first_tokens
 from recurra.data.tokenizer_json import MOST_TOKENIZER_BYTES, library_errors, parse_tokenizer, tokenizer_of
 from recurra.data.vocabulary import EOS, UNK
 from recurra.files.reading import read_text
+from recurra.generation.continuation import encode_first, first_tokens
 
 # A blank between two words, which the decoder for words can only put where a prefix is missing: no word has this one,
 # for none has white space.

@@ -4,9 +4,9 @@ from typing import Any
 
 from recurra.checks import sentence
 from recurra.data import MemoryHorizonConfig, TextConfig
-from recurra.data.text_start import first_tokens, start_of
 from recurra.export.gated_program import gate_layers
 from recurra.export.programs import state_tensors
+from recurra.generation.continuation import first_tokens, start_of
 from recurra.models import LanguageModelShell
 from recurra.runs.run import Run
 

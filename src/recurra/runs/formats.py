@@ -23,8 +23,8 @@ from recurra.convert.published import (
     to_huggingface,
     without_unused_tokens,
 )
-from recurra.data.text_start import start_of
 from recurra.files.digests import STAMP
+from recurra.generation.continuation import start_of
 from recurra.runs.converted import save_run
 from recurra.runs.run import open_run
 from recurra.training import RunFolder

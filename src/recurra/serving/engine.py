@@ -4,38 +4,134 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from recurra.cells import cells_prepared_once
 from recurra.checks import require_at_least
-from recurra.generation.choosing import choose
-from recurra.serving.counters import Counters
-from recurra.serving.details import gates_of
-from recurra.serving.read_report import ReadReport
-from recurra.serving.row_batch import MOST_ROWS, RowBatch
-from recurra.serving.scheduler import Piece, Scheduler, n_rows
-from recurra.serving.shares import shares
-from recurra.serving.turns import EndEvent, Event, Row, TokenEvent, Turn
-from recurra.state import batch, split
+from recurra.decoding.linear import MOST_VECTORS
+from recurra.generation.sampling import choose
+from recurra.serving.model import ServedModel
+from recurra.serving.requests import (
+    EndEvent,
+    Event,
+    Request,
+    Sequence,
+    TokenEvent,
+    TokenLogprob,
+    gates_of,
+    token_logprobs,
+)
+from recurra.serving.scheduler import PrefillChunk, Scheduler
+from recurra.state import Ragged, batch, concatenate_alike, map_tensors, select, split
 
 LOG = logging.getLogger("recurra.serving")
 
+BATCH_SIZE = MOST_VECTORS
+"""Maximum number of sequences of a batch: as many as one pass over the weights serves."""
 FAILED = "the model failed on this turn; the server's log says why"
+NO_TOKEN = "with these settings there is no token to choose"
+_KEPT = 4096
+"""Durations of each kind that are kept between two readings."""
 
-Deliver: TypeAlias = Callable[[dict[Turn, list[Event]]], None]
+Deliver: TypeAlias = Callable[[dict[Request, list[Event]]], None]
+
+
+@dataclass
+class Counters:
+    """What the engine has done: totals since the start, and durations in seconds since they were last taken.
+
+    Any thread may read them.
+    """
+
+    read: int = 0
+    """Tokens read."""
+    written: int = 0
+    """Tokens written."""
+    ended: int = 0
+    """Texts that ended, of which a request may have several; a request that only reads counts as one."""
+    failed: int = 0
+    """Those of them that ended with an error."""
+    first_token: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """From a request's arrival to its first token."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Of a step of a batch."""
+
+
+class SequenceBatch:
+    """Sequences of one model that are written side by side, with one batched state.
+
+    Sequences join and leave between steps, which costs a copy of the state.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.sequences: list[Sequence] = []
+        self._state: Any = None
+        self._before: Any = None  # the state before the last step, until sequences leave after it
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def join(self, sequences: list[Sequence], states: list[Any]) -> None:
+        """Add sequences with their states."""
+        if not sequences:
+            return
+        is_ragged = isinstance(self._state, Ragged)
+        groups = concatenate_alike([*([] if self._state is None or is_ragged else [self._state]), *states])
+        if len(groups) == 1 and not is_ragged:
+            self._state = groups[0][1]
+        else:
+            self._state = batch([*([] if self._state is None else split(self._state)), *states])
+        self.sequences.extend(sequences)
+
+    def step(self) -> Tensor:
+        """Let every sequence read its last token; return the logits after it, (sequences, outputs)."""
+        tokens = torch.tensor([[sequence.recent[-1]] for sequence in self.sequences])
+        logits, after = self.model.runner(tokens, self._state)
+        self._state, self._before = after, self._state
+        return logits[:, 0]
+
+    def state_of(self, index: int) -> Any:
+        """Return the state of one sequence, in its own memory."""
+        return _state_at(self._state, index)
+
+    def leave(self, leaving: list[int], *, undone: Collection[int] = ()) -> list[Any]:
+        """Remove sequences by index; return their states, for `undone` those before the last step."""
+        before, self._before = self._before, None
+        if not leaving:
+            return []
+        before = self._state if before is None else before
+        states = [_state_at(before if index in undone else self._state, index) for index in leaving]
+        gone = set(leaving)
+        staying = [index for index in range(len(self)) if index not in gone]
+        self._state = select(self._state, torch.tensor(staying)) if staying else None
+        self.sequences = [self.sequences[index] for index in staying]
+        return states
+
+    def take_over(self, other: "SequenceBatch") -> None:
+        """Move all sequences of another batch here."""
+        self.join(other.sequences, [] if other._state is None else split(other._state))
+        other.sequences, other._state = [], None
+
+
+def _state_at(state: Any, index: int) -> Any:
+    return map_tensors(Tensor.clone, select(state, slice(index, index + 1)))
 
 
 class Engine:
-    """Runs turns of any number of streams. `submit`, `cancel` and `stop` may be called from any thread.
+    """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread.
 
     Args:
-        deliver: called on the engine's thread after every round, with the events of each turn.
-        max_streams: continuations that are read or written at the same time.
-        max_queue: turns that wait; more are refused.
+        deliver: called on the engine's thread after every round, with the events of each request.
+        max_streams: sequences that are read or written at the same time.
+        max_queue: requests that wait; more are refused.
         threads: for torch and the kernels; None leaves it to torch.
 
     Raises:
@@ -50,10 +146,8 @@ class Engine:
         self.scheduler = Scheduler(max_streams, max_queue)
         self.counters = Counters()
         self._deliver, self._threads = deliver, threads
-        self._batches: list[RowBatch] = []
-        self._states: dict[Turn, Any] = {}  # of turns that read: the state after what they have read
-        self._reports: dict[Turn, ReadReport] = {}
-        self._outbox: dict[Turn, list[Event]] = {}
+        self._batches: list[SequenceBatch] = []
+        self._outbox: dict[Request, list[Event]] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="recurra-engine", daemon=True)
@@ -64,29 +158,28 @@ class Engine:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, turn: Turn) -> None:
-        """Queue a turn. Raises QueueFull if too many wait."""
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            QueueFull: too many wait.
+        """
         with self._lock:
-            self.scheduler.add(turn)
+            self.scheduler.add(request)
         self._wake.put(None)
 
-    def cancel(self, turn: Turn) -> None:
-        """End a turn early; it still gets its end events."""
-        turn.is_cancelled = True
+    def cancel(self, request: Request) -> None:
+        """End a request early; it still gets its end events."""
+        request.is_cancelled = True
         self._wake.put(None)
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to do."""
+        """Whether there is anything to do."""
         return bool(self._batches) or not self.scheduler.is_idle
 
-    @property
-    def n_writing(self) -> int:
-        """How many continuations are written."""
-        return sum(len(one.rows) for one in self._batches)
-
     def stop(self) -> None:
-        """End all turns, and the thread; return when it has ended."""
+        """End all requests, and the thread; return when it has ended."""
         self._stopping.set()
         self._wake.put(None)
         if self._thread.is_alive():
@@ -110,173 +203,174 @@ class Engine:
             self._wake.get()
 
     def round(self) -> None:
-        """Read a piece of prompts, run a step of one batch, and hand out the events of both."""
+        """Read a chunk of prompts, run a step of one batch, and deliver the events of both."""
         with self._lock:
             dropped = self.scheduler.drop(time.monotonic())
             ready = list(self.scheduler.admit())
-            piece = self.scheduler.next_piece(bool(self._batches))
-        for turn, has_place in dropped:
-            self._drop(turn, has_place)
-        for turn in ready:
-            self._has_read(turn, turn.place.state)
-        if piece is not None:
-            self._read(piece)
+            chunk = self.scheduler.next_chunk(bool(self._batches))
+        for request, is_admitted in dropped:
+            self._drop(request, is_admitted, request.interruption(time.monotonic()) or "cancelled")
+        for request in ready:
+            self._start_writing(request)
+        if chunk is not None:
+            self._read(chunk)
         if self._batches:
-            turn_of = self._batches.pop(0)
-            self._batches.append(turn_of)
-            self._write(turn_of)
-            self._tidy()
+            next_batch = self._batches.pop(0)
+            self._batches.append(next_batch)
+            self._write(next_batch)
+            self._merge_batches()
         self._send()
+
+    def _put(self, request: Request, *events: Event) -> None:
+        self._outbox.setdefault(request, []).extend(events)
 
     def _send(self) -> None:
         if self._outbox:
             events, self._outbox = self._outbox, {}
             self._deliver(events)
 
-    def _put(self, turn: Turn, *events: Event) -> None:
-        self._outbox.setdefault(turn, []).extend(events)
-
     # --- reading ---
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, chunk: PrefillChunk) -> None:
         start = time.perf_counter()
         try:
-            self._read_piece(piece)
-        except Exception:  # one turn must not end the server
+            self._read_chunk(chunk)
+        except Exception:  # one request must not end the server
             LOG.exception("reading failed")
             with self._lock:
-                for turn in piece.turns:
-                    self.scheduler.remove(turn)
-            for turn in piece.turns:
-                self._drop(turn, True, "error", FAILED)
+                for request in chunk.requests:
+                    self.scheduler.remove(request)
+            for request in chunk.requests:
+                self._drop(request, True, "error", FAILED)
             return
         with self._lock:
-            self.scheduler.pace.note_piece(len(piece.turns) * piece.length, time.perf_counter() - start)
-            done = self.scheduler.has_read(piece)
-        self.counters.read += len(piece.turns) * piece.length
-        for turn in done:
-            self._has_read(turn, self._states.pop(turn))
+            self.scheduler.pace.note_chunk(chunk.n_tokens, time.perf_counter() - start)
+            done = self.scheduler.complete(chunk)
+        self.counters.read += chunk.n_tokens
+        for request in done:
+            self._start_writing(request)
 
-    def _read_piece(self, piece: Piece) -> None:
-        model = piece.turns[0].model
-        begun = [self._states.get(turn, turn.place.state) for turn in piece.turns]
-        texts = [turn.to_read[turn.n_read : turn.n_read + piece.length] for turn in piece.turns]
-        hidden, state = model.read(torch.tensor(texts), batch(begun))
-        for number, (turn, after) in enumerate(zip(piece.turns, split(state))):
-            if turn.reports:
-                self._put(turn, *self._report(turn).piece(texts[number], hidden[number], begun[number]))
-            self._states[turn] = after
-            n_new = turn.n_read + piece.length + 1 - len(turn.place.unread)  # the last one is not read yet
-            if turn.mark_every and 0 < n_new <= len(turn.tokens):
-                turn.mark(turn.place.after(turn.tokens[:n_new], after))
+    def _read_chunk(self, chunk: PrefillChunk) -> None:
+        requests = chunk.requests
+        states = [one.start.model_state if one.prompt_state is None else one.prompt_state for one in requests]
+        tokens = [one.to_read[one.n_read : one.n_read + chunk.length] for one in requests]
+        hidden, state = requests[0].model.read(torch.tensor(tokens), batch(states))
+        for index, (request, after) in enumerate(zip(requests, split(state))):
+            if request.is_reported:
+                self._put(request, *request.prompt_report.chunk(tokens[index], hidden[index], states[index]))
+            request.prompt_state = after
+            n_new = request.n_read + chunk.length + 1 - len(request.start.unread)  # the last one is not read yet
+            if request.checkpoint_every and 0 < n_new <= len(request.tokens):
+                request.add_checkpoint(request.start.after(request.tokens[:n_new], after))
 
-    def _report(self, turn: Turn) -> ReadReport:
-        if turn not in self._reports:
-            self._reports[turn] = ReadReport(turn)
-        return self._reports[turn]
-
-    def _has_read(self, turn: Turn, state: Any) -> None:
-        """A turn has read all but its last token: it ends, or begins to write."""
+    def _start_writing(self, request: Request) -> None:
+        """Let a request, which has read all but its last token, write; it ends if it only reads."""
+        model_state = request.start.model_state if request.prompt_state is None else request.prompt_state
+        request.prompt_state = None
         try:
-            if turn.reports:
-                self._put(turn, self._report(turn).last(state))
-            place = turn.place.after(turn.tokens, state)
-            rows = [Row(turn, choice, place) for choice in range(len(turn.configs))]
+            if request.is_reported:
+                self._put(request, request.prompt_report.last(model_state))
+            state = request.start.after(request.tokens, model_state)
+            sequences = [Sequence(request, choice, state) for choice in range(len(request.configs))]
         except Exception:
             LOG.exception("reading failed")
-            self._drop(turn, True, "error", FAILED)
+            self._drop(request, True, "error", FAILED)
             return
-        self._reports.pop(turn, None)
-        if not rows:
-            self._put(turn, EndEvent(0, "read", place))
+        if not sequences:
+            self._put(request, EndEvent(0, "read", state))
             self._release(1)
-        for row in rows:
-            self._batch_for(turn).join([row], [place.state])
+        for sequence in sequences:
+            self._batch_for(request.model).join([sequence], [model_state])
 
     # --- writing ---
 
-    def _batch_for(self, turn: Turn) -> RowBatch:
-        """The fullest batch of its model that has room."""
-        with_room = [one for one in self._batches if one.model is turn.model and len(one.rows) < MOST_ROWS]
-        if not with_room:
-            with_room = [RowBatch(turn.model)]
-            self._batches.extend(with_room)
-        return max(with_room, key=lambda one: len(one.rows))
+    def _batch_for(self, model: ServedModel) -> SequenceBatch:
+        """Return the fullest batch of the model that takes another sequence."""
+        open_batches = [one for one in self._batches if one.model is model and len(one) < BATCH_SIZE]
+        if not open_batches:
+            open_batches = [SequenceBatch(model)]
+            self._batches.extend(open_batches)
+        return max(open_batches, key=len)
 
-    def _write(self, rows: RowBatch) -> None:
-        self._leave(rows, {place: reason for place, row in enumerate(rows.rows) if (reason := _cut_short(row.turn))})
-        if not rows.rows:
+    def _write(self, group: SequenceBatch) -> None:
+        now = time.monotonic()
+        interrupted = {i: reason for i, one in enumerate(group.sequences) if (reason := one.request.interruption(now))}
+        self._leave(group, interrupted)
+        if not group.sequences:
             return
         start = time.perf_counter()
-        had = [row.n_tokens for row in rows.rows]
+        positions = [sequence.position for sequence in group.sequences]
         try:
-            logits = rows.step()
-            failed = self._choose(rows, logits)
+            logits = group.step()
+            failed = self._choose(group, logits)
         except Exception:
             LOG.exception("writing failed")
-            undone = [place for place, row in enumerate(rows.rows) if row.n_tokens == had[place]]
-            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "error"), FAILED, undone)
+            undone = [i for i, one in enumerate(group.sequences) if one.position == positions[i]]
+            self._leave(group, dict.fromkeys(range(len(group)), "error"), FAILED, undone)
             return
         seconds = time.perf_counter() - start
         self.scheduler.pace.note_step(seconds)
         self.counters.step_seconds.append(seconds)
-        self.counters.steps += 1
-        self.counters.written += len(rows.rows) - len(failed)
-        ended = {place: row.reason for place, row in enumerate(rows.rows) if row.reason}
-        message = "with these settings there is no token to choose"
-        self._leave(rows, ended | dict.fromkeys(failed, "error"), message, failed)
+        self.counters.written += len(group) - len(failed)
+        ended = {i: one.finish_reason for i, one in enumerate(group.sequences) if one.finish_reason}
+        self._leave(group, ended | dict.fromkeys(failed, "error"), NO_TOKEN, failed)
 
-    def _choose(self, rows: RowBatch, logits: torch.Tensor) -> list[int]:
-        """Write a token of every row; give the places of those that have none to choose."""
+    def _choose(self, group: SequenceBatch, logits: Tensor) -> list[int]:
+        """Write a token of every sequence; return the indices of those that have none to choose."""
         now, failed = time.monotonic(), []
-        tokens = choose(logits, [row.generation.row(row.recent) for row in rows.rows])
-        for place, (row, token) in enumerate(zip(rows.rows, tokens)):
-            wanted, turn = row.turn.wanted, row.turn
+        tokens = choose(logits, [sequence.generation.token_choice(sequence.recent) for sequence in group.sequences])
+        for index, (sequence, token) in enumerate(zip(group.sequences, tokens)):
+            request, details = sequence.request, sequence.request.details
             if isinstance(token, ValueError):
                 LOG.error("no token to choose: %s", token)
-                failed.append(place)
+                failed.append(index)
                 continue
-            if row.generation.n_tokens == 0:
-                self.counters.first_token.append(now - turn.submitted)
-            logprob, alternatives = shares(logits[place], token, wanted.alternatives) if wanted.before else (None, ())
-            gates = None
-            if wanted.gates:
-                (gates,) = gates_of(turn.model, [token], rows.state_of(place), wanted.gates)
-            text = row.take(token)  # last of all: a token counts if it is told
-            self._put(turn, TokenEvent(row.choice, token, text, False, logprob, alternatives, (), gates))
-            if turn.mark_every and row.n_tokens % turn.mark_every == 0:
-                turn.mark(row.place(rows.state_of(place)))
+            if sequence.generation.n_tokens == 0:
+                self.counters.first_token.append(now - request.submitted)
+            logprob, gates = None, None
+            alternatives: tuple[TokenLogprob, ...] = ()
+            if details.of_prediction:
+                logprob, alternatives = token_logprobs(logits[index], token, details.alternatives)
+            if details.gates:
+                (gates,) = gates_of(request.model, [token], group.state_of(index), details.gates)
+            text = sequence.append(token)  # last of all: a token counts once it is reported
+            self._put(request, TokenEvent(sequence.choice, token, text, False, logprob, alternatives, (), gates))
+            if request.checkpoint_every and sequence.position % request.checkpoint_every == 0:
+                request.add_checkpoint(sequence.state(group.state_of(index)))
         return failed
 
-    def _leave(self, rows: RowBatch, reasons: dict[int, str], message: str = "", undone: Collection[int] = ()) -> None:
-        """Let rows leave a batch, each with its reason; the message is for errors, and `undone` have read a token
-        without writing one after it."""
-        leaving = [rows.rows[place] for place in reasons]
-        for row, reason, state in zip(leaving, reasons.values(), rows.leave(list(reasons), undone=undone)):
-            said = message if reason == "error" else ""
-            self._put(row.turn, EndEvent(row.choice, reason, row.place(state), row.rest(), said))
+    def _leave(
+        self, group: SequenceBatch, reasons: dict[int, str], message: str = "", undone: Collection[int] = ()
+    ) -> None:
+        """End sequences of a batch, each with its reason; `message` describes errors.
+
+        Sequences in `undone` have read a token without writing one after it: their states are those before the step.
+        """
+        leaving = [group.sequences[index] for index in reasons]
+        states = group.leave(list(reasons), undone=undone)
+        for sequence, reason, state in zip(leaving, reasons.values(), states):
+            error = message if reason == "error" else ""
+            end = EndEvent(sequence.choice, reason, sequence.state(state), sequence.flush(), error)
+            self._put(sequence.request, end)
             self._release(1, reason=reason)
 
-    def _tidy(self) -> None:
+    def _merge_batches(self) -> None:
         """Drop empty batches, and merge two of one model that fit in one."""
-        self._batches = [one for one in self._batches if one.rows]
-        smallest = sorted(self._batches, key=lambda one: len(one.rows))
-        for one, other in pairwise(smallest):
-            if one.model is other.model and len(one.rows) + len(other.rows) <= MOST_ROWS:
+        self._batches = [one for one in self._batches if one.sequences]
+        for one, other in pairwise(sorted(self._batches, key=len)):
+            if one.model is other.model and len(one) + len(other) <= BATCH_SIZE:
                 other.take_over(one)
                 self._batches.remove(one)
                 return
 
     # --- ends ---
 
-    def _drop(self, turn: Turn, has_place: bool, reason: str | None = None, message: str = "") -> None:
-        """End a turn that has not written: nothing of it counts."""
-        self._states.pop(turn, None)
-        self._reports.pop(turn, None)
-        reason = reason or _cut_short(turn) or "cancelled"
-        for choice in range(n_rows(turn)):
-            self._put(turn, EndEvent(choice, reason, turn.place, message=message))
-        self._release(n_rows(turn) if has_place else 0, n_rows(turn), reason)
+    def _drop(self, request: Request, is_admitted: bool, reason: str, message: str = "") -> None:
+        """End a request that has written nothing; its stream stays where it was."""
+        request.prompt_state = None
+        for choice in range(request.n_sequences):
+            self._put(request, EndEvent(choice, reason, request.start, message=message))
+        self._release(request.n_sequences if is_admitted else 0, request.n_sequences, reason)
 
     def _release(self, n_streams: int, n_ended: int = 1, reason: str = "") -> None:
         with self._lock:
@@ -286,17 +380,10 @@ class Engine:
 
     def _end_all(self) -> None:
         with self._lock:
-            turns = self.scheduler.take_all()
-        for turn, has_place in turns:
-            self._drop(turn, has_place, "cancelled")
-        for rows in self._batches:
-            self._leave(rows, dict.fromkeys(range(len(rows.rows)), "cancelled"))
+            dropped = self.scheduler.drop_all()
+        for request, is_admitted in dropped:
+            self._drop(request, is_admitted, "cancelled")
+        for group in self._batches:
+            self._leave(group, dict.fromkeys(range(len(group)), "cancelled"))
         self._batches = []
         self._send()
-
-
-def _cut_short(turn: Turn) -> str | None:
-    """Why a turn must end now."""
-    if turn.is_cancelled:
-        return "cancelled"
-    return "timeout" if time.monotonic() > turn.deadline else None

@@ -1,7 +1,7 @@
-"""Sessions: named streams that last. What is in memory is a cache of the store, and every turn is written to it.
+"""Sessions: named streams that last. Those in memory are a cache of the store, which every request is written to.
 
-All of it runs in one event loop. A session has one turn at a time. If the disk does not take what changed, the session
-leaves the memory: it is then what the disk has.
+All of it runs in one event loop. A session has one request at a time. If a change cannot be written to disk, the
+session leaves the memory, and what the disk has counts.
 """
 
 import asyncio
@@ -11,30 +11,70 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 from recurra.checks import sentence
 from recurra.serving import store
-from recurra.serving.backlog import Backlog
-from recurra.serving.engine import Engine
-from recurra.serving.errors import ApiError, unknown_session
-from recurra.serving.live import LiveTurns
-from recurra.serving.marks import EVERY, Marks
-from recurra.serving.packing import pack, unpack
-from recurra.serving.place import Place
-from recurra.serving.served_model import ServedModel
-from recurra.serving.settings import ServeSettings
-from recurra.serving.store import Record, SessionStore
-from recurra.serving.transcript import READ, WRITTEN, Transcript
-from recurra.serving.turns import EndEvent, Event, TokenEvent, Turn
+from recurra.serving.http import ApiError, ServeSettings
+from recurra.serving.model import ServedModel, StreamState
+from recurra.serving.requests import EndEvent, Event, Request, TokenEvent
+from recurra.serving.store import READ, WRITTEN, SessionInfo, SessionRecord, SessionStore, Transcript, pack, unpack
+from recurra.serving.streaming import AsyncEngine, EventQueue
+from recurra.state import n_bytes
 
 LOG = logging.getLogger("recurra.serving")
 
 Key: TypeAlias = tuple[str, str]
-MOST_PIECES = 64
-"""Pieces of a transcript on disk; then it is written as one."""
+CHECKPOINT_EVERY = 16
+"""Tokens between two checkpoints that a request makes."""
+MOST_CHECKPOINTS = 32
+"""Checkpoints of one session."""
+MOST_PARTS = 64
+"""Parts of a transcript on disk; then it is written as one."""
+
+
+class Checkpoints:
+    """States along the transcripts of all sessions, for fast forks and rewinds: a bounded number for each session,
+    spread evenly, and a bounded number of bytes in all. The least recently used session loses its states first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._states: OrderedDict[Hashable, list[StreamState]] = OrderedDict()
+
+    def add(self, session: Hashable, states: Iterable[StreamState]) -> None:
+        """Keep states of a session; if there are too many, drop those whose neighbours are closest."""
+        kept = {state.position: state for state in (*self._states.get(session, ()), *states)}
+        ordered = [kept[position] for position in sorted(kept)]
+        while len(ordered) > MOST_CHECKPOINTS:
+            positions = [0, *(state.position for state in ordered)]
+            gaps = [after - before for before, after in zip(positions, positions[2:])]
+            del ordered[gaps.index(min(gaps))]  # never the last one
+        self._set(session, ordered)
+        while self._bytes > self._most_bytes and self._states:
+            self._set(next(iter(self._states)), [])
+
+    def up_to(self, session: Hashable, position: int) -> list[StreamState]:
+        """Return the states of a session up to `position`, in order."""
+        if session in self._states:
+            self._states.move_to_end(session)
+        return [state for state in self._states.get(session, ()) if state.position <= position]
+
+    def cut(self, session: Hashable, position: int) -> None:
+        """Forget the states of a session after `position`."""
+        self._set(session, self.up_to(session, position))
+
+    def forget(self, session: Hashable) -> None:
+        """Forget all states of a session."""
+        self._set(session, [])
+
+    def _set(self, session: Hashable, states: list[StreamState]) -> None:
+        old = self._states.pop(session, [])
+        self._bytes += sum(n_bytes(one.model_state) for one in states) - sum(n_bytes(one.model_state) for one in old)
+        if states:
+            self._states[session] = states
 
 
 @dataclass(eq=False)
@@ -43,13 +83,13 @@ class Session:
 
     key: Key
     model: ServedModel
-    place: Place
+    state: StreamState
     transcript: Transcript
     created: float
     used: float
     n_written: int = 0
-    """Tokens of the transcript that are on disk."""
-    n_pieces: int = 0
+    """Tokens of the transcript that are on disk; -1 if it has to be written anew."""
+    n_parts: int = 0
     is_busy: bool = False
 
     @property
@@ -57,14 +97,28 @@ class Session:
         """What its owner calls it."""
         return self.key[1]
 
-    def record(self, label: str = "") -> Record:
-        """What the store keeps of it, without the transcript."""
-        recent = array("i", self.place.recent).tobytes()
-        owner, name = self.key
-        return Record(
-            *(owner, name, label, self.model.fingerprint, self.created, self.used),
-            *(self.place.n_tokens, recent, pack(self.place.state)),
+    def record(self) -> SessionRecord:
+        """Return what is stored of it, apart from the transcript."""
+        recent = array("i", self.state.recent).tobytes()
+        times = self.created, self.used
+        return SessionRecord(
+            *self.key, self.model.fingerprint, *times, self.state.position, recent, pack(self.state.model_state)
         )
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Refuse other requests meanwhile."""
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
+
+    def require_idle(self) -> None:
+        """Raise ApiError if it has a request that is not over."""
+        if self.is_busy:
+            message = f"session {self.name!r} has a turn that is not over; wait for it, or hang up on it"
+            raise ApiError(409, message, code="session_busy", retry_after=1)
 
 
 class Sessions:
@@ -72,25 +126,19 @@ class Sessions:
 
     Args:
         models: by name.
-        engine: runs their turns.
-        live: carries the engine's events.
+        engine: runs their requests.
         kept: where they are written.
         settings: the limits.
     """
 
     def __init__(
-        self,
-        models: dict[str, ServedModel],
-        engine: Engine,
-        live: LiveTurns,
-        kept: SessionStore,
-        settings: ServeSettings,
+        self, models: dict[str, ServedModel], engine: AsyncEngine, kept: SessionStore, settings: ServeSettings
     ) -> None:
-        self._models, self._engine, self._live, self._store, self._settings = models, engine, live, kept, settings
+        self._models, self._engine, self._store, self._settings = models, engine, kept, settings
         self._by_fingerprint = {model.fingerprint: model for model in models.values()}
         self._resident: OrderedDict[Key, Session] = OrderedDict()
-        self._marks = Marks(settings.mark_bytes)
-        self._locks: dict[Key, asyncio.Lock] = {}
+        self._checkpoints = Checkpoints(settings.checkpoint_bytes)
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._running: set[asyncio.Task] = set()
 
     @property
@@ -104,262 +152,236 @@ class Sessions:
         """Begin a session.
 
         Raises:
-            ApiError: the name is taken, or the owner has as many sessions as allowed.
+            ApiError: the name is taken, or the owner has too many sessions.
         """
-        now = time.time()
-        key = (owner, name or secrets.token_hex(8))
-        session = Session(key, model, model.start, Transcript(self._settings.max_tokens), now, now)
-        await self._add(session)
-        return session
+        return await self._add(owner, name, model, model.start, Transcript(self._settings.max_tokens))
 
     async def get(self, owner: str, name: str) -> Session:
-        """Find a session, in memory or on disk. Raises ApiError if there is none."""
+        """Find a session, in memory or on disk.
+
+        Raises:
+            ApiError: there is none, or its model is not served.
+        """
         key = (owner, name)
-        async with self._locked(key):
-            session = self._resident.get(key)
-            if session is None:
-                session = await self._load(key)
+        async with self._lock(key):
+            session = self._resident.get(key) or await self._load(key)
         self._resident.move_to_end(key)
         return session
 
-    async def lines(self, owner: str, limit: int, after: str) -> list[tuple[store.Line, str | None]]:
+    async def infos(self, owner: str, limit: int, after: str) -> list[tuple[SessionInfo, str | None]]:
         """List the owner's sessions by name, each with the name of its model; None if that is not served."""
-        found = await self._store.call(store.lines(owner, limit, after))
-        named = {fingerprint: model.name for fingerprint, model in self._by_fingerprint.items()}
-        return [(line, named.get(line.model)) for line in found]
+        found = await self._store.call(store.infos(owner, limit, after))
+        names = {fingerprint: model.name for fingerprint, model in self._by_fingerprint.items()}
+        return [(info, names.get(info.model)) for info in found]
 
     async def close(self, owner: str, name: str) -> None:
-        """End a session and delete it from the disk. Raises ApiError if there is none, or it is busy."""
+        """Delete a session.
+
+        Raises:
+            ApiError: there is none, or it is busy.
+        """
         key = (owner, name)
-        async with self._locked(key):
+        async with self._lock(key):
             session = self._resident.get(key)
             if session is not None:
-                _require_idle(session)
-            with _busy(session):
+                session.require_idle()
+            with session.busy() if session is not None else contextlib.nullcontext():
                 if not await self._store.call(store.delete(owner, name)):
-                    raise unknown_session(name)
+                    raise _unknown_session(name)
                 self._resident.pop(key, None)
-            self._marks.forget(key)
+            self._checkpoints.forget(key)
 
     # --- going back ---
 
     async def fork(self, session: Session, name: str | None, position: int | None) -> Session:
-        """Begin a session that continues from a place of another.
+        """Begin a session that continues from a position of another; None for its end.
 
         Raises:
-            ApiError: the place is not in the transcript, the name is taken, or there are too many sessions.
+            ApiError: the position is not in the transcript, the name is taken, or there are too many sessions.
         """
-        self._require_free(session)
-        position = session.place.n_tokens if position is None else position
-        with _busy(session):
-            place = await self._place_at(session, position)
-            now = time.time()
-            key = (session.key[0], name or secrets.token_hex(8))
-            twin = Session(key, session.model, place, session.transcript.copy(position), now, now)
-            await self._add(twin)
-            self._marks.copy(session.key, key, position)
+        self._require_current(session, session.state)
+        position = session.state.position if position is None else position
+        with session.busy():
+            state = await self._state_at(session, position)
+            transcript = session.transcript.copy(position)
+            twin = await self._add(session.key[0], name, session.model, state, transcript)
+            self._checkpoints.add(twin.key, self._checkpoints.up_to(session.key, position))
         return twin
 
     async def rewind(self, session: Session, position: int) -> None:
-        """Go back to a place. Raises ApiError if it is not in the transcript."""
-        self._require_free(session)
-        with _busy(session):
-            place = await self._place_at(session, position)
+        """Go back to a position.
+
+        Raises:
+            ApiError: it is not in the transcript.
+        """
+        self._require_current(session, session.state)
+        with session.busy():
+            session.state = await self._state_at(session, position)
             session.transcript.cut(position)
-            session.place = place
             session.n_written = -1
-            self._marks.cut(session.key, position)
+            self._checkpoints.cut(session.key, position)
             await self._write(session)
 
-    async def save(self, session: Session, label: str) -> int:
-        """Keep a copy under a label; give its bytes. Raises ApiError if there are as many as allowed."""
-        self._require_free(session)
-        with _busy(session):
-            labels, most = await self._store.call(store.labels(*session.key)), self._settings.max_labels
-            if label not in labels and len(labels) >= most:
-                message = f"session {session.name!r} has {most} copies; save over one of {', '.join(sorted(labels))}"
-                raise ApiError(429, message[:1000], code="too_many_labels")
-            record = session.record(label)
-            await self._store.call(store.write(record, session.transcript.piece(0), is_all=True))
-        return len(record.state)
-
-    async def load(self, session: Session, label: str) -> None:
-        """Go back to the copy under a label. Raises ApiError if there is none."""
-        self._require_free(session)
-        with _busy(session):
-            found = await self._store.call(store.read(*session.key, label))
-            if found is None:
-                raise ApiError(404, f"label is {label!r}; expected one that was saved", code="label_not_found")
-            copy = self._session_of(session.key, found)
-            session.place, session.transcript, session.n_written = copy.place, copy.transcript, -1
-            self._marks.forget(session.key)
-            await self._write(session)
-
-    async def _place_at(self, session: Session, position: int) -> Place:
-        """Give the place after so many tokens: a mark, or what comes of reading on from one."""
-        if position == session.place.n_tokens:
-            return session.place
+    async def _state_at(self, session: Session, position: int) -> StreamState:
+        """Return the stream at a position: a checkpoint, or the result of reading on from one."""
+        if position == session.state.position:
+            return session.state
         if position == 0:
             return session.model.start
-        if position > session.place.n_tokens:
-            raise ApiError(400, sentence("position", position, f"at most {session.place.n_tokens}"), param="position")
-        mark = self._marks.nearest(session.key, position) or session.model.start
+        if position > session.state.position:
+            message = sentence("position", position, f"at most {session.state.position}")
+            raise ApiError(400, message, param="position")
+        start = [session.model.start, *self._checkpoints.up_to(session.key, position)][-1]
         try:
-            tokens = session.transcript.tokens(mark.n_tokens, position)
+            tokens = session.transcript.tokens(start.position, position)
         except LookupError:
-            raise ApiError(
-                409,
-                sentence("position", position, f"one from {session.transcript.first} on: older tokens are gone"),
-                code="position_forgotten",
-            ) from None
+            message = sentence("position", position, f"one from {session.transcript.first} on: older tokens are gone")
+            raise ApiError(409, message, code="position_forgotten") from None
         if not tokens:
-            return mark
-        deadline = time.monotonic() + self._settings.turn_seconds
-        turn = Turn(session.model, mark, tokens, [], mark_every=EVERY, deadline=deadline)
-        async for events in self._live.run(self._engine, turn):
-            for event in events:
-                if isinstance(event, EndEvent):
-                    if event.reason != "read":
-                        raise ApiError(503, f"the tokens could not be read again: {event.reason}")
-                    self._marks.add(session.key, turn.marks)
-                    return event.place
-        raise AssertionError("a turn without an end")
+            return start
+        deadline = time.monotonic() + self._settings.request_seconds
+        request = Request(session.model, start, tokens, [], checkpoint_every=CHECKPOINT_EVERY, deadline=deadline)
+        events = [event async for some in self._engine.run(request) for event in some]
+        end = events[-1]
+        assert isinstance(end, EndEvent)
+        if end.reason != "read":
+            raise ApiError(503, f"the tokens could not be read again: {end.reason}")
+        self._checkpoints.add(session.key, request.checkpoints)
+        return end.state
 
-    # --- turns ---
+    # --- requests ---
 
-    async def turn(self, session: Session, turn: Turn) -> AsyncGenerator[list[Event], None]:
-        """Run a turn from where the session stands, and give its events; the last comes after it is on disk.
+    async def run(self, session: Session, request: Request) -> AsyncGenerator[list[Event], None]:
+        """Run a request from the end of a session and yield its events; the last comes after it is on disk.
 
-        If the caller goes away, or is far behind, the turn is cancelled, and what it read and wrote until then counts.
+        If the caller goes away, or is far behind, the request is cancelled; tokens processed so far are kept.
 
         Raises:
             ApiError: the session is busy.
-            QueueFull: too many turns wait.
+            QueueFull: too many requests wait.
         """
-        self._require_free(session, turn.place)
-        line = Backlog(turn, self._engine.cancel)
+        self._require_current(session, request.start)
+        events = EventQueue(request, self._engine.cancel)
         session.is_busy = True
-        task = asyncio.create_task(self._follow(session, turn, line))
+        task = asyncio.create_task(self._follow(session, request, events))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         is_over = False
         try:
-            async for some in line:
+            async for some in events:
                 yield some
             is_over = True
         finally:
             if not is_over:
-                self._engine.cancel(turn)
+                self._engine.cancel(request)
 
-    async def _follow(self, session: Session, turn: Turn, line: Backlog) -> None:
-        """See a turn through to its end, whoever listens."""
-        heard: list[tuple[int, float | None, bool]] = []  # and not the events: a long turn's details take much memory
+    async def _follow(self, session: Session, request: Request, events: EventQueue) -> None:
+        """See a request through to its end, whether anybody listens or not."""
+        read: list[float | None] = []  # log-probabilities, not the events: their details take much memory
+        written: list[tuple[int, float | None]] = []
         try:
-            async for events in self._live.run(self._engine, turn):
-                heard += [(one.id, one.logprob, one.was_read) for one in events if isinstance(one, TokenEvent)]
-                if isinstance(events[-1], EndEvent):  # a session's turn has one, which is its last event
-                    events = [*events[:-1], await self._ended(session, turn, heard, events[-1])]
-                line.put(events)
-            line.close()
+            async for some in self._engine.run(request):
+                for event in some:
+                    if isinstance(event, TokenEvent):
+                        read.append(event.logprob) if event.was_read else written.append((event.id, event.logprob))
+                if isinstance(end := some[-1], EndEvent):  # a session's request has one, its last event
+                    some = [*some[:-1], await self._ended(session, request, read, written, end)]
+                events.put(some)
+            events.close()
         except BaseException as error:
-            line.close(error)
+            events.close(error)
         finally:
             session.is_busy = False
 
     async def _ended(
-        self, session: Session, turn: Turn, heard: list[tuple[int, float | None, bool]], end: EndEvent
+        self,
+        session: Session,
+        request: Request,
+        read: list[float | None],
+        written: list[tuple[int, float | None]],
+        end: EndEvent,
     ) -> EndEvent:
-        """Give the end of a turn whose result is on disk, or an error if it could not be written."""
+        """Take the result of a request and write it; return its end, or an error if it could not be written."""
+        session.used = time.time()
+        if end.state is request.start:  # nothing of it counts
+            return end
         try:
-            await self._apply(session, turn, heard, end)
+            for token, logprob in zip(request.tokens, read or [None] * len(request.tokens)):
+                session.transcript.append(token, logprob, READ)
+            for token, logprob in written:
+                session.transcript.append(token, logprob, WRITTEN)
+            session.state = end.state
+            self._checkpoints.add(session.key, [*request.checkpoints, request.start, end.state])
+            await self._write(session)
         except Exception:
             LOG.exception("a session could not be written")
             message = "the session could not be written, and stays where it was before this turn"
-            return EndEvent(end.choice, "error", turn.place, message=message)
+            return EndEvent(end.choice, "error", request.start, message=message)
         return end
 
-    async def _apply(
-        self, session: Session, turn: Turn, heard: list[tuple[int, float | None, bool]], end: EndEvent
-    ) -> None:
-        """Take the result of a turn, and write it."""
-        session.used = time.time()
-        if end.place is turn.place:  # nothing of it counts
-            return
-        surprises = [surprise for _, surprise, was_read in heard if was_read] or [None] * len(turn.tokens)
-        for token, surprise in zip(turn.tokens, surprises):
-            session.transcript.append(token, surprise, READ)
-        for token, surprise, was_read in heard:
-            if not was_read:
-                session.transcript.append(token, surprise, WRITTEN)
-        session.place = end.place
-        self._marks.add(session.key, [*turn.marks, turn.place, end.place])
-        await self._write(session)
-
     async def settle(self) -> None:
-        """Wait until all turns have come to an end and are written."""
+        """Wait until all requests have ended and are written."""
         if self._running:
             await asyncio.wait(self._running)
 
     # --- memory and disk ---
 
-    def _require_free(self, session: Session, place: Place | None = None) -> None:
-        """Refuse a session that has a turn, has left `place`, or was deleted or read anew since it was found."""
-        _require_idle(session)
-        if self._resident.get(session.key) is not session or (place or session.place) is not session.place:
+    def _require_current(self, session: Session, state: StreamState) -> None:
+        """Refuse a session that is busy, has left `state`, or was deleted or read anew since it was found."""
+        session.require_idle()
+        if self._resident.get(session.key) is not session or session.state is not state:
             raise ApiError(409, f"session {session.name!r} has moved on meanwhile; try again", code="session_busy")
 
-    async def _add(self, session: Session) -> None:
-        owner, name = session.key
-        # one at a time for an owner, too, or sessions that are opened together would all find room
-        async with self._locked((owner, "")), self._locked(session.key):
-            if session.key in self._resident or await self._store.call(store.read(owner, name)) is not None:
-                raise ApiError(409, sentence("name", f"{name!r}, which is taken", "a new one"), code="session_exists")
+    async def _add(
+        self, owner: str, name: str | None, model: ServedModel, state: StreamState, transcript: Transcript
+    ) -> Session:
+        now = time.time()
+        session = Session((owner, name or secrets.token_hex(8)), model, state, transcript, now, now)
+        # one at a time for an owner, too, or sessions that are opened together would exceed the limit
+        async with self._lock((owner, "")), self._lock(session.key):
+            if session.key in self._resident or await self._store.call(store.read(*session.key)) is not None:
+                message = sentence("name", f"{session.name!r}, which is taken", "a new one")
+                raise ApiError(409, message, code="session_exists")
             if await self._store.call(store.count(owner)) >= self._settings.max_sessions:
-                raise ApiError(
-                    429, f"this key has {self._settings.max_sessions} sessions; close some", code="too_many_sessions"
-                )
+                message = f"this key has {self._settings.max_sessions} sessions; close some"
+                raise ApiError(429, message, code="too_many_sessions")
             await self._write(session)
             self._resident[session.key] = session
         self._evict()
+        return session
 
     async def _write(self, session: Session) -> None:
-        """Write a session and what is new of its transcript; if that fails, forget it, and what is on disk counts."""
-        # What is on disk goes further, or ends before what is still kept: then it is replaced.
-        is_all = session.n_written < session.transcript.first or session.n_pieces >= MOST_PIECES
-        piece = session.transcript.piece(0 if is_all else session.n_written)
+        """Write a session and the new part of its transcript; if that fails, forget it: what is on disk counts."""
+        # A transcript on disk that goes further, or ends before the first token that is kept, is replaced.
+        is_all = session.n_written < session.transcript.first or session.n_parts >= MOST_PARTS
+        part = session.transcript.part(0 if is_all else session.n_written)
         n_tokens = len(session.transcript)
         try:
-            await self._store.call(store.write(session.record(), piece, is_all=is_all))
+            await self._store.call(store.write(session.record(), part, is_all=is_all))
         except BaseException:  # or the client has hung up, and it may fail later
             if self._resident.get(session.key) is session:
                 del self._resident[session.key]
-            self._marks.forget(session.key)
+            self._checkpoints.forget(session.key)
             raise
-        session.n_pieces = 1 if is_all else session.n_pieces + 1
+        session.n_parts = 1 if is_all else session.n_parts + 1
         session.n_written = n_tokens
 
     async def _load(self, key: Key) -> Session:
         found = await self._store.call(store.read(*key))
         if found is None:
-            raise unknown_session(key[1])
-        session = self._session_of(key, found)
+            raise _unknown_session(key[1])
+        record, parts = found
+        model = self._by_fingerprint.get(record.model)
+        if model is None:
+            served = ", ".join(self._models)
+            message = f"session {key[1]!r} is of a model that is not served now; expected one of {served}"
+            raise ApiError(409, message, code="model_not_served")
+        state = StreamState(unpack(record.state, model.plain), tuple(array("i", record.recent)), record.position)
+        transcript = Transcript.from_parts(parts, self._settings.max_tokens, record.position)
+        session = Session(key, model, state, transcript, record.created, record.used, len(transcript), len(parts))
         self._resident[key] = session
         self._evict(but=key)
         return session
-
-    def _session_of(self, key: Key, found: tuple[Record, list[Any]]) -> Session:
-        record, pieces = found
-        model = self._by_fingerprint.get(record.model)
-        if model is None:
-            message = (
-                f"session {key[1]!r} is of a model that is not served now; expected one of {', '.join(self._models)}"
-            )
-            raise ApiError(409, message, code="model_not_served")
-        recent = array("i")
-        recent.frombytes(record.recent)
-        place = Place(unpack(record.state, model.plain), tuple(recent), record.n_tokens)
-        transcript = Transcript.from_pieces(pieces, self._settings.max_tokens, record.n_tokens)
-        return Session(*(key, model, place, transcript, record.created, record.used), len(transcript), len(pieces))
 
     def _evict(self, but: Key | None = None) -> None:
         """Forget the least recently used sessions beyond the limit, all but one: they are on disk."""
@@ -367,33 +389,13 @@ class Sessions:
         idle = [key for key, session in self._resident.items() if not session.is_busy and key != but]
         for key in idle[: max(0, excess)]:
             del self._resident[key]
-            self._marks.forget(key)
+            self._checkpoints.forget(key)
 
-    @contextlib.asynccontextmanager
-    async def _locked(self, key: Key) -> AsyncIterator[None]:
+    def _lock(self, key: Key) -> asyncio.Lock:
         """One at a time for a key: two requests must not load, add or delete a session twice."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked() and not lock._waiters:
-                self._locks.pop(key, None)
+        return self._locks.setdefault(key, asyncio.Lock())
 
 
-@contextlib.contextmanager
-def _busy(session: Session | None) -> Iterator[None]:
-    if session is None:
-        yield
-        return
-    session.is_busy = True
-    try:
-        yield
-    finally:
-        session.is_busy = False
-
-
-def _require_idle(session: Session) -> None:
-    if session.is_busy:
-        message = f"session {session.name!r} has a turn that is not over; wait for it, or hang up on it"
-        raise ApiError(409, message, code="session_busy", retry_after=1)
+def _unknown_session(name: str) -> ApiError:
+    """The error if there is no such session, or it is another key's: both look the same."""
+    return ApiError(404, f"session is {name!r}, which does not exist; expected an open one", code="session_not_found")

@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
-from recurra.serving import page_files
-from recurra.serving.logs import JsonLines
+from recurra.serving import http
+from recurra.serving.app import JsonLines
+from recurra.serving.http import ServeSettings
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 
 from .conftest import Running
 
@@ -49,8 +49,6 @@ def test_sessions_of_one_key_are_unknown_to_another(serving):
         ("POST", "/generate", {}),
         ("POST", "/fork", {}),
         ("POST", "/rewind", {"position": 0}),
-        ("POST", "/save", {}),
-        ("POST", "/load", {}),
         ("DELETE", "", None),
     ):
         answer = yours.request(method, f"/v1/sessions/a{path}", json=body)
@@ -113,7 +111,7 @@ def test_other_names_of_the_host_are_refused_without_a_key(serving):
 @pytest.mark.parametrize("error", [ZeroDivisionError, ValueError])
 def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkeypatch, caplog, error):
     running = serving()
-    monkeypatch.setattr(running.service.sessions, "lines", Mock(side_effect=error("inside")))
+    monkeypatch.setattr(running.service.sessions, "infos", Mock(side_effect=error("inside")))
     with caplog.at_level(logging.ERROR):
         answer = running.client().get("/v1/sessions")
     assert answer.status_code == 500
@@ -122,7 +120,7 @@ def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkey
     assert f"{error.__name__}: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["read_report.ReadReport.last", "turns.Row.take", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["requests.PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})
@@ -153,7 +151,7 @@ def test_a_full_queue_is_429_with_retry_after(serving):
 
 
 def test_a_request_that_takes_too_long_ends(serving):
-    client = serving(turn_seconds=0.2).client()
+    client = serving(request_seconds=0.2).client()
     answer = client.post("/v1/completions", json={"model": "letters", "prompt": "a", "max_tokens": 60_000})
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert answer.json()["usage"]["completion_tokens"] < 60_000
@@ -191,9 +189,9 @@ def test_metrics_count(serving):
 
 def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch):
     files = {"index.html": b"<p>hello", "assets/a.js": b"1"}
-    monkeypatch.setattr(page_files, "PAGE", tuple(files))
-    monkeypatch.setattr(page_files, "page_file", files.get)
-    page_files.page_files.cache_clear()
+    monkeypatch.setattr(http, "PAGE", tuple(files))
+    monkeypatch.setattr(http, "page_file", files.get)
+    http.page_files.cache_clear()
     client = serving().client()
     assert client.get("/").text == "<p>hello"
     assert "javascript" in client.get("/assets/a.js").headers["content-type"]
@@ -201,7 +199,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     for path in ("/../secret", "/%2e%2e/secret", "/assets/../../secret", "//etc/passwd", "/assets"):
         raw = httpx.Request("GET", client.base_url.copy_with(raw_path=path.encode()))
         assert client.send(raw).status_code == 404
-    page_files.page_files.cache_clear()
+    http.page_files.cache_clear()
 
 
 @pytest.mark.parametrize(

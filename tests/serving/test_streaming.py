@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from recurra.serving.backlog import Backlog
-from recurra.serving.errors import ApiError
-from recurra.serving.place import Place
+from recurra.serving.http import ApiError, ServeSettings
+from recurra.serving.model import StreamState
+from recurra.serving.requests import EndEvent, Request, TokenDetails, TokenEvent
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
-from recurra.serving.turns import EndEvent, TokenEvent, Turn, Wanted
+from recurra.serving.streaming import EventQueue
 
 from .conftest import asking
 
@@ -26,8 +25,8 @@ def _cancelled(turns):
 def test_a_listener_that_is_far_behind_ends_the_turn_and_misses_nothing(exact, alternatives):
     async def listen():
         cancelled = []
-        turn = Turn(exact, exact.start, [1], [asking(9)], Wanted(True, alternatives))
-        line = Backlog(turn, _cancelled(cancelled), most=10)
+        turn = Request(exact, exact.start, [1], [asking(9)], TokenDetails(True, alternatives))
+        line = EventQueue(turn, _cancelled(cancelled), most=10)
         told = [TokenEvent(0, number, "a") for number in range(12)]
         line.put(told)
         assert not cancelled, "however much comes at once"
@@ -36,7 +35,7 @@ def test_a_listener_that_is_far_behind_ends_the_turn_and_misses_nothing(exact, a
         line.put(told[:fitting])
         line.put(told[fitting:])
         assert not cancelled
-        line.put([EndEvent(0, "cancelled", Place(None))])
+        line.put([EndEvent(0, "cancelled", StreamState(None))])
         assert cancelled == [turn], "once"
         assert (await anext(line))[:-1] == told
         line.close()
@@ -47,7 +46,7 @@ def test_a_listener_that_is_far_behind_ends_the_turn_and_misses_nothing(exact, a
 
 def test_an_error_comes_after_what_waits(exact):
     async def listen():
-        line = Backlog(Turn(exact, exact.start, [1], []), lambda turn: None)
+        line = EventQueue(Request(exact, exact.start, [1], []), lambda turn: None)
         line.put([TokenEvent(0, 1, "a")])
         line.close(ValueError("broken"))
         first = await anext(line)
@@ -60,7 +59,7 @@ def test_an_error_comes_after_what_waits(exact):
 
 def test_a_listener_that_waits_hears_what_comes(exact):
     async def listen():
-        line = Backlog(Turn(exact, exact.start, [1], []), lambda turn: None)
+        line = EventQueue(Request(exact, exact.start, [1], []), lambda turn: None)
         heard = asyncio.ensure_future(anext(line))
         await asyncio.sleep(0)
         assert not heard.done()
@@ -74,7 +73,6 @@ def test_sessions_that_are_opened_together_keep_the_limit(models):
     """The store answers the first after all have asked."""
 
     async def open_many(service):
-        service.live.attach(asyncio.get_running_loop())
         opened = [service.sessions.open("key", models[0], f"s{number}") for number in range(9)]
         return await asyncio.gather(*opened, return_exceptions=True)
 

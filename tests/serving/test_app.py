@@ -15,9 +15,9 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.cli.serve import parser, settings
 from recurra.generation import SamplingConfig, Stream
-from recurra.serving.console import Rate, status_line
+from recurra.serving.app import status_line
+from recurra.serving.http import ServeSettings
 from recurra.serving.service import Service
-from recurra.serving.settings import ServeSettings
 
 RECIPE = """
 experiment: text
@@ -99,9 +99,5 @@ def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path
 
 def test_the_line_on_the_terminal(models):
     service = Service(models, ServeSettings(), threads=1)
-    service.engine.counters.written = 500
-    rate = Rate()
-    rate.of(100, 10.0)
-    assert rate.of(500, 12.0) == 200
     assert status_line(service, 200.0, 0.0).startswith("0 streams  200 tokens/s written")
     service.store.close()
