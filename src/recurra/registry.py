@@ -1,7 +1,9 @@
-"""Names to classes. A module registers itself where it is defined; models, recipes and tests find it here."""
+"""Names to classes. A module registers what it defines; a registry imports the modules of its package when asked."""
 
+import pkgutil
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry")
 
@@ -11,10 +13,13 @@ class Registry(Generic[Entry]):
 
     Args:
         kind: what the entries are, in the singular, for error messages ("mixer").
+        package: its modules register themselves and are imported when they are needed: "min-gru" is looked for in
+            min_gru.py first, then in all of them. None if nothing has to be imported.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
+        self._package = package
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
@@ -32,13 +37,46 @@ class Registry(Generic[Entry]):
         return file
 
     def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries and self._package is not None:
+            own = name.replace("-", "_")
+            if own in modules_of(self._package):
+                import_module(f"{self._package}.{own}")
+            if name not in self._entries:
+                import_all(self._package)
         try:
             return self._entries[name]
         except KeyError:
             raise ValueError(f"unknown {self.kind} {name!r}; there are: {', '.join(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
+        if self._package is not None:
+            import_all(self._package)
         return iter(sorted(self._entries))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(1 for _ in self)
+
+
+def modules_of(package: str) -> list[str]:
+    """List the names of a package's modules, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(import_module(package).__path__))
+
+
+def import_all(package: str) -> None:
+    """Import every module of a package, in the order of their names."""
+    for name in modules_of(package):
+        import_module(f"{package}.{name}")
+
+
+def find_public(package: str, name: str) -> Any:
+    """Find one of a package's public names in its modules: the package's `__getattr__`, so that importing it is quick.
+
+    Raises:
+        AttributeError: the package has no such public name.
+    """
+    if name in import_module(package).__all__:
+        for module in map(import_module, (f"{package}.{each}" for each in modules_of(package))):
+            found = vars(module).get(name)
+            if getattr(found, "__module__", None) == module.__name__:
+                return found
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
