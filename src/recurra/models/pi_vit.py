@@ -83,6 +83,7 @@ class PIViT(TimeSformer):
         config: the model's shape.
     """
 
+    learns_from_poses = True
     config: PIViTConfig
     encoder: SpaceTimeEncoder
 

@@ -27,6 +27,8 @@ class VideoModel(nn.Module, ABC):
 
     forms_logits: ClassVar[bool] = True
     """Whether `loss` forms the logits of all classes, so that predictions and accuracy cost nothing more."""
+    learns_from_poses: ClassVar[bool] = False
+    """Whether `loss` takes poses, which need no more than training."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()

@@ -9,17 +9,11 @@ import yaml
 from recurra.checks import sentence
 from recurra.convert import PortableModel, tokenizer_to_json
 from recurra.files.writing import replacing
-from recurra.models import DataSizes, entry_of
-from recurra.training import (
-    CheckpointFolder,
-    Experiment,
-    RunFolder,
-    TextExperiment,
-    load_recipe,
-    to_yaml,
-)
-from recurra.training.experiment import experiment_name, to_plain
+from recurra.models import entry_of
+from recurra.training import CheckpointFolder, Experiment, RunFolder, find_task, load_recipe, to_yaml
+from recurra.training.experiment import to_plain
 from recurra.training.resumable import Position
+from recurra.training.task import experiment_name
 
 UNKNOWN_CORPUS = "unknown"
 """data.path of a run whose corpus is not known."""
@@ -77,15 +71,14 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
     }
     if hasattr(config, "segment_length"):
         data["segment_length"] = config.segment_length
-    return {"experiment": experiment_name(entry), "data": data, "model": entry.shape_of(config)}
+    return {"experiment": experiment_name(find_task("text"), entry), "data": data, "model": config.without_sizes()}
 
 
 def _require_its_model(experiment: Experiment, portable: PortableModel, source: Path) -> None:
     """Refuse an experiment that builds a different model: it was changed after training."""
-    assert isinstance(experiment, TextExperiment)
     assert portable.tokenizer is not None
-    n_tokens = len(portable.tokenizer)
-    theirs = experiment.model.build(DataSizes(n_tokens, n_tokens, experiment.data.segment_length)).config
+    sizes = experiment.task.sizes_of_vocabulary(experiment.data, len(portable.tokenizer))
+    theirs = experiment.model.with_sizes(sizes)
     ours: Any = portable.model.config
     if hasattr(ours, "output_size"):
         ours = replace(ours, output_size=ours.output_size or ours.vocab_size)

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from recurra.checks import sentence
-from recurra.data import MemoryHorizonConfig, TextConfig
-from recurra.data.text_start import first_tokens, start_of
 from recurra.export.gated_program import gate_layers
 from recurra.export.programs import state_tensors
 from recurra.models import LanguageModelShell
@@ -42,27 +39,11 @@ def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
     }
 
 
-def task(run: Run) -> dict[str, Any] | None:
-    """Say what a run's tokens are, or None if the explorer has no view for them."""
-    data: Any = run.experiment.data
-    if isinstance(data, TextConfig):
-        return {"kind": "text", "start": first_tokens(run.tokenizer), "before": list(start_of(run.tokenizer))}
-    if isinstance(data, MemoryHorizonConfig):
-        reset = data.largest_number + 1
-        return {"kind": "memory-horizon", "largest": data.largest_number, "reset": reset, "modulus": data.modulus}
-    return None
-
-
 def require_task(run: Run) -> dict[str, Any]:
-    """Return `task(run)`.
-
-    Raises:
-        ValueError: it is None.
-    """
-    found = task(run)
+    """Say what a run's tokens are. Raises ValueError if the explorer has no view for them."""
+    found = run.task.explored(run)
     if found is None:
-        came = f"{run.folder.path}, a run of {run.experiment.experiment}"
-        raise ValueError(sentence("run", came, "one over text or on Memory Horizon, which the explorer shows"))
+        raise run.task.refusal(run, "over text or on Memory Horizon, which the explorer shows")
     return found
 
 

@@ -97,7 +97,7 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
         )
     file, tokenizer = f"model{suffix}.onnx", f"tokenizer{suffix}.json"
     files = {file: exported.content}
-    is_text = require_task(run)["kind"] == "text"
+    is_text = run.task.has_tokenizer()
     if is_text:
         files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}

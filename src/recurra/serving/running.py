@@ -11,14 +11,12 @@ import uvicorn
 
 from recurra.checks import sentence
 from recurra.runs import open_run
-from recurra.runs.explored import task
 from recurra.serving.app import create_app
 from recurra.serving.console import console_line
 from recurra.serving.logs import set_up_log
 from recurra.serving.served_model import ServedModel
 from recurra.serving.service import Service
 from recurra.serving.settings import ServeSettings
-from recurra.training import TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
 _SWITCH_SECONDS = 2e-4
@@ -84,13 +82,13 @@ def listening_socket(settings: ServeSettings) -> socket.socket:
 def load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
     """Load a run as a model to serve; it is called as its folder."""
     trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
-    tokenizer = trained.tokenizer if isinstance(trained.experiment, TextExperiment) else None
+    tokenizer = trained.tokenizer if trained.task.has_tokenizer() else None
     template = Path(path) / "chat_template.jinja"
     return ServedModel(
         trained.name,
         trained.model,
         tokenizer,
         weights=weights,
-        task=task(trained),
+        task=trained.task.explored(trained),
         chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
     )

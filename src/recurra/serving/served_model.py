@@ -39,7 +39,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: turns text into its tokens; None for a model that reads numbers.
         weights: how its weights are kept (see `recurra.decoding`); None runs the model as it is.
-        task: what its tokens are, as the explorer has to know (see `recurra.runs.explored.task`).
+        task: what its tokens are, as the explorer has to know (see `recurra.training.Task.explored`).
         chat_template: a Jinja template of a chat, as transformers uses them.
 
     Raises:
