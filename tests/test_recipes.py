@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from recurra.data.tasks import TaskConfig
 from torch import nn
 
 from recurra.data import BatchSource, Split
-from recurra.data.tasks import TaskConfig
 from recurra.models import TransformerXL
 from recurra.models.outline import outlined
 from recurra.runs.start import default_run_folder

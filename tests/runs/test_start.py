@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recurra.runs.own_data import read_classes
 from tests.runs.conftest import RECIPES
 
 from recurra.data import TextConfig
-from recurra.runs.own_data import read_classes
 from recurra.runs.start import _require_class_names, default_run_folder, resume_run, start_run
 from recurra.training import RunFolder, find_recipe, read_family, recipe_names
 

@@ -20,6 +20,7 @@ from recurra.files.reading import one_line, parse_yaml
 from recurra.training.experiment import Experiment, sections_of, to_plain
 from recurra.training.recipe_family import read_recipe
 from recurra.training.recipe_files import RecipeError
+from recurra.training.task import experiment_names
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -72,11 +73,10 @@ def to_yaml(experiment: Experiment) -> str:
 
 def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]) -> str:
     """Return the experiment's name, all of whose keys in the recipe and the overrides are known."""
-    name = recipe.get("experiment")
-    try:
-        known = set(recipe_keys(name))  # type: ignore[arg-type]
-    except ValueError as error:
-        raise RecipeError(f"{path}: {error}") from error
+    name, names = recipe.get("experiment"), experiment_names()
+    if name not in names:
+        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names))}")
+    known = set(recipe_keys(name))
     for key, value in _leaves(recipe):
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
@@ -84,7 +84,7 @@ def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
-    return str(name)
+    return name
 
 
 def recipe_keys(name: str) -> Iterator[str]:
