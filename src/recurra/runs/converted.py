@@ -77,7 +77,7 @@ def _unknown_experiment(portable: PortableModel, target: Path) -> dict[str, Any]
 def _require_its_model(experiment: Experiment, portable: PortableModel, source: Path) -> None:
     """Refuse an experiment that builds a different model: it was changed after training."""
     assert portable.tokenizer is not None
-    sizes = experiment.task.sizes_of_vocabulary(experiment.data, len(portable.tokenizer))
+    sizes = experiment.task.sizes_of_vocabulary(experiment, len(portable.tokenizer))
     theirs = experiment.model.with_sizes(sizes)
     ours: Any = portable.model.config
     if hasattr(ours, "output_size"):

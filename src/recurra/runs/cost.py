@@ -55,7 +55,7 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     sizes: DataSizes | VideoSizes
     if vocabulary is not None:
         require_at_least(1, vocabulary=vocabulary)
-        sizes = experiment.task.sizes_of_vocabulary(experiment.data, vocabulary)
+        sizes = experiment.task.sizes_of_vocabulary(experiment, vocabulary)
     else:
         sizes = _sizes(word, experiment) if run is None else run.sizes()
     with outlined():
@@ -69,7 +69,7 @@ def model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
     Raises:
         ValueError: it is of a kind that cannot be counted.
     """
-    n_steps = experiment.task.n_steps(experiment.data)
+    n_steps = experiment.task.n_steps(experiment)
     measured = measured_cost(model, n_steps)
     return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
 

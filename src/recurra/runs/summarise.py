@@ -175,17 +175,18 @@ def _of_memory_horizon(run: Run) -> dict[str, Any]:
     spans = score_by_span(run)[1]
     return {
         "spans": {"n_correct": spans.n_correct.tolist(), "counts": spans.counts.tolist()},
-        "gates": _gates(run, run.data.reset_token),
+        "gates": _gates(run, run.task.reset_token(run)),
     }
 
 
-def _gates(run: Run, reset_token: int) -> dict[str, Any] | None:
+def _gates(run: Run, reset_token: int | None) -> dict[str, Any] | None:
     record = gates_of(run)
     if record is None:
         return None
     means = [magnitude[0].mean(dim=1) for magnitude in record.magnitudes]
     if all(bool((mean == mean[0]).all()) for mean in means):
         return None
+    assert reset_token is not None
     resets = record.at_token(reset_token)[0].nonzero().flatten().tolist()
     rounded = [[round(value, GATE_DECIMALS) for value in mean.tolist()] for mean in means]
     return {"layers": list(record.layers), "resets": resets, "means": rounded}

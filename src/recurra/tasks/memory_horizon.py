@@ -5,6 +5,7 @@ from typing import Any
 from recurra.data import MemoryHorizonConfig, memory_spans
 from recurra.evaluation import AroundResets, EvaluationResult, SpanAccuracy, evaluate_by_span
 from recurra.tasks.tokens import TokenTask
+from recurra.training.experiment import Experiment
 from recurra.training.task import register_task
 
 
@@ -25,9 +26,10 @@ class MemoryHorizonTask(TokenTask):
             "modulus": data.modulus,
         }
 
-    def n_steps(self, data: MemoryHorizonConfig) -> int:
+    def n_steps(self, experiment: Experiment) -> int:
         """Count the steps of a sequence."""
-        return data.sequence_length
+        length: int = experiment.data.sequence_length
+        return length
 
     def score(self, run: Any, split: str, temperature: float | None, observe: Any = None) -> dict[str, Any]:
         """Score a run, also before the first reset and after each."""

@@ -50,11 +50,11 @@ class TextTask(TokenTask):
 
     def sizes_of_run(self, run: Any) -> DataSizes:
         """Ask the run's tokenizer."""
-        return self.sizes_of_vocabulary(run.experiment.data, len(run.tokenizer))
+        return self.sizes_of_vocabulary(run.experiment, len(run.tokenizer))
 
-    def sizes_of_vocabulary(self, data: TextConfig, n_tokens: int) -> DataSizes:
+    def sizes_of_vocabulary(self, experiment: Experiment, n_tokens: int) -> DataSizes:
         """Return the sizes for a vocabulary, without the text."""
-        return DataSizes(n_tokens, n_tokens, data.segment_length)
+        return DataSizes(n_tokens, n_tokens, experiment.data.segment_length)
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
         """Load the weights of a language model of the same shape and vocabulary."""
@@ -89,9 +89,10 @@ class TextTask(TokenTask):
         """Say what a text begins with."""
         return {"kind": "text", "start": first_tokens(run.tokenizer), "before": list(start_of(run.tokenizer))}
 
-    def n_steps(self, data: TextConfig) -> int:
+    def n_steps(self, experiment: Experiment) -> int:
         """Count the tokens of a segment."""
-        return data.segment_length
+        n_tokens: int = experiment.data.segment_length
+        return n_tokens
 
     def lengths(self, experiment: Experiment) -> dict[str, int]:
         """Return the lengths of a segment and, if the model has one, of its memory."""

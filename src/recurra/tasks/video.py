@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from recurra.training.task import Task, find_experiment, register_task
 class VideoTask(Task):
     """Beside a run lie the names of its classes, in their order."""
 
-    data: Any = VideoConfig
+    data: ClassVar[type[Any]] = VideoConfig
     reads = VideoSizes
     unit = "frames"
     default_model = None

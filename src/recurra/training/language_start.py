@@ -39,14 +39,15 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
     if not place.exists():
         raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", _READ))
     weights, shape, what, tokenizer = _read(place)
-    ours = asdict(model.config)  # type: ignore[call-overload]
+    config: Any = model.config
+    ours, sizes = asdict(config), config.sizes_from_data()
     differing = [
         f"{name} {value!r}, not {ours[name]!r}"
         for name, value in shape.items()
         if name in ours
         and "dropout" not in name
         and _undropped(value) != _undropped(ours[name])
-        and not (value is None and name in model.config.sizes_from_data())
+        and not (value is None and name in sizes)  # a run's recipe, whose data gave it
     ]
     if differing:
         raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))

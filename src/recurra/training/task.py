@@ -88,9 +88,9 @@ class Task:
         """Return the sizes of a run's model, without its data wherever the folder tells them."""
         return self.sizes(run.experiment.data, run.data)
 
-    def sizes_of_vocabulary(self, data: Any, n_tokens: int) -> DataSizes:
+    def sizes_of_vocabulary(self, experiment: Experiment, n_tokens: int) -> DataSizes:
         """Return the sizes for a vocabulary, without the text. Raises ValueError if the task is not over text."""
-        raise ValueError(sentence("experiment", self.name, "one over text", "--vocabulary is for these"))
+        raise ValueError(sentence("experiment", experiment.experiment, "one over text", "--vocabulary is for these"))
 
     def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
         """Load trained weights into a fresh model, changed in place, and return a line that says where they are from.
@@ -131,10 +131,10 @@ class Task:
 
     # --- results ---
 
-    def n_steps(self, data: Any) -> int:
+    def n_steps(self, experiment: Experiment) -> int:
         """Count the steps between two updates of a state. Raises ValueError if its models cannot be counted."""
         expected = "one over text or on Memory Horizon: only their models can be counted"
-        raise ValueError(sentence("experiment", self.name, expected))
+        raise ValueError(sentence("experiment", experiment.experiment, expected))
 
     def lengths(self, experiment: Experiment) -> dict[str, int]:
         """Return the lengths that belong to scores: of a segment, and of a model's memory."""
