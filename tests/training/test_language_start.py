@@ -9,7 +9,7 @@ from torch import nn
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import Vocabulary
 from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
-from recurra.runs.converted import save_run
+from recurra.runs.formats import save_run
 from recurra.training import load_recipe
 from recurra.training.language_start import start_language_model
 

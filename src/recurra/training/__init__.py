@@ -13,7 +13,6 @@ from recurra.training.recipe_family import RecipeFamily, read_family, split_vari
 from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
-from recurra.training.starting_weights import start_from
 from recurra.training.task import Task, experiment_names, find_task, register_task
 
 __all__ = [
@@ -50,6 +49,5 @@ __all__ = [
     "register_task",
     "scored_weights",
     "split_variant",
-    "start_from",
     "to_yaml",
 ]
