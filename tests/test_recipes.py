@@ -22,7 +22,7 @@ from recurra.training import (
     recipe_family,
     recipe_help,
 )
-from recurra.training.recipe import _keys
+from recurra.training.recipe import recipe_keys
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
@@ -120,7 +120,7 @@ def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_the_help_of_a_recipe_lists_all_its_keys_and_no_others(path):
     word = next(word for word in RECIPES if word.partition("#")[0] == str(path))
-    keys = set(_keys(type(load(word))))
+    keys = set(recipe_keys(load(word).experiment))
     listed = set(re.findall(r"^  --([\w.]+)", recipe_help(word), re.MULTILINE))
     assert listed == keys | {key.partition(".")[0] for key in keys}
 

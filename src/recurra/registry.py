@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -13,13 +14,13 @@ class Registry(Generic[Entry]):
 
     Args:
         kind: what the entries are, in the singular, for error messages ("mixer").
-        package: its modules register themselves and are imported when they are needed: "min-gru" is looked for in
-            min_gru.py first, then in all of them. None if nothing has to be imported.
+        packages: their modules register themselves and are imported when they are needed: "min-gru" is looked for in
+            min_gru.py first, then in all of them.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(self, kind: str, *packages: str) -> None:
         self.kind = kind
-        self._package = package
+        self._packages = packages
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
@@ -37,35 +38,34 @@ class Registry(Generic[Entry]):
         return file
 
     def __getitem__(self, name: str) -> Entry:
-        if name not in self._entries and self._package is not None:
-            own = name.replace("-", "_")
-            if own in modules_of(self._package):
-                import_module(f"{self._package}.{own}")
-            if name not in self._entries:
-                import_all(self._package)
+        own = name.replace("-", "_")
+        for package in self._packages:
+            if name not in self._entries and own in modules_of(package):
+                import_module(f"{package}.{own}")
+        if name not in self._entries:
+            self._import_all()
         try:
             return self._entries[name]
         except KeyError:
             raise ValueError(f"unknown {self.kind} {name!r}; there are: {', '.join(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
-        if self._package is not None:
-            import_all(self._package)
+        self._import_all()
         return iter(sorted(self._entries))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def _import_all(self) -> None:
+        for package in self._packages:
+            for module in modules_of(package):
+                import_module(f"{package}.{module}")
 
+
+@cache
 def modules_of(package: str) -> list[str]:
     """List the names of a package's modules, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(import_module(package).__path__))
-
-
-def import_all(package: str) -> None:
-    """Import every module of a package, in the order of their names."""
-    for name in modules_of(package):
-        import_module(f"{package}.{name}")
 
 
 def find_public(package: str, name: str) -> Any:
