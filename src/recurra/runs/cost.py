@@ -49,9 +49,8 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     """
     run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
     experiment = load_recipe(word, overrides) if run is None else run.experiment
-    experiment.task.n_steps(
-        experiment.data
-    )  # refuses a model that cannot be counted before its data are opened, or even generated
+    # refuses a model that cannot be counted before its data are opened, or even generated
+    experiment.task.n_steps(experiment)
     sizes: DataSizes | VideoSizes
     if vocabulary is not None:
         require_at_least(1, vocabulary=vocabulary)
