@@ -22,10 +22,13 @@ from benchmarks.table import cpu_name
 from recurra.models import CompactRecurrentViT, CompactRecurrentViTConfig, TimeSformer, TimeSformerConfig
 from recurra.training.allocator import keep_large_blocks
 
+SIZES = {"n_frames": 8, "image_size": 224}
 MODELS = {
-    "timesformer": lambda n_classes: TimeSformer(TimeSformerConfig(n_classes=n_classes)),
-    "cr-vit-gru": lambda n_classes: CompactRecurrentViT(CompactRecurrentViTConfig(n_classes=n_classes)),
-    "cr-vit-ncgru": lambda n_classes: CompactRecurrentViT(CompactRecurrentViTConfig(n_classes=n_classes, cell="ncgru")),
+    "timesformer": lambda n_classes: TimeSformer(TimeSformerConfig(n_classes=n_classes, **SIZES)),
+    "cr-vit-gru": lambda n_classes: CompactRecurrentViT(CompactRecurrentViTConfig(n_classes=n_classes, **SIZES)),
+    "cr-vit-ncgru": lambda n_classes: CompactRecurrentViT(
+        CompactRecurrentViTConfig(n_classes=n_classes, cell="ncgru", **SIZES)
+    ),
 }
 
 

@@ -8,24 +8,21 @@ import pytest
 import yaml
 from torch import nn
 
-from recurra.data import BatchSource, Split
-from recurra.data.tasks import TaskConfig
-from recurra.models import TransformerXL
+from recurra.data import BatchSource, Split, TextConfig
+from recurra.models import TransformerXL, VideoSizes
 from recurra.models.outline import outlined
 from recurra.runs.start import default_run_folder
+from recurra.tasks.generated import GeneratedConfig
 from recurra.training import (
     Experiment,
-    MemoryHorizonExperiment,
     ScheduleConfig,
-    TextExperiment,
-    VideoExperiment,
     load_recipe,
     parameter_groups,
     read_family,
     recipe_family,
     recipe_help,
 )
-from recurra.training.recipe import _keys
+from recurra.training.recipe import recipe_keys
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
@@ -79,12 +76,12 @@ def load(recipe: str) -> Experiment:
 def build(recipe: str) -> nn.Module:
     """The recipe's model without its corpus, to be read; a large one is outlined."""
     experiment = load(recipe)
-    if isinstance(experiment, VideoExperiment):
+    if experiment.task.reads is VideoSizes:
         with outlined():
-            return experiment.model.build(experiment.sizes_of(31))
-    if isinstance(experiment.data, TaskConfig):  # nothing is drawn yet
+            return experiment.model.build(VideoSizes(31, experiment.data.n_frames, experiment.data.image_size))
+    if isinstance(experiment.data, GeneratedConfig):  # nothing is drawn yet
         return experiment.build_model(experiment.build_data())
-    if not isinstance(experiment, TextExperiment):  # small models
+    if not isinstance(experiment.data, TextConfig):  # small models
         return experiment.build_model(Sizes(experiment.data.largest_number + 2, experiment.data.modulus))
     n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
     with outlined():
@@ -123,7 +120,7 @@ def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_the_help_of_a_recipe_lists_all_its_keys_and_no_others(path):
     word = next(word for word in RECIPES if word.partition("#")[0] == str(path))
-    keys = set(_keys(type(load(word))))
+    keys = set(recipe_keys(load(word).experiment))
     listed = set(re.findall(r"^  --([\w.]+)", recipe_help(word), re.MULTILINE))
     assert listed == keys | {key.partition(".")[0] for key in keys}
 
@@ -195,7 +192,7 @@ def test_the_16_layer_wikitext_103_models_have_the_published_parameters(model, p
 @pytest.mark.parametrize(("name", "transition"), [("data-controlled", "data"), ("fixed", "fixed")])
 def test_memory_horizon_is_table_2_and_table_3(name, transition):
     experiment = load(f"{FOLDER}/memory-horizon/{name}.yaml")
-    assert isinstance(experiment, MemoryHorizonExperiment)
+    assert experiment.experiment == "memory-horizon"
     data, model, optimizer, training = (
         experiment.data,
         experiment.model,
@@ -228,7 +225,7 @@ def test_memory_horizon_is_table_2_and_table_3(name, transition):
 
 def test_wikitext_103_is_table_4():
     experiment = load(f"{FOLDER}/wikitext-103/gateloop.yaml")
-    assert isinstance(experiment, TextExperiment)
+    assert isinstance(experiment.data, TextConfig)
     data, model, optimizer, training = (
         experiment.data,
         experiment.model,
@@ -288,7 +285,7 @@ def test_the_ring_s_recipes_differ_in_the_ring_and_in_clipping_alone(name):
 def test_smarthome_is_what_was_published(row, epochs, segments, published):
     path = FOLDER / "smarthome" / "models.yaml"
     experiment = load(f"{path}#{row}")
-    assert isinstance(experiment, VideoExperiment)
+    assert experiment.task.name == "video"
     data, optimizer, model = experiment.data, experiment.optimizer, build(f"{path}#{row}")
     assert (data.layout, data.protocol) == ("smarthome", "cross-subject")
     assert (data.n_frames, data.image_size, data.n_segments) == (8, 224, segments)

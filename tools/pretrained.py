@@ -9,7 +9,6 @@ from pathlib import Path
 
 from recurra import open_run
 from recurra.convert import PortableModel, save_single_file
-from recurra.training import MemoryHorizonExperiment
 from recurra.training.experiment import to_plain
 
 FILE = Path(__file__).parents[1] / "src" / "recurra" / "pretrained" / "memory-horizon.safetensors"
@@ -20,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     run = open_run(parser.parse_args().run)
-    experiment = to_plain(run.expect(MemoryHorizonExperiment, "on Memory Horizon"))
+    experiment = to_plain(run.experiment)
     save_single_file(PortableModel(run.model, None, experiment, run.step), FILE)
     print(f"{FILE}: {FILE.stat().st_size:,} bytes")
 

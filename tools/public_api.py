@@ -27,7 +27,7 @@ PACKAGES = (
     "recurra.mixers",
     "recurra.models",
     "recurra.data",
-    "recurra.data.tasks",
+    "recurra.tasks",
     "recurra.data.video",
     "recurra.training",
     "recurra.evaluation",

@@ -20,11 +20,11 @@ from recurra.data import BytePairEncoding, TextCorpus, Vocabulary
 from recurra.data.video import VIDEO_LAYOUTS, VideoFile
 from recurra.generation import Stream
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.runs.own_data import read_classes
 from recurra.runs.score_files import read_scores, write_scores
 from recurra.runs.start import resume_run, start_run
 from recurra.runs.summary import read_summary
 from recurra.state import tensors
+from recurra.tasks.video import read_classes
 from recurra.training import RunFolder, load_recipe, read_metrics
 from recurra.training.checkpoint import load_checkpoint
 from recurra.training.csv_log import CsvLog

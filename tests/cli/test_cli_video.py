@@ -29,7 +29,7 @@ def workplace(tmp_path_factory) -> Path:
     (folder / "motions").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for model, start in (("timesformer", []), ("crvit", ["--model.init_from", "runs/motions-timesformer"])):
+        for model, start in (("timesformer", []), ("crvit", ["--init_from", "runs/motions-timesformer"])):
             Path(f"motions/{model}.yaml").write_text(RECIPE.format(model=model))
             assert main(["train", f"motions/{model}.yaml", "--data.path", "videos", *start]) == 0
     return folder
@@ -169,7 +169,7 @@ def test_a_bad_start_leaves_no_run_behind(capsys):
         "runs/none",
         "--data.path",
         "videos",
-        "--model.init_from",
+        "--init_from",
         "nowhere",
     )
     assert "which does not exist; expected a file or folder" in failure(capsys, *words)

@@ -110,10 +110,10 @@ def _tokens(batch: int, length: int) -> Tensor:
 def build_model(name: str, **options: Any) -> nn.Module:
     """Build a registered model in its small shape."""
     entry = find_model(name)
-    known = {field.name for field in fields(entry.shape)}
+    known = {field.name for field in fields(entry.config)}
     small = {key: value for key, value in SMALL.items() if key in known}
     sizes = DataSizes(VOCABULARY, VOCABULARY, 4) if entry.reads is DataSizes else VideoSizes(5, 2, 4)
-    return entry.build(entry.shape(**(small | options)), sizes)
+    return entry.config(**(small | options)).build(sizes)
 
 
 class _BySegment(nn.Module):

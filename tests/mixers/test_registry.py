@@ -15,6 +15,22 @@ def test_gateloop_is_registered():
     assert isinstance(recurra.create_mixer("gateloop", 8, n_heads=2), recurra.mixers.GateLoop)
 
 
+def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):
+    program = """
+    import sys
+    import recurra
+    recurra.create_mixer("min-gru", 4)
+    print(*(name for name in sys.modules if name.startswith("recurra.mixers.")))
+    from recurra.mixers import RNNState, create_mixer
+    print(RNNState.__module__, hasattr(recurra.mixers, "MinGRUs"), hasattr(recurra.mixers, "Tensor"))
+    print(*{"min-gru", "s5-hyena"} & set(recurra.list_mixers()))
+    """
+    loaded, found, listed = run_python(program).splitlines()
+    assert set(loaded.split()) == {f"recurra.mixers.{name}" for name in ("base", "min_gru", "registry")}
+    assert found == "recurra.mixers.rnn False False"
+    assert len(listed.split()) == 2
+
+
 def test_an_unknown_name_lists_those_that_exist():
     with pytest.raises(ValueError, match=r"unknown mixer 'gatelop'; there are: .*gateloop"):
         recurra.create_mixer("gatelop", 8)

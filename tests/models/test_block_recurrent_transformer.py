@@ -199,7 +199,8 @@ def test_the_state_is_bounded_and_float32_under_autocast_and_in_bfloat16():
 
 
 def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
-    numbers = {n_layer: small(n_layer=n_layer, recurrent_layer=None).recurrent_layer for n_layer in (1, 2, 6, 12)}
+    unnamed = [small(n_layer=n_layer, recurrent_layer=None) for n_layer in (1, 2, 6, 12)]
+    numbers = {config.n_layer: config.number_of_recurrent_layer for config in unnamed}
     assert numbers == {1: 1, 2: 2, 6: 5, 12: 10}
     for chosen in (1, 3):
         model = make(recurrent_layer=chosen)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from recurra.mixers import GateLoop, RelativeAttention
-from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShape, MixerBlock
+from recurra.models import LanguageModel, LanguageModelConfig, MixerBlock
 
 
 def small(**options) -> LanguageModelConfig:
@@ -34,7 +34,6 @@ def test_the_order_of_the_configurations_fields():
     assert (config.n_layer, config.d_model, config.d_channel_mixing) == (4, 64, 128)
     names = [field.name for field in fields(LanguageModelConfig)]
     assert names[:5] == ["vocab_size", "output_size", "n_layer", "d_model", "d_channel_mixing"]
-    assert names[2:] == [field.name for field in fields(LanguageModelShape)]
 
 
 def test_tied_embeddings_are_one_matrix():

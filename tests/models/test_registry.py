@@ -1,6 +1,6 @@
 """The registry of models: names, sizes, builds, errors, and what else reads it."""
 
-from dataclasses import asdict, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 import torch
@@ -13,21 +13,17 @@ from recurra.models import (
     DataSizes,
     LanguageModel,
     LanguageModelConfig,
-    LanguageModelShape,
     ModelEntry,
     PIViT,
     RecurrentMemoryTransformer,
     TimeSformer,
     TransformerXL,
-    TransformerXLShape,
     VideoSizes,
     entry_of,
     find_model,
     list_models,
     register_model,
 )
-from recurra.training.experiment import EXPERIMENTS, experiment_name
-from recurra.training.models import TimeSformerRecipe
 
 NAMES = {
     "block-recurrent-transformer": BlockRecurrentTransformer,
@@ -44,10 +40,10 @@ language_models = pytest.mark.parametrize("entry", list_models(DataSizes), ids=l
 
 
 def small(entry: ModelEntry) -> object:
-    """The shape of a registered model, as small as all of them can be."""
-    known = {field.name for field in fields(entry.shape)}
+    """The configuration of a registered model, as small as all of them can be."""
+    known = {field.name for field in fields(entry.config)}
     sizes = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "patch_size": 4}
-    return entry.shape(**{name: size for name, size in sizes.items() if name in known})
+    return entry.config(**{name: size for name, size in sizes.items() if name in known})
 
 
 def sizes_of(entry: ModelEntry) -> DataSizes | VideoSizes:
@@ -74,43 +70,48 @@ def test_an_unknown_name_lists_those_that_exist():
 @pytest.mark.parametrize("name", NAMES)
 def test_an_entry_builds_its_model_and_the_model_leads_back(name):
     entry = find_model(name)
-    shape, sizes = small(entry), sizes_of(entry)
-    model = entry.build(shape, sizes)
+    config, sizes = small(entry), sizes_of(entry)
+    torch.manual_seed(3)
+    model = config.build(sizes)
     assert type(model) is entry.model
-    assert type(model.config) is entry.config
     assert entry_of(model) is entry
-    for size in entry.sizes_from_data:
-        assert getattr(model.config, size) == getattr(sizes, size), size
-    assert {"vocab_size", "segment_length", "output_size"} >= set(entry.sizes_from_data) or not entry.is_language_model
-    # The shape of a configuration is what a recipe would set: it gives the same model again.
-    again = entry.shape(**entry.shape_of(model.config))
-    assert asdict(entry.build(again, sizes).config) == asdict(model.config)
+    assert model.config == config.with_sizes(sizes)
+    assert model.config.given_sizes() == {size: getattr(sizes, size) for size in config.sizes_from_data()}
+    # Without its sizes, a configuration is what a recipe would set: it gives the same model again.
     torch.manual_seed(3)
-    one = entry.build(shape, sizes).state_dict()
-    torch.manual_seed(3)
-    other = shape.build(sizes).state_dict()
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    again = entry.config(**model.config.without_sizes()).build(sizes)
+    assert again.config == model.config
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters()))
 
 
-def test_a_shape_of_more_fields_builds_the_model_of_its_base():
-    """As a recipe of videos, whose starting weights the model does not know."""
-    shape = TimeSformerRecipe(n_layer=1, d_model=8, n_heads=2, d_channel_mixing=8, patch_size=4, init_from="somewhere")
-    assert type(shape.build(VIDEOS)) is TimeSformer
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_needs_all_its_sizes_and_takes_no_others(name):
+    entry = find_model(name)
+    config, sizes = small(entry), sizes_of(entry)
+    missing = "vocab_size" if entry.is_language_model else "n_classes"
+    with pytest.raises(
+        ValueError, match=rf"{missing} is None; expected a number, to make a model of a {type(config).__name__}"
+    ):
+        entry.model(config)
+    with pytest.raises(ValueError, match=rf"{missing} is 3; expected {getattr(sizes, missing)}, as in the data"):
+        replace(config, **{missing: 3}).with_sizes(sizes)
+    filled = config.with_sizes(sizes)
+    assert filled.with_sizes(sizes) == filled
+    with pytest.raises(FrozenInstanceError):
+        filled.n_layer = 2
 
 
-@pytest.mark.parametrize(("shape", "sizes"), [(LanguageModelShape, VIDEOS), (TimeSformerRecipe, TOKENS)])
-def test_sizes_of_other_data_are_refused(shape, sizes):
+@pytest.mark.parametrize(("name", "sizes"), [("recurrent", VIDEOS), ("timesformer", TOKENS)])
+def test_sizes_of_other_data_are_refused(name, sizes):
     expected = "DataSizes" if sizes is VIDEOS else "VideoSizes"
     with pytest.raises(TypeError, match=rf"sizes is a {type(sizes).__name__}; expected {expected} for model"):
-        shape().build(sizes)
+        small(find_model(name)).build(sizes)
 
 
 def test_a_model_of_segments_needs_their_length():
-    message = "segment_length is None; expected data with segments: model 'transformer-xl' reads segments"
-    with pytest.raises(ValueError, match=message):
-        TransformerXLShape().build(DataSizes(5, 5))
-    assert LanguageModelShape(n_layer=1, d_model=4).build(DataSizes(5, 5)).config.vocab_size == 5
+    with pytest.raises(ValueError, match="segment_length is None; expected data with segments, which this model reads"):
+        small(find_model("transformer-xl")).build(DataSizes(5, 5))
+    assert small(find_model("recurrent")).build(DataSizes(5, 5)).config.vocab_size == 5
 
 
 def test_models_that_are_not_registered_have_no_entry():
@@ -123,17 +124,10 @@ def test_models_that_are_not_registered_have_no_entry():
 
 
 def test_a_name_is_given_once():
-    again = register_model("rmt", shape=LanguageModelShape, config=LanguageModelConfig)
+    again = register_model("rmt", config=LanguageModelConfig)
     with pytest.raises(ValueError, match="model 'rmt' is registered already"):
         again(nn.Identity)
     assert find_model("rmt").model is RecurrentMemoryTransformer
-
-
-@language_models
-def test_every_language_model_has_an_experiment(entry):
-    kind = EXPERIMENTS[experiment_name(entry)]
-    (model,) = (field for field in fields(kind) if field.name == "model")
-    assert issubclass(model.default_factory, entry.shape)  # with the weights to start from
 
 
 @language_models
@@ -144,7 +138,7 @@ def test_every_language_model_has_its_classes_for_hugging_face(entry):
     config, model = (getattr(hf, f"Recurra{entry.label}{kind}") for kind in ("Config", "ForCausalLM"))
     assert config.entry is entry
     assert model.config_class is config
-    wrapped = hf.causal_lm(entry.build(small(entry), TOKENS))
+    wrapped = hf.causal_lm(small(entry).build(TOKENS))
     assert type(wrapped) is model
     assert type(wrapped.config) is config
 
@@ -156,20 +150,17 @@ TOY = """
     from torch import Tensor, nn
 
     from recurra.models import LanguageModelShell, negative_log_likelihood, register_model
-    from recurra.models.registry import BuildsModel
+    from recurra.models.registry import ModelConfig, Size, from_data
 
-    @dataclass(kw_only=True)
-    class ToyShape(BuildsModel):
+    @dataclass(frozen=True, kw_only=True)
+    class ToyConfig(ModelConfig):
+        vocab_size: Size = from_data()
         d_model: int = 6
-
-    @dataclass(kw_only=True)
-    class ToyConfig(ToyShape):
-        vocab_size: int
 
     class ToyState(NamedTuple):
         total: Tensor
 
-    @register_model("toy", shape=ToyShape, config=ToyConfig)
+    @register_model("toy", config=ToyConfig)
     class Toy(LanguageModelShell):
         def __init__(self, config):
             super().__init__()

@@ -12,10 +12,8 @@ from recurra.models import (
     DataSizes,
     LanguageModel,
     LanguageModelConfig,
-    LanguageModelShape,
     TransformerXL,
     TransformerXLConfig,
-    find_model,
     room,
 )
 
@@ -80,7 +78,7 @@ def test_many_layers_of_which_one_is_named(monkeypatch):
     monkeypatch.setattr(room, "_SMALL", 0)
     sizes = {"n_layer": 26, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "segment_length": 4}
     chosen = BlockRecurrentTransformerConfig(vocab_size=10, **sizes)
-    assert chosen.recurrent_layer > 2
+    assert chosen.number_of_recurrent_layer > 2
     made = room.make_within_memory(BlockRecurrentTransformer, chosen)
     monkeypatch.setattr(room, "memory_bytes", lambda: 1)
     with pytest.raises(ValueError, match=re.escape(f"one of {n_bytes(made):,} bytes of weights")):
@@ -114,6 +112,6 @@ def test_other_errors_stay_what_they_are():
 
 
 def test_a_recipe_is_refused_by_the_registry():
-    shape = LanguageModelShape(n_layer=1, d_model=10**7, d_channel_mixing=8, mixer="min-gru")
+    chosen = LanguageModelConfig(n_layer=1, d_model=10**7, d_channel_mixing=8, mixer="min-gru")
     with pytest.raises(ValueError, match=r"model is one of [\d,]+ bytes of weights \(d_model 10000000, "):
-        find_model("recurrent").build(shape, DataSizes(10, 10))
+        chosen.build(DataSizes(10, 10))

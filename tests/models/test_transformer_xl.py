@@ -158,7 +158,9 @@ def test_ties():
 def test_the_published_number_of_parameters():
     """WikiText-103, 16 layers: 151M (Transformer-XL, table 1)."""
     with torch.device("meta"):
-        model = TransformerXL(TransformerXLConfig(vocab_size=267_735, cutoffs=[20_000, 40_000, 200_000]))
+        model = TransformerXL(
+            TransformerXLConfig(vocab_size=267_735, segment_length=150, cutoffs=[20_000, 40_000, 200_000])
+        )
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 151
 
 

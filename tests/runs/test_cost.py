@@ -112,7 +112,7 @@ def test_a_model_without_a_formula_is_counted_alone(tmp_path):
         (CRT, [], None, "give the size of its vocabulary, as in --vocabulary 10000"),
         (CRT, [], 0, "vocabulary is 0; expected at least 1"),
         (CRT, ["--model.cutoffs", "[12]"], 9, "cutoffs"),
-        (HORIZON, [], 9, "is a recipe of memory-horizon; expected one over text"),
+        (HORIZON, [], 9, "experiment is memory-horizon; expected one over text"),
         (HORIZON, ["--data.n_samples", "5"], None, "n_samples"),
     ],
 )

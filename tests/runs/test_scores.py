@@ -60,7 +60,7 @@ def test_scores_are_written_by_split_and_changes_and_read_again(there, tmp_path)
 
 def test_a_file_of_scores_stays_in_the_folder(tmp_path):
     """Whatever was changed: a path among the values is no path of the file."""
-    changes = {"model.init_from": "/elsewhere/best.pt", "data.protocol": "..\\xs"}
+    changes = {"init_from": "/elsewhere/best.pt", "data.protocol": "..\\xs"}
     file = score_file(RunFolder(tmp_path), "test", changes)
     assert file == tmp_path / "eval-test-init_from--elsewhere-best.pt-protocol-..-xs.json"
 

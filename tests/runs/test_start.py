@@ -2,13 +2,14 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.runs.conftest import RECIPES
 
 from recurra.data import TextConfig
-from recurra.runs.own_data import read_classes
-from recurra.runs.start import _require_class_names, default_run_folder, resume_run, start_run
+from recurra.runs.start import default_run_folder, resume_run, start_run
+from recurra.tasks.video import VideoTask, read_classes
 from recurra.training import RunFolder, find_recipe, read_family, recipe_names
 
 
@@ -105,7 +106,7 @@ def test_classes_have_names_of_any_letters(there, tmp_path, name):
 
 def test_a_class_whose_name_is_no_line_is_refused():
     with pytest.raises(ValueError, match=r"name of a class is 'a\\nb'; expected letters, and no control characters"):
-        _require_class_names(("c", "a\nb"))
+        VideoTask().check_extras(SimpleNamespace(class_names=("c", "a\nb")))
 
 
 def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):

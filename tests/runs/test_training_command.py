@@ -33,10 +33,10 @@ def test_no_place_of_a_machine_is_told(tmp_path):
     toy = tmp_path / "recipes" / "toy"
     toy.mkdir(parents=True)
     (toy / "text.yaml").write_text("experiment: text\ndata: {path: data}\n")
-    words = ["--data.path", "/home/alice/texts", "--model.init_from", "/home/alice/old/weights.safetensors"]
+    words = ["--data.path", "/home/alice/texts", "--init_from", "/home/alice/old/weights.safetensors"]
     run = load_recipe(toy / "text.yaml", words)
     assert training_command("toy-text", run, tmp_path / "recipes") == (
-        "recurra train recipes/toy/text.yaml --data.path FOLDER --model.init_from weights.safetensors"
+        "recurra train recipes/toy/text.yaml --data.path FOLDER --init_from weights.safetensors"
     )
     config = {"mixture": {"/home/alice/a/shards": 1.0, "~/b/shards": 2.0, "own/shards": 3.0}, "files": ["../x.txt", 4]}
     assert without_outer_places(config) == {

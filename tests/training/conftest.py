@@ -26,6 +26,7 @@ from recurra.training import (
     OptimizerConfig,
     RunFolder,
     ScheduleConfig,
+    Task,
     Trainer,
     TrainingConfig,
 )
@@ -103,11 +104,20 @@ class ToyRecipe:
         return ToyModel()
 
 
+class ToyTask(Task):
+    def sizes(self, data: ToyData, opened: ToyData) -> DataSizes:
+        return DataSizes(VOCABULARY, VOCABULARY)
+
+
 @dataclass(kw_only=True)
 class ToyExperiment(Experiment):
+    task = ToyTask()
     experiment: str = "toy"
     data: ToyData
     model: ToyRecipe = field(default_factory=ToyRecipe)
+
+    def __post_init__(self) -> None:
+        pass  # neither its task nor its model is registered
 
 
 @pytest.fixture

@@ -1,47 +1,33 @@
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.models import (
     CompactRecurrentTransformer,
-    CompactRecurrentTransformerShape,
+    CompactRecurrentTransformerConfig,
     DataSizes,
     LanguageModelConfig,
-    LanguageModelShape,
-    RecurrentMemoryTransformerShape,
+    RecurrentMemoryTransformerConfig,
     TransformerXL,
-    TransformerXLShape,
-    list_models,
+    TransformerXLConfig,
 )
-from recurra.training import EXPERIMENTS, Experiment, MemoryHorizonExperiment, TextExperiment, TrainingConfig
+from recurra.training import Experiment, TrainingConfig, experiment_names
 from recurra.training.experiment import (
     RESUMABLE,
-    MotionsTimeSformerExperiment,
     differences,
-    experiment_name,
     require_resumable,
     require_same_model,
     to_plain,
 )
-from recurra.training.recipe import _keys
-
-
-def defaults(config: type) -> dict[str, object]:
-    return {
-        field.name: field.default if field.default_factory is MISSING else field.default_factory()
-        for field in fields(config)
-    }
-
-
-def test_the_model_has_all_fields_of_a_language_model_but_the_datas_sizes():
-    expected = defaults(LanguageModelConfig)
-    del expected["vocab_size"], expected["output_size"]
-    assert defaults(LanguageModelShape) == expected
+from recurra.training.recipe import recipe_keys
+from recurra.training.task import experiment_name, find_experiment
 
 
 def test_the_datas_sizes_reach_the_model():
-    experiment = MemoryHorizonExperiment(data=MemoryHorizonConfig(n_samples=10, sequence_length=8, modulus=7))
+    experiment = Experiment(
+        experiment="memory-horizon", data=MemoryHorizonConfig(n_samples=10, sequence_length=8, modulus=7)
+    )
     config = experiment.build_model(experiment.build_data()).config
     assert (config.vocab_size, config.output_size) == (6, 7)
 
@@ -49,9 +35,10 @@ def test_the_datas_sizes_reach_the_model():
 SMALL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
 
 
-def segmented(kind: type[TextExperiment], recipe: type, length: int, **options):
+def segmented(kind: str, config: type, length: int, **options):
     """The model of an experiment over text in segments."""
-    experiment = kind(data=TextConfig(path="somewhere", segment_length=length), model=recipe(**SMALL, **options))
+    data = TextConfig(path="somewhere", segment_length=length)
+    experiment = Experiment(experiment=kind, data=data, model=config(**SMALL, **options))
 
     class Sizes:
         vocab_size = output_size = 13
@@ -63,30 +50,30 @@ def segmented(kind: type[TextExperiment], recipe: type, length: int, **options):
 
 
 def test_segments_and_vocabulary_are_the_datas():
-    model = segmented(EXPERIMENTS["text-crt"], CompactRecurrentTransformerShape, 5, memory="ncgru")
+    model = segmented("text-crt", CompactRecurrentTransformerConfig, 5, memory="ncgru")
     assert type(model) is CompactRecurrentTransformer
     assert (model.config.vocab_size, model.config.segment_length, model.config.memory) == (13, 5, "ncgru")
 
 
 @pytest.mark.parametrize(("mem_len", "expected"), [(None, 5), (0, 0), (3, 3)])
 def test_a_memory_without_a_length_is_a_segment_long(mem_len, expected):
-    model = segmented(EXPERIMENTS["text-transformer-xl"], TransformerXLShape, 5, mem_len=mem_len)
+    model = segmented("text-transformer-xl", TransformerXLConfig, 5, mem_len=mem_len)
     assert type(model) is TransformerXL
     assert (model.config.segment_length, model.config.mem_len) == (5, expected)
 
 
 def test_a_model_of_segments_refuses_data_without_them():
     with pytest.raises(ValueError, match="segment_length is None; expected data with segments"):
-        TransformerXLShape().build(DataSizes(5, 5))
+        TransformerXLConfig().build(DataSizes(5, 5))
 
 
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        (TransformerXLShape, {"mem_len": -1}, "mem_len is -1; expected at least 0"),
-        (TransformerXLShape, {"n_heads": 0}, "n_heads is 0; expected at least 1"),
-        (CompactRecurrentTransformerShape, {"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
-        (CompactRecurrentTransformerShape, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+        (TransformerXLConfig, {"mem_len": -1}, "mem_len is -1; expected at least 0"),
+        (TransformerXLConfig, {"n_heads": 0}, "n_heads is 0; expected at least 1"),
+        (CompactRecurrentTransformerConfig, {"memory": "lstm"}, "memory is 'lstm'; expected one of none, gru, ncgru"),
+        (CompactRecurrentTransformerConfig, {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
     ],
 )
 def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, message):
@@ -97,7 +84,7 @@ def test_impossible_shapes_are_refused_when_the_recipe_is_read(recipe, options, 
 @pytest.mark.parametrize("cutoffs", [[3, 2], [13], [0, 5]])
 def test_cutoffs_that_do_not_fit_the_datas_vocabulary_are_refused(cutoffs):
     with pytest.raises(ValueError, match=r"cutoffs is .* expected increasing numbers from 1 to 12"):
-        segmented(EXPERIMENTS["text-transformer-xl"], TransformerXLShape, 5, cutoffs=cutoffs)
+        segmented("text-transformer-xl", TransformerXLConfig, 5, cutoffs=cutoffs)
 
 
 def test_differences_name_keys_and_both_values():
@@ -111,26 +98,26 @@ def test_differences_name_keys_and_both_values():
 )
 def test_impossible_model_values_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"^{field} is {value}; expected "):
-        LanguageModelShape(**{field: value})
+        LanguageModelConfig(**{field: value})
 
 
 def test_plain_data_holds_no_objects():
-    plain = to_plain(TextExperiment(data=TextConfig(path="somewhere")))
+    plain = to_plain(Experiment(experiment="text", data=TextConfig(path="somewhere")))
     assert plain["experiment"] == "text"
     assert plain["data"]["path"] == "somewhere"
-    assert plain["model"] == {**asdict(LanguageModelShape()), "init_from": None}
+    assert plain["model"] == asdict(LanguageModelConfig())
 
 
 @pytest.mark.parametrize(
     "change", [{"epochs": 7}, {"max_steps": 3}, {"threads": 1}, {"save_every": 5}, {"keep_checkpoints": 9}]
 )
 def test_how_long_a_run_goes_on_may_change(change):
-    experiment = MemoryHorizonExperiment()
+    experiment = Experiment(experiment="memory-horizon")
     require_resumable(to_plain(experiment), replace(experiment, training=TrainingConfig(**change)))
 
 
 def test_a_run_from_before_a_setting_goes_on_with_its_default():
-    experiment = MemoryHorizonExperiment()
+    experiment = Experiment(experiment="memory-horizon")
     saved = to_plain(experiment)
     del saved["data"]["window_lengths"], saved["data"]["window_epochs"], saved["data"]["window_tokens"]
     require_resumable(saved, experiment)
@@ -142,7 +129,7 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default():
 def test_the_corpora_of_a_mixture_may_move():
     def experiment(mixture):
         data = TextConfig(path=next(iter(mixture)), source="shards", sampling="windows", mixture=mixture)
-        return TextExperiment(data=data)
+        return Experiment(experiment="text", data=data)
 
     saved = to_plain(experiment({"/old/a": 3.0, "/old/b": 1.0}))
     require_resumable(saved, experiment({"/new/a": 3.0, "/new/b": 1.0}))
@@ -153,16 +140,16 @@ def test_the_corpora_of_a_mixture_may_move():
 
 @pytest.mark.parametrize("change", [{"seed": 7}, {"precision": "bf16-mixed"}, {"accumulate": 2}])
 def test_what_would_be_ignored_or_change_the_experiment_may_not(change):
-    experiment = MemoryHorizonExperiment()
+    experiment = Experiment(experiment="memory-horizon")
     with pytest.raises(ValueError, match=f"not that of the checkpoint in training.{next(iter(change))}"):
         require_resumable(to_plain(experiment), replace(experiment, training=TrainingConfig(**change)))
 
 
 def test_a_model_is_compared_by_what_it_computes():
-    experiment = MotionsTimeSformerExperiment()
+    experiment = Experiment(experiment="motions-timesformer")
     saved = to_plain(experiment)
     del saved["model"]["drop_path"]  # as in a checkpoint from before there was such a setting
-    saved["model"]["init_from"] = saved["data"]["path"] = "elsewhere"
+    saved["init_from"] = saved["data"]["path"] = "elsewhere"
     require_same_model(saved, experiment, "config.yaml", "best.pt")
     saved["model"]["n_layer"] += 1
     with pytest.raises(ValueError, match=r"config.yaml is not .*best.pt in model.n_layer \(was \d+, now \d+\)"):
@@ -170,42 +157,44 @@ def test_a_model_is_compared_by_what_it_computes():
 
 
 def test_resumable_keys_exist():
-    assert {key for kind in EXPERIMENTS.values() for key in _keys(kind)} >= RESUMABLE
+    assert {key for name in experiment_names() for key in recipe_keys(name)} >= RESUMABLE
 
 
-def test_language_models_have_experiments_by_their_names():
-    names = {entry.name: experiment_name(entry) for entry in list_models(DataSizes)}
-    assert names == {
-        "recurrent": "text",
-        "block-recurrent-transformer": "text-block-recurrent-transformer",
-        "crt": "text-crt",
-        "rmt": "text-rmt",
-        "transformer-xl": "text-transformer-xl",
-    }
-    texts = [name for name in EXPERIMENTS if name.startswith("text")]
-    assert texts == sorted(names.values())
-    assert EXPERIMENTS["text"] is TextExperiment
-    for name, label in (("text-crt", "CRT"), ("text-rmt", "RMT"), ("text-transformer-xl", "TransformerXL")):
-        kind = EXPERIMENTS[name]
-        assert issubclass(kind, TextExperiment)
-        assert kind.__name__ == f"{label}Experiment"
-        assert (kind.__module__, kind.experiment) == ("recurra.training.experiment", name)
+def test_experiments_are_named_by_their_task_and_model():
+    assert experiment_names() == [
+        "induction",
+        "memory-horizon",
+        "motions-crvit",
+        "motions-timesformer",
+        "recall",
+        "state-tracking",
+        "text",
+        "text-block-recurrent-transformer",
+        "text-crt",
+        "text-rmt",
+        "text-transformer-xl",
+        "video-crvit",
+        "video-pi-vit",
+        "video-timesformer",
+    ]
+    for name in experiment_names():
+        assert experiment_name(*find_experiment(name)) == name
+    with pytest.raises(ValueError, match=r"experiment is 'text-lstm'; expected one of induction, memory-horizon"):
+        Experiment(experiment="text-lstm")
 
 
-def test_an_experiment_that_was_made_is_as_one_that_was_written():
-    """It has a corpus, the model's shape and the sections of all experiments, in the order of a recipe."""
-    experiment = EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
-    assert list(to_plain(experiment)) == list(to_plain(TextExperiment(data=TextConfig(path="somewhere"))))
-    assert to_plain(experiment)["model"] == {**asdict(RecurrentMemoryTransformerShape()), "init_from": None}
-    assert experiment == EXPERIMENTS["text-rmt"](data=TextConfig(path="somewhere"))
-    assert experiment != EXPERIMENTS["text-crt"](data=TextConfig(path="somewhere"))
-    model = segmented(EXPERIMENTS["text-rmt"], RecurrentMemoryTransformerShape, 5, n_memory=3)
+def test_sections_of_another_experiment_are_refused():
+    with pytest.raises(TypeError, match="data is a MemoryHorizonConfig; expected a TextConfig, for the exp"):
+        Experiment(experiment="text", data=MemoryHorizonConfig())
+    with pytest.raises(TypeError, match="model is a LanguageModelConfig; expected a RecurrentMemoryTransformerConfig"):
+        Experiment(experiment="text-rmt", data=TextConfig(path="somewhere"), model=LanguageModelConfig())
+
+
+def test_a_missing_model_has_its_defaults_and_missing_data_too_if_they_can():
+    experiment = Experiment(experiment="text-rmt", data=TextConfig(path="somewhere"))
+    assert experiment.model == RecurrentMemoryTransformerConfig()
+    assert experiment != Experiment(experiment="text-crt", data=TextConfig(path="somewhere"))
+    model = segmented("text-rmt", RecurrentMemoryTransformerConfig, 5, n_memory=3)
     assert (model.config.vocab_size, model.config.segment_length, model.config.n_memory) == (13, 5, 3)
-    with pytest.raises(TypeError, match="data"):
-        EXPERIMENTS["text-rmt"]()
-
-
-@pytest.mark.parametrize("name", list(EXPERIMENTS))
-def test_each_experiment_is_filed_under_its_own_name(name):
-    kind: type[Experiment] = EXPERIMENTS[name]
-    assert defaults(kind)["experiment"] == name
+    with pytest.raises(TypeError, match="path"):
+        Experiment(experiment="text-rmt")

@@ -1,4 +1,4 @@
-"""model.init_from for language models: what it reads, and what it refuses."""
+"""init_from for language models: what it reads, and what it refuses."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from torch import nn
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import Vocabulary
 from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
-from recurra.runs.converted import save_run
+from recurra.runs.formats import save_run
 from recurra.training import load_recipe
 from recurra.training.language_start import start_language_model
 
@@ -87,14 +87,14 @@ def test_an_experiment_loads_them(trained, tmp_path):
     recipe.write_text(f"""
 experiment: text
 data: {{path: corpus}}
-model:
-  {{n_layer: 2, d_model: 8, d_channel_mixing: 8, mixer: [s5, min-gru], init_from: {tmp_path / "run"}}}
+model: {{n_layer: 2, d_model: 8, d_channel_mixing: 8, mixer: [s5, min-gru]}}
+init_from: {tmp_path / "run"}
 """)
     experiment = load_recipe(recipe)
     model = fresh()
     assert experiment.load_initial_weights(model).startswith("starts from")
     assert equal(model, trained)
-    assert load_recipe(recipe, ["--model.init_from", "null"]).load_initial_weights(model) == ""
+    assert load_recipe(recipe, ["--init_from", "null"]).load_initial_weights(model) == ""
 
 
 @pytest.mark.parametrize("mixer", ["rotary-attention", ["s5", "rotary-attention"]])

@@ -8,17 +8,16 @@ import torch
 from recurra.data import Batch
 from recurra.data.video import VideoConfig
 from recurra.layers.poses import Poses
+from recurra.models import PIViTConfig
 from recurra.training import (
-    PIViTExperiment,
-    PIViTRecipe,
+    Experiment,
     RunFolder,
-    TimeSformerExperiment,
     Trainer,
     TrainingConfig,
 )
 
 SMALL = {"patch_size": 4, "n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "drop_path": 0.0}
-RECIPE = PIViTRecipe(**SMALL, n_joints=3, d_skeleton=5)
+RECIPE = PIViTConfig(**SMALL, n_joints=3, d_skeleton=5)
 
 
 class Source:
@@ -37,7 +36,7 @@ def test_poses_reach_the_loss(tmp_path):
     data = SimpleNamespace(output_size=4, source=lambda split: Source())
     training = TrainingConfig(max_steps=1, tensorboard=False, accelerator="cpu")
     config = VideoConfig(path=str(tmp_path), n_frames=2, n_segments=1, image_size=8)
-    experiment = PIViTExperiment(data=config, model=RECIPE, training=training)
+    experiment = Experiment(experiment="video-pi-vit", data=config, model=RECIPE, training=training)
     trainer = Trainer(experiment, RunFolder(tmp_path / "run"), lambda *_: None, open_data=lambda *_: data)
     batch = Source().batch(0, 0)
     loss, _ = trainer._loss(batch, 2)
@@ -50,7 +49,7 @@ def test_poses_reach_the_loss(tmp_path):
 
 def test_poses_and_a_loss_of_classes_alone_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"data\.poses is .*; expected null but for PI-ViT"):
-        TimeSformerExperiment(data=VideoConfig(path=str(tmp_path), poses="poses"))
+        Experiment(experiment="video-timesformer", data=VideoConfig(path=str(tmp_path), poses="poses"))
     training = TrainingConfig(generalised_cross_entropy=0.5)
     with pytest.raises(ValueError, match=r"training\.generalised_cross_entropy is 0\.5; expected 0 for PI-ViT"):
-        PIViTExperiment(data=VideoConfig(path=str(tmp_path)), training=training)
+        Experiment(experiment="video-pi-vit", data=VideoConfig(path=str(tmp_path)), training=training)

@@ -3,10 +3,10 @@ import textwrap
 import pytest
 import yaml
 
+from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.training import (
-    MemoryHorizonExperiment,
+    Experiment,
     RecipeError,
-    TextExperiment,
     load_recipe,
     recipe_help,
     to_yaml,
@@ -38,7 +38,8 @@ def recipe(tmp_path):
 
 def test_a_recipe_sets_what_it_names_and_leaves_the_rest(recipe):
     experiment = load_recipe(recipe())
-    assert type(experiment) is MemoryHorizonExperiment
+    assert type(experiment) is Experiment
+    assert type(experiment.data) is MemoryHorizonConfig
     assert (experiment.data.n_samples, experiment.data.sequence_length) == (50, 1024)
     assert experiment.optimizer.betas == (0.8, 0.9)
     assert (experiment.training.epochs, experiment.training.seed) == (3, 0)
@@ -94,7 +95,7 @@ def test_a_text_recipe_needs_a_path(recipe):
     with pytest.raises(RecipeError, match=r"data\.path"):
         load_recipe(path)
     experiment = load_recipe(path, ["--data.path", "/somewhere"])
-    assert isinstance(experiment, TextExperiment)
+    assert isinstance(experiment.data, TextConfig)
     assert experiment.data.path == "/somewhere"
 
 
@@ -121,6 +122,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
         "experiment",
         "data",
         "model",
+        "init_from",
         "optimizer",
         "schedule",
         "averaging",
@@ -134,7 +136,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(recipe, tmp_path):
         ("training: {epoch: 3}", "training.epoch", "training.epochs"),
         ("training: {epochs: {x: 3}}", "training.epochs", ""),
         ("optimiser: {learning_rate: 3}", "optimiser.learning_rate", "optimizer.learning_rate"),
-        ("nonsense: 3", "nonsense", "data, experiment, model"),
+        ("nonsense: 3", "nonsense", "data, experiment, init_from, model"),
         ("data: {path: here}", "data.path", "data.batch_size"),
         ("training: {epochs: many}", "training.epochs", "int"),
         ("training: {epochs: 0}", "training.epochs", "expected at least 1"),
@@ -168,8 +170,8 @@ def test_an_unknown_override_is_refused_with_the_keys_there_are(recipe):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("data: {}", "experiment is None; expected one of memory-horizon, text"),
-        ("experiment: vision", "experiment is 'vision'; expected one of memory-horizon, text"),
+        ("data: {}", "experiment is None; expected one of induction, memory-horizon"),
+        ("experiment: vision", "experiment is 'vision'; expected one of induction, memory-horizon"),
         ("- a\n- b", "a list; expected keys and values in YAML"),
         ("", "None; expected keys and values in YAML"),
         ("a: [", "not readable as YAML"),

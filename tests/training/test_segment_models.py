@@ -10,28 +10,28 @@ from rich.console import Console
 from recurra.data import TextConfig
 from recurra.evaluation import evaluate
 from recurra.models import (
-    BlockRecurrentTransformerShape,
-    CompactRecurrentTransformerShape,
-    RecurrentMemoryTransformerShape,
-    TransformerXLShape,
+    BlockRecurrentTransformerConfig,
+    CompactRecurrentTransformerConfig,
+    RecurrentMemoryTransformerConfig,
+    TransformerXLConfig,
 )
-from recurra.training import EXPERIMENTS, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
+from recurra.training import Experiment, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
 KINDS = {
-    TransformerXLShape: "text-transformer-xl",
-    CompactRecurrentTransformerShape: "text-crt",
-    RecurrentMemoryTransformerShape: "text-rmt",
-    BlockRecurrentTransformerShape: "text-block-recurrent-transformer",
+    TransformerXLConfig: "text-transformer-xl",
+    CompactRecurrentTransformerConfig: "text-crt",
+    RecurrentMemoryTransformerConfig: "text-rmt",
+    BlockRecurrentTransformerConfig: "text-block-recurrent-transformer",
 }
 MODELS = {
-    "transformer": TransformerXLShape(**SMALL, mem_len=0),
-    "transformer-xl": TransformerXLShape(**SMALL, cutoffs=[4, 7]),
-    "crt-gru": CompactRecurrentTransformerShape(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
-    "crt-ncgru": CompactRecurrentTransformerShape(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
-    "memory-only": CompactRecurrentTransformerShape(**SMALL, position="relative"),
-    "rmt": RecurrentMemoryTransformerShape(**SMALL, n_memory=2),
-    "block-recurrent": BlockRecurrentTransformerShape(**SMALL, n_states=2),
+    "transformer": TransformerXLConfig(**SMALL, mem_len=0),
+    "transformer-xl": TransformerXLConfig(**SMALL, cutoffs=[4, 7]),
+    "crt-gru": CompactRecurrentTransformerConfig(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
+    "crt-ncgru": CompactRecurrentTransformerConfig(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
+    "memory-only": CompactRecurrentTransformerConfig(**SMALL, position="relative"),
+    "rmt": RecurrentMemoryTransformerConfig(**SMALL, n_memory=2),
+    "block-recurrent": BlockRecurrentTransformerConfig(**SMALL, n_states=2),
 }
 
 
@@ -48,7 +48,8 @@ def corpus(tmp_path):
 def make(corpus):
     def trainer(name, model, data=None, learning_rate=0.01, **training):
         sizes = {"batch_size": 2, "segment_length": 4, "bptt_segments": 2, "cache": str(corpus / "cache")}
-        experiment = EXPERIMENTS[KINDS[type(model)]](
+        experiment = Experiment(
+            experiment=KINDS[type(model)],
             data=TextConfig(path=str(corpus), **{**sizes, **(data or {})}),
             model=model,
             optimizer=OptimizerConfig(learning_rate=learning_rate, gradient_clip=0.25),

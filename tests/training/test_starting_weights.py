@@ -12,8 +12,9 @@ from recurra.models import (
     TimeSformer,
     TimeSformerConfig,
 )
-from recurra.training import CheckpointError, start_from
+from recurra.training import CheckpointError
 from recurra.training.checkpoint import save_checkpoint
+from recurra.training.starting_weights import start_from
 
 SMALL = {"patch_size": 4, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12}
 DATA = {"n_classes": 3, "n_frames": 2, "image_size": 8}

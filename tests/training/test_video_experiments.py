@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,15 +11,17 @@ from rich.console import Console
 from recurra.data import IGNORED_TARGET
 from recurra.data.video import MotionsConfig, VideoConfig
 from recurra.evaluation import evaluate
-from recurra.models import CompactRecurrentViT, TimeSformer
+from recurra.models import (
+    CompactRecurrentViT,
+    CompactRecurrentViTConfig,
+    TimeSformer,
+    TimeSformerConfig,
+)
 from recurra.training import (
-    EXPERIMENTS,
-    CompactRecurrentViTRecipe,
+    Experiment,
     OptimizerConfig,
     RunFolder,
     ScheduleConfig,
-    TimeSformerExperiment,
-    TimeSformerRecipe,
     Trainer,
     TrainingConfig,
     load_recipe,
@@ -28,8 +30,8 @@ from recurra.training import (
 
 SMALL = {"patch_size": 8, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "drop_path": 0.0}
 MODELS = {
-    "motions-timesformer": TimeSformerRecipe(**SMALL),
-    "motions-crvit": CompactRecurrentViTRecipe(**SMALL, head_dropout=0.5),
+    "motions-timesformer": TimeSformerConfig(**SMALL),
+    "motions-crvit": CompactRecurrentViTConfig(**SMALL, head_dropout=0.5),
 }
 
 
@@ -53,9 +55,11 @@ def motions(tmp_path_factory) -> MotionsConfig:
 
 @pytest.fixture
 def make(motions, tmp_path):
-    def trainer(name, kind, *, model=None, schedule=None, optimizer=None, **training):
-        experiment = EXPERIMENTS[kind](
+    def trainer(name, kind, *, model=None, schedule=None, optimizer=None, init_from=None, **training):
+        experiment = Experiment(
+            experiment=kind,
             data=motions,
+            init_from=init_from,
             model=model or MODELS[kind],
             optimizer=optimizer or OptimizerConfig(learning_rate=0.01),
             schedule=schedule or ScheduleConfig(),
@@ -74,18 +78,19 @@ def fit(trainer: Trainer) -> str:
 
 def test_the_sizes_are_the_datas(motions):
     for kind, expected in (("motions-timesformer", TimeSformer), ("motions-crvit", CompactRecurrentViT)):
-        experiment = EXPERIMENTS[kind](data=motions, model=MODELS[kind])
+        experiment = Experiment(experiment=kind, data=motions, model=MODELS[kind])
         data = experiment.build_data()
         model = experiment.build_model(data)
         assert type(model) is expected
         assert (model.config.n_classes, model.config.n_frames, model.config.image_size) == (4, 3, 16)
-        assert experiment.sizes(data) == experiment.sizes_of(len(data.class_names))
-        assert experiment.unit == "frames"
+        assert experiment.sizes(data) == (4, 3, 16)
+        assert experiment.task.unit == "frames"
 
 
 def test_videos_of_ones_own_take_the_same_models(tmp_path):
-    experiment = TimeSformerExperiment(data=VideoConfig(path=str(tmp_path), n_frames=3, image_size=32))
-    assert experiment.sizes_of(31) == (31, 3, 32)
+    data = VideoConfig(path=str(tmp_path), n_frames=3, image_size=32)
+    experiment = Experiment(experiment="video-timesformer", data=data)
+    assert experiment.task.sizes(data, SimpleNamespace(output_size=31)) == (31, 3, 32)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -117,7 +122,7 @@ def test_it_learns_its_training_videos(make, precision):
     trainer = make(
         "run",
         "motions-crvit",
-        model=CompactRecurrentViTRecipe(**{**SMALL, "n_layer": 1, "d_model": 16, "d_channel_mixing": 16}),
+        model=CompactRecurrentViTConfig(**{**SMALL, "n_layer": 1, "d_model": 16, "d_channel_mixing": 16}),
         optimizer=OptimizerConfig(learning_rate=0.02),
         epochs=60,
         eval_every=1000,
@@ -163,8 +168,7 @@ def test_a_run_starts_from_another_and_says_so(make, tmp_path):
     first = make("first", "motions-timesformer", max_steps=2)
     fit(first)
     weights = torch.load(first.checkpoints.best, weights_only=True)["model"]
-    recipe = replace(MODELS["motions-crvit"], init_from=str(tmp_path / "first"))
-    second = make("second", "motions-crvit", model=recipe, max_steps=1)
+    second = make("second", "motions-crvit", init_from=str(tmp_path / "first"), max_steps=1)
     assert not torch.equal(second.model.norm.weight, weights["norm.weight"])
     assert "starts from" in second.begin()
     torch.testing.assert_close(second.model.encoder.times.detach(), weights["encoder.times"], rtol=0, atol=0)
@@ -173,8 +177,7 @@ def test_a_run_starts_from_another_and_says_so(make, tmp_path):
 
 def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
     fit(make("first", "motions-timesformer", max_steps=1))
-    recipe = replace(MODELS["motions-crvit"], init_from=str(tmp_path / "first"))
-    settings = {"model": recipe, "epochs": 1, "save_every": 1}
+    settings = {"init_from": str(tmp_path / "first"), "epochs": 1, "save_every": 1}
     part = make("part", "motions-crvit", **settings)
     part.begin()
     part._update()

@@ -62,11 +62,8 @@ def run(words: Sequence[str]) -> int:
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
     Console(markup=False).print(score_table(trained.name, scores))
-    if "confusion" in scores:
-        from recurra.runs.figures import draw_confusion  # loads matplotlib
-
-        for path in draw_confusion(trained, arguments.split, scores):
-            print(path)
+    for path in trained.task.figures_of_scores(trained, arguments.split, scores):
+        print(path)
     return 0
 
 

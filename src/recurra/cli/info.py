@@ -11,7 +11,7 @@ from recurra import list_mixers
 from recurra.cli.arguments import command_parser
 from recurra.kernels.backends import BACKENDS, choose_backend
 from recurra.models import list_models
-from recurra.training import EXPERIMENTS
+from recurra.training import experiment_names
 from recurra.training.checkpoint import versions
 from recurra.training.hardware import hardware
 from recurra.training.precision import has_native_bfloat16
@@ -45,7 +45,7 @@ def lines() -> Iterator[tuple[str, str]]:
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
     yield "models", ", ".join(entry.name for entry in list_models())
-    yield "experiments", ", ".join(EXPERIMENTS)
+    yield "experiments", ", ".join(experiment_names())
 
 
 def _bfloat16(device: str) -> str:

@@ -1,4 +1,4 @@
-"""Data sets as numbered batches: the Memory Horizon task, text corpora and videos."""
+"""Data sets as numbered batches: the Memory Horizon task and text corpora; videos are in `recurra.data.video`."""
 
 from recurra.data.batches import (
     IGNORED_TARGET,
@@ -15,7 +15,6 @@ from recurra.data.corpus import TextCorpus, TextEncoder
 from recurra.data.memory_horizon import memory_horizon_targets, memory_spans
 from recurra.data.memory_horizon_data import MemoryHorizon, MemoryHorizonConfig
 from recurra.data.text import TextConfig, TextData
-from recurra.data.video import MotionsConfig, VideoConfig, VideoData
 from recurra.data.vocabulary import Vocabulary
 
 __all__ = [
@@ -28,15 +27,12 @@ __all__ = [
     "LevelledSource",
     "MemoryHorizon",
     "MemoryHorizonConfig",
-    "MotionsConfig",
     "Split",
     "TextConfig",
     "TextCorpus",
     "TextData",
     "TextEncoder",
     "TokenDataSet",
-    "VideoConfig",
-    "VideoData",
     "Vocabulary",
     "memory_horizon_targets",
     "memory_spans",

@@ -3,7 +3,7 @@
 There is one class per registered language model, named Recurra<label>Config.
 """
 
-from dataclasses import fields
+from dataclasses import MISSING, Field, field, fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -32,7 +32,9 @@ class RecurraConfig(PreTrainedConfig):
 
     def __post_init__(self, **others: Any) -> None:
         super().__post_init__(**others)
-        self.entry.config(**self.of_the_model())  # refuses what cannot be; may also settle what was left open
+        settled = self.entry.config(**self.of_the_model())  # refuses what cannot be
+        for each in fields(settled):
+            setattr(self, each.name, getattr(settled, each.name))
         if getattr(self, "output_size", None) not in (None, self.vocab_size):
             expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
             raise ValueError(sentence("output_size", self.output_size, expected))
@@ -43,17 +45,27 @@ class RecurraConfig(PreTrainedConfig):
 
 
 def _config_class(entry: ModelEntry) -> type[RecurraConfig]:
-    own = {field.name for field in fields(entry.config)}
+    own = fields(entry.config)
+    names = {each.name for each in own}
     is_first = entry.label == "LanguageModel"  # its name in files is older than the registry
     attributes = {
         "__doc__": f"A `recurra.models.{entry.model.__name__}`; it must predict the tokens that it reads.",
         "__module__": __name__,
-        "__annotations__": {"model_type": ClassVar[str], "attribute_map": ClassVar[dict[str, str]]},
+        "__annotations__": {
+            "model_type": ClassVar[str],
+            "attribute_map": ClassVar[dict[str, str]],
+            **{each.name: each.type for each in own},
+        },
+        **{each.name: _default(each) for each in own},
         "entry": entry,
         "model_type": "recurra" if is_first else f"recurra-{entry.name}",
-        "attribute_map": {theirs: ours for theirs, ours in _NAMES.items() if ours in own},
+        "attribute_map": {theirs: ours for theirs, ours in _NAMES.items() if ours in names},
     }
-    return type(f"Recurra{entry.label}Config", (RecurraConfig, entry.config), attributes)
+    return type(f"Recurra{entry.label}Config", (RecurraConfig,), attributes)
+
+
+def _default(own: Field[Any]) -> Any:
+    return own.default if own.default_factory is MISSING else field(default_factory=own.default_factory)
 
 
 CONFIGS: tuple[type[RecurraConfig], ...] = tuple(_config_class(entry) for entry in list_models(DataSizes))

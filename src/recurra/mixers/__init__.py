@@ -1,39 +1,44 @@
-"""Mixers: modules over time, `y, state = mixer(x, state)`, one file each."""
+"""Mixers: modules over time, `y, state = mixer(x, state)`, one file each, imported when they are first used."""
+
+from typing import TYPE_CHECKING, Any
 
 from recurra.mixers.base import Carried, Mixer, Steps
-from recurra.mixers.delta_net import DeltaNet, DeltaNetState
-from recurra.mixers.gated_attention import GatedAttention
-from recurra.mixers.gated_delta_net import GatedDeltaNet
-from recurra.mixers.gateloop import GateLoop, GateLoopState
-from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
-from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
-from recurra.mixers.gru import GRU, GRUState
-from recurra.mixers.h3 import H3, H3State
-from recurra.mixers.hgrn2 import HGRN2, HGRN2State
-from recurra.mixers.hyena import Hyena, HyenaState
-from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
-from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
-from recurra.mixers.lru import LRU, LRUState
-from recurra.mixers.mamba import Mamba, MambaState
-from recurra.mixers.mamba2 import Mamba2, Mamba2State
-from recurra.mixers.mamba3 import Mamba3, Mamba3State
-from recurra.mixers.min_gru import MinGRU, MinGRUState
-from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
-from recurra.mixers.mlstm import MLSTM, MLSTMState
-from recurra.mixers.performer import Performer, PerformerState
-from recurra.mixers.reformer import Reformer, ReformerState
 from recurra.mixers.registry import create_mixer, list_mixers, register_mixer
-from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.mixers.retnet import Retention, RetentionState
-from recurra.mixers.rg_lru import RGLRU, RGLRUState
-from recurra.mixers.rnn import RNN, RNNState
-from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
-from recurra.mixers.rwkv4 import RWKV4, RWKV4State
-from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
-from recurra.mixers.s4d import S4D, S4DState
-from recurra.mixers.s5 import S5, S5State
-from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
-from recurra.mixers.slstm import SLSTM, SLSTMState
+from recurra.registry import find_public
+
+if TYPE_CHECKING:
+    from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+    from recurra.mixers.gated_attention import GatedAttention
+    from recurra.mixers.gated_delta_net import GatedDeltaNet
+    from recurra.mixers.gateloop import GateLoop, GateLoopState
+    from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
+    from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
+    from recurra.mixers.gru import GRU, GRUState
+    from recurra.mixers.h3 import H3, H3State
+    from recurra.mixers.hgrn2 import HGRN2, HGRN2State
+    from recurra.mixers.hyena import Hyena, HyenaState
+    from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState
+    from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
+    from recurra.mixers.lru import LRU, LRUState
+    from recurra.mixers.mamba import Mamba, MambaState
+    from recurra.mixers.mamba2 import Mamba2, Mamba2State
+    from recurra.mixers.mamba3 import Mamba3, Mamba3State
+    from recurra.mixers.min_gru import MinGRU, MinGRUState
+    from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
+    from recurra.mixers.mlstm import MLSTM, MLSTMState
+    from recurra.mixers.performer import Performer, PerformerState
+    from recurra.mixers.reformer import Reformer, ReformerState
+    from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
+    from recurra.mixers.retnet import Retention, RetentionState
+    from recurra.mixers.rg_lru import RGLRU, RGLRUState
+    from recurra.mixers.rnn import RNN, RNNState
+    from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
+    from recurra.mixers.rwkv4 import RWKV4, RWKV4State
+    from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
+    from recurra.mixers.s4d import S4D, S4DState
+    from recurra.mixers.s5 import S5, S5State
+    from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
+    from recurra.mixers.slstm import SLSTM, SLSTMState
 
 __all__ = [
     "GRU",
@@ -105,3 +110,8 @@ __all__ = [
     "list_mixers",
     "register_mixer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    globals()[name] = find_public(__name__, name)
+    return globals()[name]

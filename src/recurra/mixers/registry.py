@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from recurra.mixers.base import Mixer
 from recurra.registry import Registry
 
-_mixers: Registry[type[Mixer]] = Registry("mixer")
+_mixers: Registry[type[Mixer]] = Registry("mixer", "recurra.mixers")
 Class = TypeVar("Class", bound=type[Mixer])
 
 

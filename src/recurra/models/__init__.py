@@ -1,36 +1,10 @@
-"""Models: stacks of layers under the one contract `y, state = module(x, state)`."""
+"""Models: stacks of layers under the one contract `y, state = module(x, state)`, imported when they are first used."""
 
-from recurra.models.block import Block, MixerBlock
-from recurra.models.block_recurrent_transformer import (
-    BlockRecurrentTransformer,
-    BlockRecurrentTransformerConfig,
-    BlockRecurrentTransformerShape,
-    BlockRecurrentTransformerState,
-)
-from recurra.models.compact_recurrent_transformer import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    CompactRecurrentTransformerShape,
-    CompactRecurrentTransformerState,
-)
-from recurra.models.compact_recurrent_vit import (
-    CompactRecurrentViT,
-    CompactRecurrentViTConfig,
-    CompactRecurrentViTShape,
-    CompactRecurrentViTState,
-)
-from recurra.models.from_timesformer import load_timesformer
-from recurra.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelShape, LanguageModelState
-from recurra.models.likelihood import negative_log_likelihood
-from recurra.models.pi_vit import PIViT, PIViTConfig, PIViTShape, TaskLosses
-from recurra.models.recurrent_memory_transformer import (
-    RecurrentMemoryTransformer,
-    RecurrentMemoryTransformerConfig,
-    RecurrentMemoryTransformerShape,
-    RecurrentMemoryTransformerState,
-)
+from typing import TYPE_CHECKING, Any
+
 from recurra.models.registry import (
     DataSizes,
+    ModelConfig,
     ModelEntry,
     VideoSizes,
     entry_of,
@@ -38,47 +12,68 @@ from recurra.models.registry import (
     list_models,
     register_model,
 )
-from recurra.models.shell import LanguageModelShell
-from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerShape, TimeSformerState
-from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLShape, TransformerXLState
+from recurra.registry import find_public
+
+if TYPE_CHECKING:
+    from recurra.models.block import Block, MixerBlock
+    from recurra.models.block_recurrent_transformer import (
+        BlockRecurrentTransformer,
+        BlockRecurrentTransformerConfig,
+        BlockRecurrentTransformerState,
+    )
+    from recurra.models.compact_recurrent_transformer import (
+        CompactRecurrentTransformer,
+        CompactRecurrentTransformerConfig,
+        CompactRecurrentTransformerState,
+    )
+    from recurra.models.compact_recurrent_vit import (
+        CompactRecurrentViT,
+        CompactRecurrentViTConfig,
+        CompactRecurrentViTState,
+    )
+    from recurra.models.from_timesformer import load_timesformer
+    from recurra.models.language_model import LanguageModel, LanguageModelConfig, LanguageModelState
+    from recurra.models.likelihood import negative_log_likelihood
+    from recurra.models.pi_vit import PIViT, PIViTConfig, TaskLosses
+    from recurra.models.recurrent_memory_transformer import (
+        RecurrentMemoryTransformer,
+        RecurrentMemoryTransformerConfig,
+        RecurrentMemoryTransformerState,
+    )
+    from recurra.models.shell import LanguageModelShell
+    from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
+    from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
 __all__ = [
     "Block",
     "BlockRecurrentTransformer",
     "BlockRecurrentTransformerConfig",
-    "BlockRecurrentTransformerShape",
     "BlockRecurrentTransformerState",
     "CompactRecurrentTransformer",
     "CompactRecurrentTransformerConfig",
-    "CompactRecurrentTransformerShape",
     "CompactRecurrentTransformerState",
     "CompactRecurrentViT",
     "CompactRecurrentViTConfig",
-    "CompactRecurrentViTShape",
     "CompactRecurrentViTState",
     "DataSizes",
     "LanguageModel",
     "LanguageModelConfig",
-    "LanguageModelShape",
     "LanguageModelShell",
     "LanguageModelState",
     "MixerBlock",
+    "ModelConfig",
     "ModelEntry",
     "PIViT",
     "PIViTConfig",
-    "PIViTShape",
     "RecurrentMemoryTransformer",
     "RecurrentMemoryTransformerConfig",
-    "RecurrentMemoryTransformerShape",
     "RecurrentMemoryTransformerState",
     "TaskLosses",
     "TimeSformer",
     "TimeSformerConfig",
-    "TimeSformerShape",
     "TimeSformerState",
     "TransformerXL",
     "TransformerXLConfig",
-    "TransformerXLShape",
     "TransformerXLState",
     "VideoSizes",
     "entry_of",
@@ -88,3 +83,8 @@ __all__ = [
     "negative_log_likelihood",
     "register_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    globals()[name] = find_public(__name__, name)
+    return globals()[name]

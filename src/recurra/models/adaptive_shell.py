@@ -13,7 +13,7 @@ from recurra.layers.adaptive_softmax import AdaptiveSoftmax
 from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.mixers.base import Mixer
 from recurra.models.shell import LanguageModelShell, require_layers
-from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_config import TransformerConfig
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 from recurra.state import Ragged, require_streams
 
@@ -34,6 +34,7 @@ class AdaptiveShell(LanguageModelShell):
 
     def __init__(self, config: Any, **vocabulary: Any) -> None:
         super().__init__()
+        config.require_sizes()
         self.config = config
         self._vocabulary = {"cutoffs": config.cutoffs, **vocabulary}
         self.embedding = AdaptiveEmbedding(config.vocab_size, config.d_model, **self._vocabulary)
@@ -96,12 +97,12 @@ def require_position(position: Any, segment_length: int) -> None:
         raise ValueError(sentence("state.position", came, f"a number from 0 to {segment_length - 1}"))
 
 
-def make_dropout(config: TransformerShape, p: float | None = None) -> nn.Module:
+def make_dropout(config: TransformerConfig, p: float | None = None) -> nn.Module:
     """Make a dropout over activations, as the shape says; at its own rate, or at another."""
     return DROPOUTS[config.dropout_over_time](config.dropout if p is None else p)
 
 
-def make_block(config: TransformerShape, attention: Mixer) -> nn.Module:
+def make_block(config: TransformerConfig, attention: Mixer) -> nn.Module:
     """Put an attention into a block, as the shape says."""
     return TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: make_dropout(config))
 

@@ -7,8 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_choice
-from recurra.layers.attention_window import AttentionWindow
-from recurra.layers.vocabulary import Clusters
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
 from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
 from recurra.models.block_recurrent_attention import (
@@ -18,12 +16,12 @@ from recurra.models.block_recurrent_attention import (
     of_tokens,
 )
 from recurra.models.registry import register_model
-from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_config import TransformerConfig
 
 
-@dataclass(kw_only=True)
-class BlockRecurrentTransformerShape(TransformerShape):
-    """The shape of a Block-Recurrent Transformer, without its vocabulary and its blocks."""
+@dataclass(frozen=True, kw_only=True)
+class BlockRecurrentTransformerConfig(TransformerConfig):
+    """A Block-Recurrent Transformer; the segment is its block, and what a token sees."""
 
     n_states: int = 512
     """State vectors of the recurrent layer."""
@@ -36,25 +34,13 @@ class BlockRecurrentTransformerShape(TransformerShape):
         super().__post_init__()
         require_at_least(1, n_states=self.n_states)
         require_choice(GATES, gate=self.gate)
-        if self.recurrent_layer is None:
-            self.recurrent_layer = max(1, round(self.n_layer * 10 / 12))
-        exists = 1 <= self.recurrent_layer <= self.n_layer
+        exists = 1 <= self.number_of_recurrent_layer <= self.n_layer
         require(exists, "recurrent_layer", self.recurrent_layer, f"one of the {self.n_layer} layers, from 1")
 
-
-@dataclass(kw_only=True)
-class BlockRecurrentTransformerConfig(BlockRecurrentTransformerShape):
-    """A Block-Recurrent Transformer."""
-
-    vocab_size: int
-    """Tokens, read and predicted."""
-    segment_length: int = 150
-    """Tokens of a block, and of what a token sees. Blocks begin at the multiples of it, however a stream is cut."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        AttentionWindow(self.segment_length, mem_len=self.segment_length)
-        Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
+    @property
+    def number_of_recurrent_layer(self) -> int:
+        """Which layer is recurrent, the first being 1."""
+        return max(1, round(self.n_layer * 10 / 12)) if self.recurrent_layer is None else self.recurrent_layer
 
 
 class BlockRecurrentTransformerState(NamedTuple):
@@ -63,9 +49,7 @@ class BlockRecurrentTransformerState(NamedTuple):
     layers: tuple[RelativeAttentionState | BlockRecurrentAttentionState, ...]
 
 
-@register_model(
-    "block-recurrent-transformer", shape=BlockRecurrentTransformerShape, config=BlockRecurrentTransformerConfig
-)
+@register_model("block-recurrent-transformer", config=BlockRecurrentTransformerConfig)
 class BlockRecurrentTransformer(AdaptiveShell):
     """Transformer-XL with a sliding window, one of whose layers reads and writes state vectors once a block.
 
@@ -97,7 +81,7 @@ class BlockRecurrentTransformer(AdaptiveShell):
             "segment_length": config.segment_length,
             "dropout": config.attention_dropout,
         }
-        if number == config.recurrent_layer:
+        if number == config.number_of_recurrent_layer:
             return BlockRecurrentAttention(config.d_model, n_states=config.n_states, gate=config.gate, **shared)
         return RelativeAttention(config.d_model, mem_len=config.segment_length, same_length=True, **shared)
 

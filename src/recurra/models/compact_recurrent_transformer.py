@@ -10,19 +10,18 @@ from torch import Tensor, nn
 from recurra.cells import cells_prepared_once
 from recurra.checks import require, require_choice, require_layout
 from recurra.layers.attention_window import AttentionWindow
-from recurra.layers.vocabulary import Clusters
 from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.mixers.segment_attention import SegmentAttention
 from recurra.models.adaptive_shell import AdaptiveShell, draw_biases, initialise, make_block, require_position
 from recurra.models.registry import register_model
 from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
-from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_config import TransformerConfig
 
 
-@dataclass(kw_only=True)
-class CompactRecurrentTransformerShape(TransformerShape):
-    """The shape of a CRT, without its vocabulary and its segments."""
+@dataclass(frozen=True, kw_only=True)
+class CompactRecurrentTransformerConfig(TransformerConfig):
+    """A CRT; the segment does not count the memory."""
 
     memory: str = "gru"
     """What is carried between segments: "none", or a vector kept by a "gru" or an "ncgru"."""
@@ -38,21 +37,6 @@ class CompactRecurrentTransformerShape(TransformerShape):
         require_choice(POSITION_STARTS, position_start=self.position_start)
         applies = self.position != "relative" or self.position_start == "memory"
         require(applies, "position_start", self.position_start, "'memory' with position = relative, which has no RNN")
-
-
-@dataclass(kw_only=True)
-class CompactRecurrentTransformerConfig(CompactRecurrentTransformerShape):
-    """A CRT; the defaults are the sizes of the published 16-layer WikiText-103 models, less their cutoffs."""
-
-    vocab_size: int
-    """Tokens, read and predicted."""
-    segment_length: int = 150
-    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        AttentionWindow(self.segment_length, mem_len=0)
-        Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
 
 
 class CompactRecurrentTransformerState(NamedTuple):
@@ -74,7 +58,6 @@ class CompactRecurrentTransformerState(NamedTuple):
 
 @register_model(
     "crt",
-    shape=CompactRecurrentTransformerShape,
     config=CompactRecurrentTransformerConfig,
     label="CRT",
 )

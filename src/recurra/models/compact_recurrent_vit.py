@@ -15,13 +15,13 @@ from recurra.models.registry import VideoSizes, register_model
 from recurra.models.segment_memory import CELLS
 from recurra.models.space_time import DividedEncoder
 from recurra.models.space_time_blocks import NORM_EPS, DividedBlock, initialise
+from recurra.models.video_config import VideoTransformerConfig
 from recurra.models.video_model import VideoModel
-from recurra.models.video_shape import VideoTransformerConfig, VideoTransformerShape
 
 
-@dataclass(kw_only=True)
-class CompactRecurrentViTShape(VideoTransformerShape):
-    """The shape of a CR-ViT without the sizes of its data; the defaults are the published ones, on ViT-B/16."""
+@dataclass(frozen=True, kw_only=True)
+class CompactRecurrentViTConfig(VideoTransformerConfig):
+    """A CR-ViT; the defaults are the published ones, on ViT-B/16."""
 
     cell: str = "gru"
     """The recurrent cell of the memory: "gru" or "ncgru"."""
@@ -32,11 +32,6 @@ class CompactRecurrentViTShape(VideoTransformerShape):
         super().__post_init__()
         require_choice(CELLS, cell=self.cell)
         require_choice(PATCH_MEMORIES, memory=self.memory)
-
-
-@dataclass(kw_only=True)
-class CompactRecurrentViTConfig(CompactRecurrentViTShape, VideoTransformerConfig):
-    """A CR-ViT; the defaults are the published ones over segments of 8 frames of 224 pixels."""
 
 
 class CompactRecurrentViTState(NamedTuple):
@@ -80,9 +75,7 @@ class MemoryEncoder(DividedEncoder):
     block = MemoryBlock
 
 
-@register_model(
-    "crvit", shape=CompactRecurrentViTShape, config=CompactRecurrentViTConfig, label="CRViT", reads=VideoSizes
-)
+@register_model("crvit", config=CompactRecurrentViTConfig, label="CRViT", reads=VideoSizes)
 class CompactRecurrentViT(VideoModel):
     """TimeSformer's blocks over each segment, with a memory and the class token carried between segments (CRT Fig. 4).
 

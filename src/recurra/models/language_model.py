@@ -14,25 +14,19 @@ from recurra.lengths.padded import blank
 from recurra.mixers import create_mixer
 from recurra.models.block import Block, MixerBlock
 from recurra.models.likelihood import negative_log_likelihood
-from recurra.models.registry import BuildsModel, register_model
+from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, require_layers
 from recurra.state import Ragged, require_streams
 
 
-@dataclass
-class _Sizes:
-    """What the data give."""
+@dataclass(frozen=True)
+class LanguageModelConfig(ModelConfig):
+    """A recurrent language model; how many tokens it reads and predicts depends on the data."""
 
-    vocab_size: int
-    """Input tokens."""
-    output_size: int | None = None
-    """Output tokens; `vocab_size` if None."""
-
-
-@dataclass
-class LanguageModelShape(BuildsModel):
-    """The shape of a recurrent language model; how many tokens it reads and predicts depends on the data."""
-
+    vocab_size: Size = from_data()
+    """Input tokens; null: as many as the data have."""
+    output_size: int | None = from_data(optional=True)
+    """Output tokens; null: as many as the data have, or else vocab_size."""
     n_layer: int = 4
     """Blocks, each a time mixing and a channel mixing layer."""
     d_model: int = 64
@@ -73,6 +67,10 @@ class LanguageModelShape(BuildsModel):
         require(applies, "feed_forward", self.feed_forward, "'gelu' with d_channel_mixing = 0, which has none")
         require_choice(NORMS, norm=self.norm)
         require_positive(norm_epsilon=self.norm_epsilon, embedding_scale=self.embedding_scale)
+        require_at_least(1, **self.given_sizes())
+        if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
+            expected = f"vocab_size = {self.vocab_size}, as tie_embeddings is set"
+            raise ValueError(sentence("output_size", self.output_size, expected))
         if self.logit_cap is not None:
             require_positive(logit_cap=self.logit_cap)
         if isinstance(self.mixer, str):
@@ -92,27 +90,13 @@ class LanguageModelShape(BuildsModel):
         return [(name, self.mixer_options.get(name, {})) for name in self.mixer]
 
 
-@dataclass
-class LanguageModelConfig(LanguageModelShape, _Sizes):
-    """A recurrent language model."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, vocab_size=self.vocab_size)
-        if self.output_size is not None:
-            require_at_least(1, output_size=self.output_size)
-        if self.tie_embeddings and self.output_size not in (None, self.vocab_size):
-            expected = f"vocab_size = {self.vocab_size}, as tie_embeddings is set"
-            raise ValueError(sentence("output_size", self.output_size, expected))
-
-
 class LanguageModelState(NamedTuple):
     """One state per block, in the blocks' order."""
 
     layers: tuple[Any, ...]
 
 
-@register_model("recurrent", shape=LanguageModelShape, config=LanguageModelConfig, label="LanguageModel")
+@register_model("recurrent", config=LanguageModelConfig, label="LanguageModel")
 class LanguageModel(LanguageModelShell):
     """Embedding without positional encoding, a stack of mixers, a final norm and a linear head.
 
@@ -126,6 +110,7 @@ class LanguageModel(LanguageModelShell):
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
+        config.require_sizes()
         self.config = config
         self.embedding = _embedding(config)
         self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()

@@ -14,16 +14,16 @@ from recurra.models.registry import VideoSizes, register_model
 from recurra.models.skeleton_induction import JointInduction, SkeletonInduction
 from recurra.models.space_time import SpaceTimeEncoder
 from recurra.models.space_time_blocks import initialise
-from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerShape, TimeSformerState
-from recurra.models.video_shape import require_clip
+from recurra.models.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
+from recurra.models.video_config import require_clip
 
 INDUCTION = ("joint_induction.", "skeleton_induction.")
 """What the names of the weights begin with that only training uses."""
 
 
-@dataclass(kw_only=True)
-class PIViTShape(TimeSformerShape):
-    """The shape of a PI-ViT without the sizes of its data; the defaults are those published for Toyota Smarthome.
+@dataclass(frozen=True, kw_only=True)
+class PIViTConfig(TimeSformerConfig):
+    """A PI-ViT; the defaults are those published for Toyota Smarthome.
 
     The attention is "divided", as published, or "joint".
     """
@@ -55,11 +55,6 @@ class PIViTShape(TimeSformerShape):
         require_at_least(0, skeleton_class_weight=self.skeleton_class_weight)
 
 
-@dataclass(kw_only=True)
-class PIViTConfig(PIViTShape, TimeSformerConfig):
-    """A PI-ViT; the defaults are those of the published model over 8 frames of 224 pixels."""
-
-
 class TaskLosses(NamedTuple):
     """The losses of each segment by task, without their weights; 0 where there is no target.
 
@@ -72,7 +67,7 @@ class TaskLosses(NamedTuple):
     skeleton_classes: Float[Tensor, "B S"]
 
 
-@register_model("pi-vit", shape=PIViTShape, config=PIViTConfig, label="PIViT", reads=VideoSizes)
+@register_model("pi-vit", config=PIViTConfig, label="PIViT", reads=VideoSizes)
 class PIViT(TimeSformer):
     """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
 
@@ -88,6 +83,7 @@ class PIViT(TimeSformer):
         config: the model's shape.
     """
 
+    learns_from_poses = True
     config: PIViTConfig
     encoder: SpaceTimeEncoder
 

@@ -9,16 +9,15 @@ from torch import Tensor, nn
 
 from recurra.checks import require_at_least, require_layout
 from recurra.layers.attention_window import AttentionWindow
-from recurra.layers.vocabulary import Clusters
 from recurra.mixers.relative_attention import RelativeAttention
 from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, require_position
 from recurra.models.registry import register_model
-from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_config import TransformerConfig
 
 
-@dataclass(kw_only=True)
-class RecurrentMemoryTransformerShape(TransformerShape):
-    """The shape of a Recurrent Memory Transformer, without its vocabulary and its segments."""
+@dataclass(frozen=True, kw_only=True)
+class RecurrentMemoryTransformerConfig(TransformerConfig):
+    """A Recurrent Memory Transformer; the segment does not count the memory."""
 
     n_memory: int = 10
     """Memory tokens that a segment reads, and writes for the next one."""
@@ -26,21 +25,6 @@ class RecurrentMemoryTransformerShape(TransformerShape):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, n_memory=self.n_memory)
-
-
-@dataclass(kw_only=True)
-class RecurrentMemoryTransformerConfig(RecurrentMemoryTransformerShape):
-    """A Recurrent Memory Transformer."""
-
-    vocab_size: int
-    """Tokens, read and predicted."""
-    segment_length: int = 150
-    """Tokens of a segment, the memory not counted. Segments begin at the multiples of it, however a stream is cut."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        AttentionWindow(self.segment_length, mem_len=0)
-        Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
 
 
 class RecurrentMemoryTransformerState(NamedTuple):
@@ -56,7 +40,7 @@ class RecurrentMemoryTransformerState(NamedTuple):
     layers: tuple[Any, ...]
 
 
-@register_model("rmt", shape=RecurrentMemoryTransformerShape, config=RecurrentMemoryTransformerConfig, label="RMT")
+@register_model("rmt", config=RecurrentMemoryTransformerConfig, label="RMT")
 class RecurrentMemoryTransformer(AdaptiveShell):
     """Segments of n tokens between memory tokens: [read; x_1..x_n; write] (section 3.2).
 

@@ -1,19 +1,30 @@
-"""The registry of models: a name, the shape that recipes set, the configuration, and the class.
+"""The registry of models: a name, the configuration, and the class.
 
-A new model is one file and one line: `@register_model(...)` above its class. Recipes, checkpoints, converters, Hugging
-Face, the exports, `recurra cost` and the contract tests read the registry.
+A new model is one file with `@register_model(...)` above its class. Recipes, checkpoints, converters, Hugging Face, the
+exports, `recurra cost` and the contract tests read the registry.
+
+A configuration says what a recipe sets and, in the fields made by `from_data`, the sizes that the data fill in. These
+are None in a recipe; `with_sizes` fills them in, and a model refuses a configuration in which one is missing.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 
+from recurra.checks import require, sentence
 from recurra.models.room import make_within_memory
 from recurra.registry import Registry
 
 Class = TypeVar("Class", bound=type[nn.Module])
+Config = TypeVar("Config", bound="ModelConfig")
+
+if TYPE_CHECKING:
+    Size: TypeAlias = int
+else:
+    Size: TypeAlias = int | None
+"""A size that the data give; whoever reads it in a model finds a number."""
 
 
 class DataSizes(NamedTuple):
@@ -39,6 +50,65 @@ class VideoSizes(NamedTuple):
     image_size: int
 
 
+def from_data(*, optional: bool = False) -> Any:
+    """Declare a field of a configuration that the data fill in: None until then, or for good if it is optional."""
+    return field(default=None, metadata={"from_data": True, "optional": optional})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What every configuration of a model can do; its class is registered with the model's."""
+
+    @classmethod
+    def sizes_from_data(cls) -> list[str]:
+        """Return the names of the fields that the data fill in."""
+        return [each.name for each in fields(cls) if "from_data" in each.metadata]
+
+    def given_sizes(self) -> dict[str, int]:
+        """Return the sizes that are filled in."""
+        given = {name: getattr(self, name) for name in self.sizes_from_data()}
+        return {name: size for name, size in given.items() if size is not None}
+
+    def with_sizes(self: Config, sizes: DataSizes | VideoSizes) -> Config:
+        """Return this configuration with the sizes of its data.
+
+        Raises:
+            ValueError: the model reads segments, and the data have none; or a size is set to another value already.
+        """
+        found = {name: getattr(sizes, name) for name in self.sizes_from_data()}
+        if found.get("segment_length", 0) is None:
+            raise ValueError("segment_length is None; expected data with segments, which this model reads")
+        for name, size in self.given_sizes().items():
+            require(size == found[name], name, size, f"{found[name]}, as in the data", "leave it out")
+        return replace(self, **found)
+
+    def require_sizes(self) -> None:
+        """Refuse to make a model while a size is missing. Raises ValueError."""
+        given = self.given_sizes()
+        for each in fields(self):
+            if "from_data" in each.metadata and not each.metadata["optional"] and each.name not in given:
+                expected = f"a number, to make a model of a {type(self).__name__}"
+                raise ValueError(sentence(each.name, None, expected, "set it, or fill in the data's with with_sizes"))
+
+    def build(self, sizes: DataSizes | VideoSizes) -> Any:
+        """Make the model for the sizes of its data, with fresh weights.
+
+        Raises:
+            TypeError: the sizes are those of other data.
+            ValueError: as `with_sizes`; or its weights do not fit in memory.
+        """
+        entry = next(entry for entry in list_models() if entry.config is type(self))
+        if not isinstance(sizes, entry.reads):
+            came, expected = type(sizes).__name__, entry.reads.__name__
+            raise TypeError(f"sizes is a {came}; expected {expected} for model {entry.name!r}")
+        return make_within_memory(entry.model, self.with_sizes(sizes))
+
+    def without_sizes(self) -> dict[str, Any]:
+        """Return what a recipe sets to get this configuration, as plain data."""
+        sizes = self.sizes_from_data()
+        return {name: value for name, value in asdict(self).items() if name not in sizes}
+
+
 @dataclass(frozen=True)
 class ModelEntry:
     """A registered model."""
@@ -49,10 +119,8 @@ class ModelEntry:
     """In the names of its classes for Hugging Face: Recurra<label>ForCausalLM."""
     reads: type
     """What it reads: `DataSizes` for tokens, `VideoSizes` for clips."""
-    shape: Any
-    """The fields that a recipe sets: a dataclass."""
-    config: Any
-    """The shape and the sizes that the data give: a dataclass, the argument of `model`."""
+    config: type[Any]
+    """The class of its configuration, a `ModelConfig`: the argument of `model`."""
     model: type[nn.Module]
     """The class."""
 
@@ -61,54 +129,25 @@ class ModelEntry:
         """Whether it reads tokens."""
         return self.reads is DataSizes
 
-    @property
-    def sizes_from_data(self) -> list[str]:
-        """The fields of the configuration that the data give."""
-        own = {field.name for field in fields(self.shape)}
-        return [field.name for field in fields(self.config) if field.name not in own]
 
-    def build(self, shape: Any, sizes: Any) -> nn.Module:
-        """Make a model of a shape for the sizes of its data, with fresh weights.
-
-        Raises:
-            TypeError: the sizes are those of other data.
-            ValueError: the model reads segments, and the data have none; or its weights do not fit in memory.
-        """
-        if not isinstance(sizes, self.reads):
-            raise TypeError(
-                f"sizes is a {type(sizes).__name__}; expected {self.reads.__name__} for model {self.name!r}"
-            )
-        given = {name: getattr(sizes, name) for name in self.sizes_from_data}
-        if given.get("segment_length", 0) is None:
-            raise ValueError(f"segment_length is None; expected data with segments: model {self.name!r} reads segments")
-        set_by_recipe = {field.name: getattr(shape, field.name) for field in fields(self.shape)}
-        return make_within_memory(self.model, self.config(**given, **set_by_recipe))
-
-    def shape_of(self, config: Any) -> dict[str, Any]:
-        """Return what a recipe would set to get this configuration, as plain data."""
-        plain = asdict(config)
-        return {field.name: plain[field.name] for field in fields(self.shape)}
-
-
-_models: Registry[ModelEntry] = Registry("model")
+_models: Registry[ModelEntry] = Registry("model", "recurra.models")
 
 
 def register_model(
-    name: str, *, shape: type, config: type, label: str | None = None, reads: type = DataSizes
+    name: str, *, config: type[ModelConfig], label: str | None = None, reads: type = DataSizes
 ) -> Callable[[Class], Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
     Args:
         name: the model's name, in lower case and with hyphens.
-        shape: the dataclass of what a recipe sets.
-        config: the dataclass of that and the sizes that the data give; it has the shape's fields.
+        config: the dataclass of its configuration.
         label: its name in the classes for Hugging Face; the name in camel case if None.
         reads: `DataSizes` or `VideoSizes`.
     """
 
     def register(model: Class) -> Class:
         camel = "".join(word.capitalize() for word in name.split("-"))
-        _models.register(name)(ModelEntry(name, label or camel, reads, shape, config, model))
+        _models.register(name)(ModelEntry(name, label or camel, reads, config, model))
         return model
 
     return register
@@ -136,21 +175,3 @@ def entry_of(model: nn.Module) -> ModelEntry:
             return entry
     known = ", ".join(entry.model.__name__ for entry in list_models())
     raise TypeError(f"model is a {type(model).__name__}; expected one of {known}")
-
-
-@dataclass  # recipes are parsed field by field if every base is a dataclass
-class BuildsModel:
-    """What makes a registered shape a recipe: it builds its model once the data are known."""
-
-    def build(self, sizes: Any) -> Any:
-        """Make the model with fresh weights.
-
-        Args:
-            sizes: the data's: `DataSizes` or `VideoSizes`.
-
-        Raises:
-            TypeError, ValueError: as `ModelEntry.build`.
-        """
-        entries = [entry for entry in list_models() if isinstance(self, entry.shape)]
-        entry = max(entries, key=lambda entry: len(entry.shape.__mro__))  # a shape may extend another model's
-        return entry.build(self, sizes)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from recurra.layers.patch_embedding import PatchEmbedding
 from recurra.models.space_time_blocks import DividedBlock, TransformerBlock
-from recurra.models.video_shape import VideoTransformerConfig
+from recurra.models.video_config import VideoTransformerConfig
 
 
 class SegmentEmbedding(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recurra.layers.drop_path import DropPath
 from recurra.layers.feed_forward import FeedForward
 from recurra.layers.self_attention import SelfAttention
-from recurra.models.video_shape import VideoTransformerConfig
+from recurra.models.video_config import VideoTransformerConfig
 
 NORM_EPS = 1e-6
 """The epsilon of each layer norm, as in the published code."""

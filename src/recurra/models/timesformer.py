@@ -10,13 +10,13 @@ from recurra.checks import require_choice
 from recurra.models.registry import VideoSizes, register_model
 from recurra.models.space_time import ENCODERS
 from recurra.models.space_time_blocks import NORM_EPS, initialise
+from recurra.models.video_config import VideoTransformerConfig
 from recurra.models.video_model import VideoModel
-from recurra.models.video_shape import VideoTransformerConfig, VideoTransformerShape
 
 
-@dataclass(kw_only=True)
-class TimeSformerShape(VideoTransformerShape):
-    """The shape of a TimeSformer without the sizes of its data; the defaults are the published ones, on ViT-B/16."""
+@dataclass(frozen=True, kw_only=True)
+class TimeSformerConfig(VideoTransformerConfig):
+    """A TimeSformer; the defaults are the published ones, on ViT-B/16."""
 
     attention: str = "divided"
     """Attention over space and time: "divided", time and then space in each block; "joint", both at once; or "space",
@@ -27,16 +27,11 @@ class TimeSformerShape(VideoTransformerShape):
         require_choice(ENCODERS, attention=self.attention)
 
 
-@dataclass(kw_only=True)
-class TimeSformerConfig(TimeSformerShape, VideoTransformerConfig):
-    """A TimeSformer; the defaults are those of the published model over 8 frames of 224 pixels."""
-
-
 class TimeSformerState(NamedTuple):
     """Empty: each segment is classified by itself."""
 
 
-@register_model("timesformer", shape=TimeSformerShape, config=TimeSformerConfig, reads=VideoSizes)
+@register_model("timesformer", config=TimeSformerConfig, reads=VideoSizes)
 class TimeSformer(VideoModel):
     """Patch, position and time embeddings, blocks, a final norm, and a linear classifier on the class token.
 

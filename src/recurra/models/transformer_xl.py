@@ -18,15 +18,15 @@ from recurra.mixers.relative_attention import (
 )
 from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
-from recurra.models.transformer_shape import TransformerShape
+from recurra.models.transformer_config import TransformerConfig
 from recurra.models.transformer_xl_block import PreNormMemoryBlock
 
 _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 
 
-@dataclass(kw_only=True)
-class TransformerXLShape(TransformerShape):
-    """The shape of a Transformer-XL but for its vocabulary and its segments; d_model must be even."""
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig(TransformerConfig):
+    """A Transformer-XL; the defaults are the published 151M model's, less its cutoffs. d_model must be even."""
 
     mem_len: int | None = None
     """Hidden states of earlier segments that a segment sees; 0 gives the Transformer over single segments, None for as
@@ -47,28 +47,19 @@ class TransformerXLShape(TransformerShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        AttentionWindow(1, 1 if self.mem_len is None else self.mem_len, self.same_length, self.clamp_len)
+        if self.mem_len is None and self.segment_length is not None:
+            object.__setattr__(self, "mem_len", self.segment_length)
+        if self.segment_length is None:
+            AttentionWindow(1, 1 if self.mem_len is None else self.mem_len, self.same_length, self.clamp_len)
+        else:
+            self.window  # noqa: B018 - checks the lengths
         if self.d_embedding is not None:
             require_at_least(1, d_embedding=self.d_embedding)
         n_clusters = 1 + len(self.cutoffs)
         fits = self.tie_projections is None or len(self.tie_projections) == n_clusters
         require(fits, "tie_projections", self.tie_projections, f"one entry for each of the {n_clusters} clusters")
-
-
-@dataclass(kw_only=True)
-class TransformerXLConfig(TransformerXLShape):
-    """A Transformer-XL; the defaults are the published 151M parameter model's, less its cutoffs."""
-
-    vocab_size: int
-    """Tokens, read and predicted."""
-    segment_length: int = 150
-    """Steps of a segment. Segments begin at the multiples of it, however a stream is cut."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.mem_len = self.segment_length if self.mem_len is None else self.mem_len
-        self.window  # noqa: B018 - checks the lengths
-        Clusters(self.vocab_size, self.d_embedding or self.d_model, tuple(self.cutoffs), self.div_val)
+        if self.vocab_size is not None:
+            Clusters(self.vocab_size, self.d_embedding or self.d_model, tuple(self.cutoffs), self.div_val)
 
     @property
     def window(self) -> AttentionWindow:
@@ -87,7 +78,7 @@ class TransformerXLState(NamedTuple):
     layers: tuple[RelativeAttentionState, ...] | tuple[PreNormAttentionState, ...]
 
 
-@register_model("transformer-xl", shape=TransformerXLShape, config=TransformerXLConfig, label="TransformerXL")
+@register_model("transformer-xl", config=TransformerXLConfig, label="TransformerXL")
 class TransformerXL(AdaptiveShell):
     """Adaptive embedding, blocks of relative attention with a memory of hidden states, adaptive softmax.
 

@@ -11,7 +11,7 @@ from recurra.checks import kind_of, require_layout, require_tensor, sentence
 from recurra.layers.vocabulary import require_targets
 from recurra.models.likelihood import negative_log_likelihood
 from recurra.models.space_time import SegmentEmbedding
-from recurra.models.video_shape import VideoTransformerConfig, require_clip
+from recurra.models.video_config import VideoTransformerConfig, require_clip
 
 _MEND = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
 
@@ -27,9 +27,12 @@ class VideoModel(nn.Module, ABC):
 
     forms_logits: ClassVar[bool] = True
     """Whether `loss` forms the logits of all classes, so that predictions and accuracy cost nothing more."""
+    learns_from_poses: ClassVar[bool] = False
+    """Whether `loss` takes poses, which need no more than training."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
+        config.require_sizes()
         self.config = config
         self.embedding = SegmentEmbedding(config)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from recurra.analysis.plots import contact_sheet, save_png
 from recurra.analysis.thinned import Thinned
 from recurra.checks import require_positive
-from recurra.data.video import FrameSampling, VideoConfig, VideoFile, evaluation_crops
+from recurra.data.video import VideoFile, evaluation_crops
 from recurra.data.video.transforms import resize_short_side
 from recurra.evaluation import SegmentPrediction, classify_stream
+from recurra.models import VideoSizes
 from recurra.runs.run import Run
-from recurra.training import VideoExperiment
 
 MAX_FRAMES = 32
 """Maximum number of frames on a contact sheet."""
@@ -61,31 +61,16 @@ def classify_video(
     """
     if rate is not None:
         require_positive(rate=rate)
-    experiment = run.expect(VideoExperiment, "over videos")
-    data = experiment.data
+    if run.task.reads is not VideoSizes:
+        raise run.task.refusal(run, "over videos")
+    data = run.experiment.data
     with VideoFile(path) as file:
-        rate, n_frames = _training_rate(experiment, file) if rate is None else (rate, None)
+        rate, n_frames = data.clip_rate(file.probe()) if rate is None else (rate, None)
         frames = islice(_prepared(file, rate, data.image_size, sheet), n_frames)
         for prediction in classify_stream(run.model, frames, n_frames=data.n_frames, frame_seconds=1 / rate):
             if sheet is not None:
                 sheet.segments.add((prediction.end, prediction.probabilities))
             yield prediction
-
-
-def _training_rate(experiment: VideoExperiment, file: VideoFile) -> tuple[float, int | None]:
-    """The frames per second at which a training clip would show this video, and their number if it spans the video.
-
-    Durations are rounded in some files: without the number, n_frames + 1 frames might fit, and the last one would make
-    a segment of its own.
-    """
-    data = experiment.data
-    n_frames = data.n_segments * data.n_frames
-    if not isinstance(data, VideoConfig):  # motions: a clip spans a whole video
-        return n_frames / file.probe().duration, n_frames
-    sampling = FrameSampling(n_frames, data.frame_rate, data.frame_stride)
-    if sampling.rate:
-        return sampling.rate, None
-    return n_frames / sampling.seconds(file.probe()), n_frames
 
 
 def _prepared(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from recurra.analysis import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
 from recurra.analysis.plots import CostPoint
 from recurra.checks import require_at_least, sentence
-from recurra.data import MemoryHorizonConfig, TextConfig
 from recurra.models import DataSizes, VideoSizes
 from recurra.models.outline import outlined
 from recurra.runs.run import open_run
@@ -50,10 +49,12 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
     """
     run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
     experiment = load_recipe(word, overrides) if run is None else run.experiment
-    _segment_length(experiment)  # refuses a model that cannot be counted before its data are opened, or even generated
+    # refuses a model that cannot be counted before its data are opened, or even generated
+    experiment.task.n_steps(experiment)
     sizes: DataSizes | VideoSizes
     if vocabulary is not None:
-        sizes = _stated_sizes(word, experiment, vocabulary)
+        require_at_least(1, vocabulary=vocabulary)
+        sizes = experiment.task.sizes_of_vocabulary(experiment, vocabulary)
     else:
         sizes = _sizes(word, experiment) if run is None else run.sizes()
     with outlined():
@@ -67,7 +68,7 @@ def model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
     Raises:
         ValueError: it is of a kind that cannot be counted.
     """
-    n_steps = _segment_length(experiment)
+    n_steps = experiment.task.n_steps(experiment)
     measured = measured_cost(model, n_steps)
     return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
 
@@ -104,28 +105,8 @@ def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:
     try:
         return experiment.sizes(experiment.build_data())
     except (OSError, ValueError) as error:
-        if not isinstance(experiment.data, TextConfig):
+        if not experiment.task.has_tokenizer():
             raise
         raise ValueError(
             f"{word}: {error}\nwithout the corpus, give the size of its vocabulary, as in --vocabulary 10000"
         ) from error
-
-
-def _stated_sizes(word: str, experiment: Experiment, vocabulary: int) -> DataSizes:
-    require_at_least(1, vocabulary=vocabulary)
-    if not isinstance(experiment.data, TextConfig):
-        raise ValueError(
-            sentence(word, f"a recipe of {experiment.experiment}", "one over text", "--vocabulary is for these")
-        )
-    return DataSizes(vocabulary, vocabulary, experiment.data.segment_length)
-
-
-def _segment_length(experiment: Experiment) -> int:
-    """What a model reads between two updates of its state: a segment of text, a whole sequence of Memory Horizon."""
-    data = experiment.data
-    if isinstance(data, TextConfig):
-        return data.segment_length
-    if isinstance(data, MemoryHorizonConfig):
-        return data.sequence_length
-    expected = "one over text or on Memory Horizon: only their models can be counted"
-    raise ValueError(sentence("experiment", experiment.experiment, expected))

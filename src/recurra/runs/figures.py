@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from recurra.analysis import GateRecord, record_gates
 from recurra.analysis.plots import (
     accuracy_over_span,
-    confusion_matrix,
     gate_magnitudes,
     gate_phases,
     magnitude_activations,
@@ -18,12 +15,11 @@ from recurra.analysis.plots import (
     save,
 )
 from recurra.checks import sentence
-from recurra.data import IGNORED_TARGET, MemoryHorizon, Split, TextData
-from recurra.evaluation import SpanAccuracy, perplexity
+from recurra.evaluation import SpanAccuracy
 from recurra.runs.run import Run
-from recurra.runs.score_files import AGAIN, find_scores, score_file, staleness
+from recurra.runs.score_files import AGAIN, find_scores, staleness
 from recurra.runs.scores import score_by_span
-from recurra.training import MemoryHorizonExperiment, TextExperiment, VideoExperiment, read_metrics
+from recurra.training import read_metrics
 
 SMOOTHING = 9
 """Neighbouring spans whose positions are pooled into one point of Figure 7."""
@@ -45,13 +41,13 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
     require_different_names(runs)
     # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
     gates = {run.name: gates_of(run) for run in runs}
-    spans = {run.name: score_by_span(run)[1] for run in runs if isinstance(run.experiment, MemoryHorizonExperiment)}
-    scores = {run.name: _video_scores(run) for run in runs if isinstance(run.experiment, VideoExperiment)}
+    spans = {run.name: score_by_span(run)[1] for run in runs if run.task.has_spans}
+    scores = {run.name: _drawn_scores(run) for run in runs if run.task.drawn_scores}
     metrics = _curves(runs)
     files = [file for run in runs for file in draw_gates(run, gates[run.name])]
     for run in runs:
         if run.name in scores:
-            files += draw_confusion(run, "test", scores[run.name])
+            files += run.task.figures_of_scores(run, "test", scores[run.name])
     return files + draw_comparison(runs, spans, folder or runs[0].folder.figures, metrics=metrics)
 
 
@@ -66,9 +62,9 @@ def require_different_names(runs: Sequence[Run]) -> None:
         raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
 
 
-def _video_scores(run: Run) -> dict[str, Any]:
+def _drawn_scores(run: Run) -> dict[str, Any]:
     """Read scores; refuse those of another checkpoint than the run was opened with, and outdated ones."""
-    scores = find_scores(run.folder, "test", run.changes, "confusion", "class_accuracies")
+    scores = find_scores(run.folder, "test", run.changes, *run.task.drawn_scores)
     scored = scores.get("checkpoint", run.checkpoint)
     if scored != run.checkpoint:
         came = f"scored with the checkpoint {scored}"
@@ -82,22 +78,15 @@ def gates_of(run: Run) -> GateRecord | None:
     """Record a model's gates over the first whole test sequence; None for a model without gates."""
     if not any(hasattr(module, "transition") for module in run.model.modules()):
         return None
-    batch = run.data.source("test").batch(0, 0)
-    if not isinstance(run.data, TextData):
-        return record_gates(run.model, batch.inputs[:1])
-    # Windows with a context begin with one that is mostly padding.
-    lengths = ((batch.targets != IGNORED_TARGET) * torch.arange(1, batch.targets.shape[1] + 1)).amax(1)
-    row = int(lengths.argmax())
-    return record_gates(run.model, batch.inputs[row : row + 1, : int(lengths[row])])
+    return record_gates(run.model, run.task.gate_tokens(run.data.source("test").batch(0, 0)))
 
 
 def draw_gates(run: Run, record: GateRecord | None) -> list[Path]:
     """Draw Figures 5 and 8 of GateLoop: the magnitudes and phases of the gates over a test sequence."""
     if record is None:
         return []
-    reset_token = run.data.reset_token if isinstance(run.data, MemoryHorizon) else None
     return [
-        *save(gate_magnitudes(record, reset_token=reset_token), run.folder.figures, "gate-magnitudes"),
+        *save(gate_magnitudes(record, reset_token=run.task.reset_token(run)), run.folder.figures, "gate-magnitudes"),
         *save(gate_phases(record), run.folder.figures, "gate-phases"),
     ]
 
@@ -115,7 +104,7 @@ def draw_comparison(
     """
     metrics = _curves(runs) if metrics is None else metrics
     files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves") if metrics else []
-    if not all(isinstance(run.experiment, VideoExperiment) for run in runs):
+    if any(run.task.has_gates for run in runs):
         files += save(magnitude_activations(), folder, "magnitude-activations")
     if spans:
         chances = {1 / run.data.output_size for run in runs if run.name in spans}
@@ -131,16 +120,7 @@ def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, str]]]:
 
 
 def curve_rows(run: Run) -> list[dict[str, str]]:
-    """Read a run's log. Rows of a text run also get the validation perplexity."""
+    """Read a run's log, with what else its curves show: the perplexity of a text run."""
     rows = read_metrics(run.folder.metrics)
-    if isinstance(run.experiment, TextExperiment):
-        for row in rows:
-            row["valid_perplexity"] = str(perplexity(float(row["valid_loss"]), 1)) if row["valid_loss"] else ""
+    run.task.curve(rows)
     return rows
-
-
-def draw_confusion(run: Run, split: Split, scores: Mapping[str, Any]) -> list[Path]:
-    """Draw the confusion matrix among the scores of a video run into its folder of figures."""
-    name = score_file(run.folder, split, run.changes).stem.replace("eval", "confusion", 1)
-    figure = confusion_matrix(torch.tensor(scores["confusion"]), list(scores["class_accuracies"]))
-    return save(figure, run.folder.figures, name)

@@ -13,7 +13,7 @@ from recurra.analysis import GradientFlow, measure_gradient_flow
 from recurra.analysis.jacobians import Track, untracked
 from recurra.analysis.memory_trace import memory_rnn
 from recurra.checks import require_at_least, sentence
-from recurra.data import Split, TextData
+from recurra.data import Split
 from recurra.files.writing import replacing
 from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.runs.run import Run
@@ -37,10 +37,10 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
         raise ValueError(f"run {run.name}: {error}") from error
     require_at_least(2, segments=segments)
     require_at_least(0, warm_up=warm_up)
-    assert isinstance(run.data, TextData)
     assert isinstance(run.model, CompactRecurrentTransformer)
     n_tokens = (warm_up + segments) * run.model.config.segment_length
-    tokens = run.data.tokens(split)
+    data: Any = run.data
+    tokens = data.tokens(split)
     if len(tokens) < n_tokens:
         expected = f"at least {n_tokens} for {warm_up} + {segments} segments"
         came = f"{len(tokens)} tokens long"

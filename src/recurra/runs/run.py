@@ -3,29 +3,15 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
-from recurra.checks import sentence
-from recurra.data import DataSet, TextData, TextEncoder
-from recurra.data.video import VideoData
+from recurra.data import DataSet, TextEncoder
 from recurra.models import DataSizes, VideoSizes
-from recurra.runs.own_data import own_data, read_classes
-from recurra.runs.score_files import read_scores
-from recurra.training import (
-    CheckpointFolder,
-    Experiment,
-    RunFolder,
-    TextExperiment,
-    VideoExperiment,
-    load_recipe,
-    load_weights,
-    scored_weights,
-)
+from recurra.runs.score_files import read_scores, score_file
+from recurra.training import CheckpointFolder, Experiment, RunFolder, Task, load_recipe, load_weights, scored_weights
 from recurra.training.experiment import RESUMABLE, differences, require_same_model, to_plain
-
-Kind = TypeVar("Kind", bound=Experiment)
 
 _VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vocabulary is from: a run has its own
 
@@ -99,26 +85,14 @@ class Run:
         require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
         return model.eval(), int(saved["position"]["step"])
 
+    @property
+    def task(self) -> Task:
+        """The kind of its data."""
+        return self.experiment.task
+
     def sizes(self) -> DataSizes | VideoSizes:
         """What the model takes from its data, found without the data wherever the run's folder says it."""
-        experiment = self.experiment
-        if isinstance(experiment, TextExperiment):
-            n_tokens = len(self.tokenizer)
-            return DataSizes(n_tokens, n_tokens, experiment.data.segment_length)
-        if isinstance(experiment, VideoExperiment):
-            return experiment.sizes_of(len(self.class_names))
-        return experiment.sizes(self.data)
-
-    def expect(self, kind: type[Kind], what: str) -> Kind:
-        """Return the experiment if it is of `kind`; `what` describes that in the error message.
-
-        Raises:
-            ValueError: it is of another kind.
-        """
-        if not isinstance(self.experiment, kind):
-            came = f"{self.folder.path}, a run of {self.experiment.experiment}"
-            raise ValueError(sentence("run", came, f"one {what}"))
-        return self.experiment
+        return self.task.sizes_of_run(self)
 
     @cached_property
     def tokenizer(self) -> TextEncoder:
@@ -128,17 +102,8 @@ class Run:
             ValueError: the run is not over text.
             FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
         """
-        config = self.expect(TextExperiment, "over text").data
-        if self.folder.tokenizer.exists():
-            return config.load_tokenizer(self.folder.tokenizer)
-        try:
-            data = self.data
-        except OSError as error:
-            came = f"{self.folder.path}, which has no {self.folder.tokenizer.name} and a corpus that cannot be read"
-            mend = f"say where the corpus is with --data.path FOLDER ({error})"
-            raise FileNotFoundError(sentence("run", came, "one of the two", mend)) from error
-        assert isinstance(data, TextData)
-        return data.corpus.encoder
+        encoder: TextEncoder = self.task.tokenizer(self)
+        return encoder
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -148,12 +113,7 @@ class Run:
             ValueError: the run is not over videos.
             OSError: the folder has no classes.txt, and the videos are not there either.
         """
-        self.expect(VideoExperiment, "over videos")
-        if self.folder.classes.exists():
-            return read_classes(self.folder)
-        data = self.data
-        assert isinstance(data, VideoData)
-        return tuple(data.class_names)
+        return self.task.class_names(self)
 
     @cached_property
     def data(self) -> DataSet:
@@ -164,7 +124,7 @@ class Run:
             ValueError: it cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have
                 other classes.
         """
-        return own_data(self.experiment, self.folder)
+        return self.task.open_data(self.experiment.data, self.folder)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:
@@ -176,6 +136,10 @@ class Run:
             ValueError: a file of scores is damaged.
         """
         return read_scores(self.folder)
+
+    def score_file(self, split: str) -> Path:
+        """Where the scores of a split lie that were measured with the same overrides."""
+        return score_file(self.folder, split, self.changes)
 
     @cached_property
     def changes(self) -> dict[str, Any]:

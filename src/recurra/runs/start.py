@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from recurra.checks import sentence
-from recurra.data import TextData
-from recurra.data.video import VideoData
+from recurra.data import DataSet
 from recurra.evaluation import evaluate
-from recurra.files.writing import replacing
-from recurra.runs.own_data import can_be_listed, own_data
 from recurra.training import Experiment, RunFolder, Trainer, load_recipe, split_variant, to_yaml
 from recurra.training.experiment import require_resumable, to_plain
-from recurra.training.ranks import is_first_launched
+from recurra.training.ranks import Ranks, is_first_launched
 
 
 def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: Sequence[str] = ()) -> Trainer:
@@ -62,7 +59,7 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
     run.require_run()
     with _kept_locked(run) if is_first_launched() else nullcontext():
         experiment = _with_own_precision(load_recipe(run.config, overrides), run)
-        trainer = Trainer(experiment, run, evaluate, open_data=lambda given, ranks: own_data(given, run, ranks))
+        trainer = Trainer(experiment, run, evaluate, open_data=partial(_own_data, run))
         trainer.resume(checkpoint)
         if trainer.position.step == 0:  # no checkpoint that has compared the settings with its own
             require_resumable(to_plain(load_recipe(run.config)), trainer.experiment)
@@ -97,20 +94,13 @@ def _kept_locked(run: RunFolder) -> Iterator[None]:
         raise
 
 
+def _own_data(run: RunFolder, experiment: Experiment, ranks: Ranks) -> DataSet:
+    return experiment.task.open_data(experiment.data, run, rank=ranks.data_rank, world_size=ranks.data_count)
+
+
 def _describe(trainer: Trainer) -> None:
     """Write what a run is into its folder: its configuration and its tokenizer or classes."""
-    folder = trainer.folder
-    if isinstance(trainer.data, VideoData):
-        _require_class_names(trainer.data.class_names)
-    folder.write_config(to_yaml(trainer.experiment))
-    if isinstance(trainer.data, TextData) and not folder.tokenizer.exists():
-        trainer.data.save_tokenizer(folder.tokenizer)
-    if isinstance(trainer.data, VideoData):
-        with replacing(folder.classes) as file:
-            file.write("".join(f"{name}\n" for name in trainer.data.class_names).encode())
-
-
-def _require_class_names(names: Sequence[str]) -> None:
-    bad = next((name for name in names if not can_be_listed(name)), None)
-    if bad is not None:
-        raise ValueError(sentence("the name of a class", repr(bad), "letters, and no control characters"))
+    task = trainer.experiment.task
+    task.check_extras(trainer.data)
+    trainer.folder.write_config(to_yaml(trainer.experiment))
+    task.save_extras(trainer.data, trainer.folder)

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from recurra.checks import sentence
-from recurra.data import MemoryHorizon
 from recurra.models.outline import outlined
 from recurra.runs.cost import model_cost
 from recurra.runs.figures import gates_of
@@ -18,7 +17,7 @@ from recurra.runs.score_files import AGAIN, PREFIX, read_scores, staleness
 from recurra.runs.scores import DETAILS, score_by_span
 from recurra.runs.summary import Summary, thinned_curve
 from recurra.runs.training_command import training_command
-from recurra.training import CheckpointFolder, Experiment, RunFolder, TextExperiment, read_metrics
+from recurra.training import CheckpointFolder, Experiment, RunFolder, read_metrics
 from recurra.training.experiment import to_plain
 
 GATE_DECIMALS = 3
@@ -61,7 +60,7 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
         total_steps=total_steps,
         epochs=reached["step"] / steps_per_epoch,
         total_epochs=total_steps / steps_per_epoch,
-        unit=run.experiment.unit,
+        unit=run.task.unit,
         count=reached["tokens"],
         seconds=reached["seconds"],
         # Older checkpoints did not store it.
@@ -78,7 +77,7 @@ def summarise(path: str | Path, recipes: Path, overrides: Sequence[str] = ()) ->
 
 def _left_its_weights(run: Run) -> bool:
     """Whether a run over text is finished, and has no checkpoint in its folder."""
-    if not isinstance(run.experiment, TextExperiment) or not run.folder.summary.is_file():
+    if not run.task.has_tokenizer() or not run.folder.summary.is_file():
         return False
     return not any(run.folder.checkpoints.glob("*")) and bool(run.folder.read_summary()["finished"])
 
@@ -110,7 +109,7 @@ def _reached(rows: Sequence[Mapping[str, str]], position: Mapping[str, Any], exp
     last = rows[-1] if rows else None
     if last is None or int(last["step"]) < position["step"]:
         return {key: position[key] for key in ("step", "tokens", "seconds")}
-    return {"step": int(last["step"]), "tokens": int(last[experiment.unit]), "seconds": float(last["seconds"])}
+    return {"step": int(last["step"]), "tokens": int(last[experiment.task.unit]), "seconds": float(last["seconds"])}
 
 
 def _hardware(folder: RunFolder) -> dict[str, Any] | None:
@@ -164,29 +163,30 @@ def _scores(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _cost(run: Run) -> dict[str, Any] | None:
-    if not isinstance(run.experiment, TextExperiment):
+    if not run.task.has_tokenizer():
         return None
     return model_cost(run.name, run.experiment, run.model).as_plain()
 
 
 def _of_memory_horizon(run: Run) -> dict[str, Any]:
     """Correct positions by memory span, and the gates if they depend on the data."""
-    if not isinstance(run.data, MemoryHorizon):
+    if not run.task.has_spans:
         return {}
     spans = score_by_span(run)[1]
     return {
         "spans": {"n_correct": spans.n_correct.tolist(), "counts": spans.counts.tolist()},
-        "gates": _gates(run, run.data.reset_token),
+        "gates": _gates(run, run.task.reset_token(run)),
     }
 
 
-def _gates(run: Run, reset_token: int) -> dict[str, Any] | None:
+def _gates(run: Run, reset_token: int | None) -> dict[str, Any] | None:
     record = gates_of(run)
     if record is None:
         return None
     means = [magnitude[0].mean(dim=1) for magnitude in record.magnitudes]
     if all(bool((mean == mean[0]).all()) for mean in means):
         return None
+    assert reset_token is not None
     resets = record.at_token(reset_token)[0].nonzero().flatten().tolist()
     rounded = [[round(value, GATE_DECIMALS) for value in mean.tolist()] for mean in means]
     return {"layers": list(record.layers), "resets": resets, "means": rounded}

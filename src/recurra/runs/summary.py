@@ -13,8 +13,9 @@ from recurra.files.digests import stamped
 from recurra.files.stamped_json import read_stamped
 from recurra.files.typed import require_fields
 from recurra.files.writing import replacing
-from recurra.training import EXPERIMENTS, TextExperiment
+from recurra.training import experiment_names
 from recurra.training.metrics import UNITS
+from recurra.training.task import find_experiment
 
 FORMAT = 1
 """Increased when older summaries can no longer be read."""
@@ -73,7 +74,7 @@ class Summary:
     @property
     def is_text(self) -> bool:
         """Whether it is a language model."""
-        return issubclass(EXPERIMENTS[self.config["experiment"]], TextExperiment)
+        return find_experiment(self.config["experiment"])[0].has_tokenizer()
 
     @property
     def seed(self) -> int:
@@ -218,7 +219,9 @@ def _require_sound(plain: Mapping[str, Any], path: Path) -> None:
             raise SummaryError(f"{path}: {sentence(name, repr(came), expected)}")
 
     experiment, training, curve = plain["config"].get("experiment"), plain["config"].get("training"), plain["curve"]
-    require(experiment in EXPERIMENTS, "config.experiment", experiment, f"one of {', '.join(EXPERIMENTS)}")
+    require(
+        experiment in experiment_names(), "config.experiment", experiment, f"one of {', '.join(experiment_names())}"
+    )
     is_whole = isinstance(training, dict) and {"seed", "precision"} <= training.keys()
     require(is_whole, "config.training", training, "an object with seed and precision")
     require(plain["unit"] in UNITS, "unit", plain["unit"], f"one of {', '.join(UNITS)}")

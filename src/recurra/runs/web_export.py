@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 from recurra.checks import require, sentence
 from recurra.convert import tokenizer_to_json
 from recurra.export.exportable import require_exportable
+from recurra.export.gated_program import gate_layers
+from recurra.export.programs import state_tensors
 from recurra.files.writing import replacing
-from recurra.runs.explored import explored, require_task
+from recurra.models import LanguageModelShell
 from recurra.runs.run import Run
 from recurra.training import RunFolder
 from recurra.web import PAGE, RUNTIME, WEBGPU, page_file
 
+_BYTES = 4  # of a float32 number
 LARGEST_DIFFERENCE = {"int8": 5e-2, "float16": 1e-4, "float32": 1e-4}
 """Largest difference of a graph's outputs from its model's: about 1e-6, 1e-5 in deep models. With int8, an input
 between two codes can be rounded to either, as another order of sums has it: then it is as large as the rounding."""
@@ -97,7 +100,7 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
         )
     file, tokenizer = f"model{suffix}.onnx", f"tokenizer{suffix}.json"
     files = {file: exported.content}
-    is_text = require_task(run)["kind"] == "text"
+    is_text = run.task.has_tokenizer()
     if is_text:
         files[tokenizer] = tokenizer_to_json(run.tokenizer).encode()
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
@@ -111,3 +114,47 @@ def _exported(run: Run, weights: str, suffix: str) -> tuple[dict[str, Any], dict
         "state": [{"name": tensor.name, "shape": [1, *tensor.shape]} for tensor in exported.state],
     }
     return described, files, difference
+
+
+def explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
+    """Describe a run for the explorer, as JSON.
+
+    The key-value cache is that of a Transformer with as many layers and channels: 2 float16 numbers per layer, channel
+    and token.
+
+    Args:
+        run: a run over text or on Memory Horizon.
+        model: its model, on the CPU in float32.
+
+    Raises:
+        ValueError: the run is of another kind, or its model cannot be exported.
+    """
+    config: Any = model.config
+    layers = gate_layers(model)
+    return {
+        "name": run.name,
+        "task": require_task(run),
+        "vocab_size": config.vocab_size,
+        "n_outputs": getattr(config, "output_size", None) or config.vocab_size,
+        "n_layer": config.n_layer,
+        "d_model": config.d_model,
+        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "state_bytes": _BYTES * sum(_numbers(tensor.shape) for tensor in state_tensors(model)),
+        "cache_bytes_per_token": 2 * 2 * config.n_layer * config.d_model,
+        "gates": [{"layer": layer.layer, "channels": layer.channels} for layer in layers],
+    }
+
+
+def require_task(run: Run) -> dict[str, Any]:
+    """Say what a run's tokens are. Raises ValueError if the explorer has no view for them."""
+    found = run.task.explored(run)
+    if found is None:
+        raise run.task.refusal(run, "over text or on Memory Horizon, which the explorer shows")
+    return found
+
+
+def _numbers(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

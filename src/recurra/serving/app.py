@@ -26,13 +26,11 @@ from starlette.exceptions import HTTPException
 from recurra import __version__
 from recurra.checks import sentence
 from recurra.runs import open_run
-from recurra.runs.explored import task
 from recurra.serving import openai, routes
 from recurra.serving.http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page
 from recurra.serving.model import ServedModel
 from recurra.serving.scheduler import QueueFull
 from recurra.serving.service import Caller, Service, caller
-from recurra.training import TextExperiment
 from recurra.training.allocator import keep_large_blocks
 
 _SWITCH_SECONDS = 2e-4
@@ -112,9 +110,9 @@ def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequ
     return ServedModel(
         trained.name,
         trained.model,
-        trained.tokenizer if isinstance(trained.experiment, TextExperiment) else None,
+        trained.tokenizer if trained.task.has_tokenizer() else None,
         weights=weights,
-        task=task(trained),
+        task=trained.task.explored(trained),
         chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
     )
 

@@ -63,7 +63,7 @@ class ServedModel:
         model: a language model in evaluation mode.
         tokenizer: turns text into tokens; None for a model that reads numbers.
         weights: dtype of the packed weights (see `recurra.decoding`); None runs the model as it is.
-        task: describes its tokens to the explorer (see `recurra.runs.explored.task`).
+        task: describes its tokens to the explorer (see `recurra.training.Task.explored`).
         chat_template: a Jinja template of a chat, in transformers' format.
 
     Raises:

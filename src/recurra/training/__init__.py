@@ -4,18 +4,8 @@ from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_
 from recurra.training.checkpointed import checkpointed
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from recurra.training.csv_log import read_metrics
-from recurra.training.experiment import (
-    EXPERIMENTS,
-    CompactRecurrentViTExperiment,
-    Experiment,
-    MemoryHorizonExperiment,
-    PIViTExperiment,
-    TextExperiment,
-    TimeSformerExperiment,
-    VideoExperiment,
-)
+from recurra.training.experiment import Experiment
 from recurra.training.loop import Trainer, TrainingDiverged
-from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, PIViTRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.optimizer_registry import list_optimizers, register_optimizer
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml
@@ -23,35 +13,27 @@ from recurra.training.recipe_family import RecipeFamily, read_family, split_vari
 from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
-from recurra.training.starting_weights import start_from
+from recurra.training.task import Task, experiment_names, find_task, register_task
 
 __all__ = [
-    "EXPERIMENTS",
     "AveragingConfig",
     "CheckpointError",
     "CheckpointFolder",
-    "CompactRecurrentViTExperiment",
-    "CompactRecurrentViTRecipe",
     "Experiment",
-    "MemoryHorizonExperiment",
-    "ModelRecipe",
     "OptimizerConfig",
-    "PIViTExperiment",
-    "PIViTRecipe",
     "RecipeError",
     "RecipeFamily",
     "RunFolder",
     "ScheduleConfig",
-    "TextExperiment",
-    "TimeSformerExperiment",
-    "TimeSformerRecipe",
+    "Task",
     "Trainer",
     "TrainingConfig",
     "TrainingDiverged",
-    "VideoExperiment",
     "build_optimizer",
     "checkpointed",
+    "experiment_names",
     "find_recipe",
+    "find_task",
     "learning_rate_factor",
     "list_optimizers",
     "load_checkpoint",
@@ -64,8 +46,8 @@ __all__ = [
     "recipe_names",
     "recipes_folder",
     "register_optimizer",
+    "register_task",
     "scored_weights",
     "split_variant",
-    "start_from",
     "to_yaml",
 ]

@@ -1,53 +1,47 @@
-"""Experiments: data, model and training in one object, with a class for each kind of data and model.
+"""An experiment: data, a model, and how to train it, in one object.
 
-The key `experiment` of a recipe chooses the class from `EXPERIMENTS`. Every registered language model has one,
-`text-NAME`. A new kind of data takes one class with a `data` and a `model` field, and one line in that table.
+The key `experiment` of a recipe names a task and a model (`recurra.training.task`), and so the configurations that the
+sections `data` and `model` hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any
 
 from torch import nn
 
-from recurra.checks import kind_of, require, sentence
-from recurra.data import DataSet, MemoryHorizonConfig, TextConfig, TextData, TokenDataSet
-from recurra.data.tasks import InductionConfig, RecallConfig, StateTrackingConfig
-from recurra.data.video import MotionsConfig, VideoConfig
-from recurra.models import DataSizes, LanguageModelShape, ModelEntry, VideoSizes, list_models
+from recurra.checks import kind_of, sentence
+from recurra.data import DataSet
+from recurra.models import DataSizes, VideoSizes
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
-from recurra.training.language_start import start_language_model
-from recurra.training.metrics import Unit
-from recurra.training.models import (
-    CompactRecurrentViTRecipe,
-    LanguageModelRecipe,
-    ModelRecipe,
-    PIViTRecipe,
-    TimeSformerRecipe,
-    language_model_recipe,
-)
-from recurra.training.starting_weights import start_from
+from recurra.training.task import Task, find_experiment
 
-
-@runtime_checkable
-class DataConfig(Protocol):
-    """A config that builds a data set."""
-
-    def build(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
-        """Make or open the data set."""
-        ...
+SECTIONS: dict[str, type] = {
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "averaging": AveragingConfig,
+    "training": TrainingConfig,
+}
+"""The sections that all experiments have in common, in a recipe's order."""
 
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The parts of every experiment: data, a model, and how to train it."""
+    """Data, a model, and how to train it.
 
-    unit: ClassVar[Unit] = "tokens"
-    """The unit of the data: what its steps are, and how speed is counted."""
+    Raises:
+        TypeError: the data have no defaults and are missing, or a section is of another experiment.
+        ValueError: there is no such experiment, or its sections do not fit together.
+    """
 
     experiment: str
-    data: DataConfig
-    model: ModelRecipe
+    """The task and the model: see `recurra.training.experiment_names`."""
+    data: Any = None
+    """The configuration of the task's data; None for its defaults."""
+    model: Any = None
+    """The configuration of the model, without the sizes that the data fill in; None for its defaults."""
+    init_from: str | None = None
+    """Start from these weights instead of fresh ones."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -57,17 +51,32 @@ class Experiment:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """The run."""
 
+    def __post_init__(self) -> None:
+        for section, kind in sections_of(self.experiment).items():
+            if getattr(self, section) is None:
+                setattr(self, section, kind())
+            if not isinstance(getattr(self, section), kind):
+                expected = f"a {kind.__name__}, for the experiment {self.experiment}"
+                raise TypeError(sentence(section, kind_of(getattr(self, section)), expected))
+        self.task.check(self)
+
+    @property
+    def task(self) -> Task:
+        """The kind of data."""
+        return find_experiment(self.experiment)[0]
+
     def build_data(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
         """Make or open the data set, as one rank of several reads it."""
-        return self.data.build(rank=rank, world_size=world_size)
+        return self.task.build_data(self.data, rank=rank, world_size=world_size)
 
     def build_model(self, data: DataSet) -> nn.Module:
         """Make the model, with fresh weights, in the sizes that `data` needs."""
-        return self.model.build(self.sizes(data))
+        model: nn.Module = self.model.build(self.sizes(data))
+        return model
 
     def sizes(self, data: DataSet) -> DataSizes | VideoSizes:
         """Return the sizes that the model takes from `data`."""
-        return DataSizes(_vocab_size(data), data.output_size)
+        return self.task.sizes(self.data, data)
 
     def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
         """Load the weights that the run starts from into a fresh model, if the experiment names any.
@@ -79,197 +88,18 @@ class Experiment:
         Returns:
             a line that says where the weights are from; empty if the fresh ones stay.
         """
-        return ""
+        return self.task.load_initial_weights(model, self.init_from, data) if self.init_from else ""
 
 
-@dataclass(kw_only=True)
-class MemoryHorizonExperiment(Experiment):
-    """The Memory Horizon task of the GateLoop paper."""
+def sections_of(experiment: str) -> dict[str, type]:
+    """Return the sections of an experiment by its name, with their configurations, in a recipe's order.
 
-    experiment: Literal["memory-horizon"] = "memory-horizon"
-    """The kind of experiment."""
-    data: MemoryHorizonConfig = field(default_factory=MemoryHorizonConfig)
-    """The data set."""
-    model: LanguageModelShape = field(default_factory=LanguageModelShape)
-    """The model."""
+    Raises:
+        ValueError: there is no such experiment.
+    """
+    task, model = find_experiment(experiment)
+    return {"data": task.data, "model": model.config, **SECTIONS}
 
-
-@dataclass(kw_only=True)
-class TextExperiment(Experiment):
-    """Language modelling over a text corpus with a recurrent language model."""
-
-    experiment: Literal["text"] = "text"
-    """The kind of experiment."""
-    data: TextConfig
-    """The corpus."""
-    model: LanguageModelRecipe = field(default_factory=LanguageModelRecipe)
-    """The model."""
-
-    def __post_init__(self) -> None:
-        # in Python the model's shape alone is enough
-        recipe = next(field.default_factory for field in fields(self) if field.name == "model")
-        if not hasattr(self.model, "init_from"):
-            self.model = recipe(**vars(self.model))  # type: ignore[operator]
-
-    def sizes(self, data: DataSet) -> DataSizes:
-        """Return the sizes that the model takes from `data`: the vocabulary and the length of a segment."""
-        return DataSizes(_vocab_size(data), data.output_size, self.data.segment_length)
-
-    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
-        """Load the weights of `model.init_from` into a fresh model."""
-        encoder = data.corpus.encoder if isinstance(data, TextData) else None
-        return start_language_model(model, self.model.init_from, encoder) if self.model.init_from else ""
-
-
-def experiment_name(entry: ModelEntry) -> str:
-    """Return what a recipe calls the experiment of a registered language model over a text corpus."""
-    return "text" if entry.shape is LanguageModelShape else f"text-{entry.name}"
-
-
-def _text_experiment(entry: ModelEntry) -> type[TextExperiment]:
-    """Make the experiment of a registered language model: a corpus, and the model's shape."""
-    if (name := experiment_name(entry)) == TextExperiment.experiment:
-        return TextExperiment
-    recipe = language_model_recipe(entry)
-    kind = make_dataclass(
-        f"{entry.label}Experiment",
-        [
-            ("experiment", Literal[name], field(default=name)),
-            ("model", recipe, field(default_factory=recipe)),
-        ],
-        bases=(TextExperiment,),
-        kw_only=True,
-    )
-    kind.__doc__ = f"Language modelling over a text corpus with `{entry.model.__name__}`."
-    kind.__module__ = __name__
-    return kind
-
-
-def _task_experiment(name: str, data: type[DataConfig], about: str) -> type[Experiment]:
-    """Make the experiment of a generated task: its data, and a recurrent language model."""
-    kind = make_dataclass(
-        "".join(map(str.capitalize, name.split("-"))) + "Experiment",
-        [
-            ("experiment", Literal[name], field(default=name)),
-            ("data", data, field(default_factory=data)),
-            ("model", LanguageModelShape, field(default_factory=LanguageModelShape)),
-        ],
-        bases=(Experiment,),
-        kw_only=True,
-    )
-    kind.__doc__ = about
-    kind.__module__ = __name__
-    return kind
-
-
-def _vocab_size(data: DataSet) -> int:
-    if not isinstance(data, TokenDataSet):
-        raise TypeError(sentence("data", kind_of(data), "a data set of tokens, for a language model"))
-    return data.vocab_size
-
-
-@dataclass(kw_only=True)
-class VideoExperiment(Experiment):
-    """The common parts of experiments over videos: segments of frames, and weights to start from."""
-
-    unit: ClassVar[Unit] = "frames"
-
-    experiment: str
-    data: VideoConfig | MotionsConfig
-    model: TimeSformerRecipe | PIViTRecipe | CompactRecurrentViTRecipe
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.model, PIViTRecipe):
-            require(getattr(self.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
-
-    def sizes(self, data: DataSet) -> VideoSizes:
-        """Return the sizes that the model takes from `data`: the classes and the size of a segment."""
-        return self.sizes_of(data.output_size)
-
-    def sizes_of(self, n_classes: int) -> VideoSizes:
-        """Return the sizes for a data set with this many classes; it does not have to exist on disk."""
-        return VideoSizes(n_classes, self.data.n_frames, self.data.image_size)
-
-    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
-        """Load the weights of `model.init_from` into a fresh model."""
-        return start_from(model, self.model.init_from) if self.model.init_from else ""  # type: ignore[arg-type]
-
-
-@dataclass(kw_only=True)
-class TimeSformerExperiment(VideoExperiment):
-    """Classification of videos with TimeSformer, which sees each segment on its own."""
-
-    experiment: Literal["video-timesformer"] = "video-timesformer"
-    """The kind of experiment."""
-    data: VideoConfig
-    """The videos."""
-    model: TimeSformerRecipe = field(default_factory=TimeSformerRecipe)
-    """The model."""
-
-
-@dataclass(kw_only=True)
-class CompactRecurrentViTExperiment(VideoExperiment):
-    """Classification of videos with the compact recurrent vision Transformer."""
-
-    experiment: Literal["video-crvit"] = "video-crvit"
-    """The kind of experiment."""
-    data: VideoConfig
-    """The videos."""
-    model: CompactRecurrentViTRecipe = field(default_factory=CompactRecurrentViTRecipe)
-    """The model."""
-
-
-@dataclass(kw_only=True)
-class PIViTExperiment(VideoExperiment):
-    """Classification of videos with PI-ViT, a TimeSformer that learns from `data.poses` in training."""
-
-    experiment: Literal["video-pi-vit"] = "video-pi-vit"
-    """The kind of experiment."""
-    data: VideoConfig
-    """The videos, with poses."""
-    model: PIViTRecipe = field(default_factory=PIViTRecipe)
-    """The model."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        q = self.training.generalised_cross_entropy
-        require(not q, "training.generalised_cross_entropy", q, "0 for PI-ViT, whose loss is not of classes alone")
-
-
-@dataclass(kw_only=True)
-class MotionsTimeSformerExperiment(TimeSformerExperiment):
-    """The generated motions with TimeSformer."""
-
-    experiment: Literal["motions-timesformer"] = "motions-timesformer"  # type: ignore[assignment]
-    """The kind of experiment."""
-    data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
-    """The videos, which are written on first use."""
-
-
-@dataclass(kw_only=True)
-class MotionsCompactRecurrentViTExperiment(CompactRecurrentViTExperiment):
-    """The generated motions with the compact recurrent vision Transformer."""
-
-    experiment: Literal["motions-crvit"] = "motions-crvit"  # type: ignore[assignment]
-    """The kind of experiment."""
-    data: MotionsConfig = field(default_factory=MotionsConfig)  # type: ignore[assignment]
-    """The videos, which are written on first use."""
-
-
-EXPERIMENTS: dict[str, type[Experiment]] = {
-    "memory-horizon": MemoryHorizonExperiment,
-    **{kind.experiment: kind for kind in map(_text_experiment, sorted(list_models(DataSizes), key=experiment_name))},
-    "video-timesformer": TimeSformerExperiment,
-    "video-pi-vit": PIViTExperiment,
-    "video-crvit": CompactRecurrentViTExperiment,
-    "motions-timesformer": MotionsTimeSformerExperiment,
-    "motions-crvit": MotionsCompactRecurrentViTExperiment,
-    "state-tracking": _task_experiment(
-        "state-tracking", StateTrackingConfig, "Parity, modular arithmetic and word problems."
-    ),
-    "recall": _task_experiment("recall", RecallConfig, "Multi-query associative recall."),
-    "induction": _task_experiment("induction", InductionConfig, "Induction heads."),
-}
 
 RESUMABLE = frozenset(
     {
@@ -350,8 +180,7 @@ def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describes_model(key: str) -> bool:
-    # where a fresh model's weights came from is no part of what it computes
-    return key == "experiment" or (key.startswith("model.") and key != "model.init_from")
+    return key == "experiment" or key.startswith("model.")
 
 
 def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:

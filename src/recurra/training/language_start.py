@@ -37,13 +37,17 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
     """
     place = Path(path).expanduser()
     if not place.exists():
-        raise FileNotFoundError(sentence("model.init_from", f"{place}, which does not exist", _READ))
+        raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", _READ))
     weights, shape, what, tokenizer = _read(place)
-    ours = asdict(model.config)  # type: ignore[call-overload]
+    config: Any = model.config
+    ours, sizes = asdict(config), config.sizes_from_data()
     differing = [
         f"{name} {value!r}, not {ours[name]!r}"
         for name, value in shape.items()
-        if name in ours and "dropout" not in name and _undropped(value) != _undropped(ours[name])
+        if name in ours
+        and "dropout" not in name
+        and _undropped(value) != _undropped(ours[name])
+        and not (value is None and name in sizes)  # a run's recipe, whose data gave it
     ]
     if differing:
         raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
@@ -65,7 +69,7 @@ def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextE
         what = f"{file}, step {saved['position']['step']}"
         return scored_weights(saved), saved["config"]["model"], what, _tokenizer_of(file, saved["config"]["data"])
     else:
-        raise ValueError(sentence("model.init_from", f"{place}, which is none of these", _READ))
+        raise ValueError(sentence("init_from", f"{place}, which is none of these", _READ))
     shape = asdict(portable.model.config)  # type: ignore[call-overload]
     return portable.model.state_dict(), shape, str(place), portable.tokenizer
 

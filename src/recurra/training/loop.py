@@ -257,7 +257,7 @@ class Trainer(ResumableRun):
         return {
             "step": at.step,
             "epoch": math.ceil(at.step / self.steps_per_epoch),
-            self.experiment.unit: at.tokens,
+            self.experiment.task.unit: at.tokens,
             "seconds": at.seconds,
             **record,
         }
@@ -271,7 +271,7 @@ class Trainer(ResumableRun):
         record = {
             "train_loss": loss,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            f"{self.experiment.unit}_per_second": self.sums.n_tokens / self.sums.seconds,
+            f"{self.experiment.task.unit}_per_second": self.sums.n_tokens / self.sums.seconds,
             "gradient_norm": float(gradient_norm),
             **self.levels.record,
         }
@@ -330,9 +330,9 @@ class Trainer(ResumableRun):
             "steps": at.step,
             "epochs": at.step / self.steps_per_epoch,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            self.experiment.unit: at.tokens,
+            self.experiment.task.unit: at.tokens,
             "seconds": at.seconds,
-            f"{self.experiment.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
+            f"{self.experiment.task.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
             "ranks": self.ranks.count,
             "resumed_at": self.resumed_at,
             "validation": self.scores,

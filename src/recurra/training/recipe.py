@@ -1,29 +1,30 @@
 """Recipes: experiments as YAML files, with overrides from the command line.
 
-The experiment's dataclasses are the grammar: fields are keys, types say which values are allowed, and docstrings are
-the help. Unknown keys are refused.
+The configurations of an experiment's sections are the grammar: fields are keys, types say which values are allowed, and
+docstrings are the help. Unknown keys are refused.
 """
 
 import copy
 import difflib
 from argparse import SUPPRESS
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from recurra.checks import require, sentence
 from recurra.files.reading import one_line, parse_yaml
-from recurra.training.experiment import EXPERIMENTS, Experiment, to_plain
+from recurra.training.experiment import Experiment, sections_of, to_plain
 from recurra.training.recipe_family import read_recipe
 from recurra.training.recipe_files import RecipeError
+from recurra.training.task import experiment_names
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-_parsers: dict[type, ArgumentParser] = {}  # making one, from signatures and docstrings, takes longer than parsing
+_parsers: dict[str, ArgumentParser] = {}  # making one, from signatures and docstrings, takes longer than parsing
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
@@ -39,15 +40,15 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
         RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     recipe = read_recipe(path)
-    kind = _checked_kind(path, recipe, overrides)
-    if kind not in _parsers:
-        _parsers[kind] = _parser(kind)
-    parser = _parsers[kind]
+    name = _checked_name(path, recipe, overrides)
+    if name not in _parsers:
+        _parsers[name] = _parser(name)
+    parser = _parsers[name]
     try:
         # The recipe comes first, so that overrides win over it wherever they stand on the command line.
-        tree, words = _with_entries(recipe, overrides, set(_keys(kind)))
+        tree, words = _with_entries(recipe, overrides, set(recipe_keys(name)))
         values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
-        return kind(**{field.name: values[field.name] for field in fields(kind)})
+        return Experiment(**{field.name: values[field.name] for field in fields(Experiment)})
     except (ArgumentError, ValueError, TypeError) as error:
         raise RecipeError(f"{path}: {one_line(error)}") from error
 
@@ -59,9 +60,9 @@ def recipe_help(path: Path | str) -> str:
         RecipeError: as `load_recipe`.
     """
     recipe = read_recipe(path)
-    kind = _checked_kind(path, recipe, ())
-    parser = _parser(kind)
-    parser.set_defaults(dict(_values(recipe, _keys(kind))))
+    name = _checked_name(path, recipe, ())
+    parser = _parser(name)
+    parser.set_defaults(dict(_values(recipe, recipe_keys(name))))
     return parser.format_help()
 
 
@@ -70,13 +71,12 @@ def to_yaml(experiment: Experiment) -> str:
     return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
 
 
-def _checked_kind(path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]) -> type[Experiment]:
-    """Return the experiment's class, all of whose keys in the recipe and the overrides are known."""
-    name = recipe.get("experiment")
-    if name not in EXPERIMENTS:
-        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(EXPERIMENTS))}")
-    kind = EXPERIMENTS[name]
-    known = set(_keys(kind))
+def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """Return the experiment's name, all of whose keys in the recipe and the overrides are known."""
+    name, names = recipe.get("experiment"), experiment_names()
+    if name not in names:
+        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names))}")
+    known = set(recipe_keys(name))
     for key, value in _leaves(recipe):
         _require_known(path, key, known)
         if value != {} and any(other.startswith(key + ".") for other in known):
@@ -84,16 +84,35 @@ def _checked_kind(path: Path | str, recipe: Mapping[str, Any], overrides: Sequen
     for word in overrides:
         if word.startswith("--"):
             _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
-    return kind
+    return name
 
 
-def _parser(kind: type[Experiment]) -> ArgumentParser:
+def recipe_keys(name: str) -> Iterator[str]:
+    """Yield the dotted names of all values of an experiment."""
+    sections = sections_of(name)
+    for own in fields(Experiment):
+        if own.name in sections:
+            yield from (f"{own.name}.{field.name}" for field in fields(sections[own.name]))
+        else:
+            yield own.name
+
+
+def _parser(name: str) -> ArgumentParser:
     """Make a parser for the keys of an experiment."""
     parser = ArgumentParser(
         prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False, print_config=None
     )
     parser.add_argument("--recipe", action="config", help=SUPPRESS)
-    parser.add_class_arguments(kind)
+    parser.add_argument("--experiment", type=Literal[name], default=name, help="The kind of data and the model.")
+    parser.add_argument(
+        "--init_from",
+        type=str | None,
+        default=None,
+        help="Start from these weights instead of fresh ones: the folder of a run (its best checkpoint), a checkpoint, "
+        "or published weights that the task reads. A resumed run continues with its own weights.",
+    )
+    for section, config in sections_of(name).items():
+        parser.add_class_arguments(config, section)
     return parser
 
 
@@ -132,17 +151,6 @@ def _with_entries(
             raise ValueError(sentence(key, "the last word", "a value after it"))
         inside[field] = parse_yaml(given, f"--{key}")
     return tree, rest
-
-
-def _keys(kind: type, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all values of a dataclass."""
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        hint = hints[field.name]
-        if is_dataclass(hint) and isinstance(hint, type):
-            yield from _keys(hint, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -99,12 +99,12 @@ def _weights_file(place: Path) -> Path:
     if place.is_file():
         return place
     if not place.exists():
-        raise FileNotFoundError(sentence("model.init_from", f"{place}, which does not exist", "a file or folder"))
+        raise FileNotFoundError(sentence("init_from", f"{place}, which does not exist", "a file or folder"))
     for name in _HUGGING_FACE_FILES:
         if (place / name).is_file():
             return place / name
     expected = f"the folder of a run, or a Hugging Face folder with {' or '.join(_HUGGING_FACE_FILES)}"
-    raise ValueError(sentence("model.init_from", f"{place}, a folder without weights", expected))
+    raise ValueError(sentence("init_from", f"{place}, a folder without weights", expected))
 
 
 def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import recurra.data.video.motions as motions
-from recurra.data import MotionsConfig
-from recurra.data.video import VideoFile, write_motions
+from recurra.data.video import MotionsConfig, VideoFile, write_motions
 from recurra.data.video.motions import DIRECTIONS, draw_motions
 
 SMALL = {"n_videos": 20, "frames_per_motion": 4, "image_size": 16, "n_frames": 4, "workers": 0, "batch_size": 6}

@@ -26,6 +26,7 @@ from recurra.data.cache import user_cache_folder
 from recurra.data.order import MOTIONS, random_generator
 from recurra.data.progress import item_progress
 from recurra.data.video.pyav import require_av
+from recurra.data.video.reader import VideoInfo
 from recurra.data.video.video_data import VideoConfig, VideoData
 from recurra.files.stamped_json import read_stamped, write_stamped
 
@@ -88,6 +89,10 @@ class MotionsConfig:
         require(self.n_motions <= len(DIRECTIONS), "data.n_motions", self.n_motions, f"at most {len(DIRECTIONS)}")
         require(self.image_size % 2 == 0, "data.image_size", self.image_size, "an even number, as video colours need")
         self._videos(Path())  # checks the other fields
+
+    def clip_rate(self, video: VideoInfo) -> tuple[float, int | None]:
+        """Return the frames per second at which a clip shows a video, all of it, and their number."""
+        return self._videos(Path()).clip_rate(video)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
         """Write the videos if they do not exist yet, and open them.

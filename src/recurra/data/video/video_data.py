@@ -16,6 +16,7 @@ from recurra.data.video.clips import ClipMaker
 from recurra.data.video.layouts import VIDEO_LAYOUTS, Listing, Video
 from recurra.data.video.poses import PoseFolder
 from recurra.data.video.pyav import require_av
+from recurra.data.video.reader import VideoInfo
 from recurra.data.video.sampling import FrameSampling
 from recurra.data.video.sources import BadFiles, ClipSource, SplitClips, VideoViews
 
@@ -104,6 +105,22 @@ class VideoConfig:
         low, high = self.scale_jitter
         return low, high
 
+    @property
+    def sampling(self) -> FrameSampling:
+        """The moments that a clip shows."""
+        return FrameSampling(self.n_segments * self.n_frames, self.frame_rate, self.frame_stride)
+
+    def clip_rate(self, video: VideoInfo) -> tuple[float, int | None]:
+        """Return the frames per second at which a clip shows a video, and their number if it spans the video.
+
+        Durations are rounded in some files: without the number, one frame more might fit, and the last one would make a
+        segment of its own.
+        """
+        sampling = self.sampling
+        if sampling.rate:
+            return sampling.rate, None
+        return sampling.n_frames / sampling.seconds(video), sampling.n_frames
+
     def build(self, *, rank: int = 0, world_size: int = 1) -> "VideoData":
         """Find the videos. The files of a split are checked when it is first used.
 
@@ -144,7 +161,7 @@ class VideoData:
         self.cache_folder = self._store.folder
         self._checked: dict[Split, list[CheckedVideo]] = {}
         self._maker = ClipMaker(
-            FrameSampling(config.n_segments * config.n_frames, config.frame_rate, config.frame_stride),
+            config.sampling,
             image_size=config.image_size,
             scale_jitter=config.short_sides,
             flip=config.flip,

@@ -1,20 +1,26 @@
-"""What the Transformers that read segments share: sizes, vocabulary and dropouts."""
+"""What the configurations of the Transformers that read segments share: sizes, vocabulary and dropouts."""
 
 from dataclasses import dataclass, field
 
 from recurra.checks import require_at_least, require_choice, require_probability
+from recurra.layers.attention_window import AttentionWindow
 from recurra.layers.dropout import DROPOUTS
-from recurra.models.registry import BuildsModel
+from recurra.layers.vocabulary import Clusters
+from recurra.models.registry import ModelConfig, Size, from_data
 from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 
 
-@dataclass(kw_only=True)
-class TransformerShape(BuildsModel):
-    """The shape of a Transformer's stack; the defaults are the published 16-layer WikiText-103 model's.
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModelConfig):
+    """A Transformer's stack; the defaults are those of the published 16-layer WikiText-103 models, less their cutoffs.
 
     Raises ValueError, naming the field, for an impossible value.
     """
 
+    vocab_size: Size = from_data()
+    """Tokens, read and predicted; null: as many as the data have."""
+    segment_length: Size = from_data()
+    """Tokens of a segment; null: as in the data. Segments begin at the multiples of it, however a stream is cut."""
     n_layer: int = 16
     """Blocks."""
     d_model: int = 410
@@ -73,3 +79,7 @@ class TransformerShape(BuildsModel):
         )
         require_choice(TRANSFORMER_XL_BLOCKS, norm=self.norm)
         require_choice(DROPOUTS, dropout_over_time=self.dropout_over_time)
+        if self.segment_length is not None:
+            AttentionWindow(self.segment_length, mem_len=0)
+        if self.vocab_size is not None:
+            Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)

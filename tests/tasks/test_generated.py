@@ -9,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data import IGNORED_TARGET, BatchSource, LevelledSource, TokenDataSet
-from recurra.data.tasks import STATE_TRACKING, InductionConfig, RecallConfig, StateTrackingConfig
-from recurra.data.tasks.arithmetic import CLOSE, EQUALS, OPEN, bracketed_arithmetic, modular_arithmetic, parity
-from recurra.data.tasks.drawn import DrawnSource, Lengths
-from recurra.data.tasks.group_words import group_words, multiplication_table
-from recurra.data.tasks.recall import associative_recall, induction
+from recurra.tasks.generated import DrawnSource, Lengths
+from recurra.tasks.induction import InductionConfig, induction
+from recurra.tasks.recall import RecallConfig, associative_recall
+from recurra.tasks.state_tracking import (
+    CLOSE,
+    EQUALS,
+    OPEN,
+    STATE_TRACKING,
+    StateTrackingConfig,
+    bracketed_arithmetic,
+    group_words,
+    modular_arithmetic,
+    multiplication_table,
+    parity,
+)
 
 SIGNS = "01234+-*()="
 lengths = st.integers(2, 60)

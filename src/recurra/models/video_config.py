@@ -1,4 +1,4 @@
-"""The shape of the Transformers that read clips: sizes, dropouts, and a check of clips."""
+"""What the configurations of the Transformers that read clips share, and a check of clips."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,22 @@ from recurra.checks import (
     require_tensor,
     sentence,
 )
-from recurra.models.registry import BuildsModel
+from recurra.models.registry import ModelConfig, Size, from_data
 
 
-@dataclass(kw_only=True)
-class VideoTransformerShape(BuildsModel):
-    """The shape of a vision Transformer over clips; the defaults are those of the published ViT-B/16.
+@dataclass(frozen=True, kw_only=True)
+class VideoTransformerConfig(ModelConfig):
+    """A vision Transformer over clips; the defaults are those of the published ViT-B/16.
 
     Raises ValueError, naming the field, for an impossible value.
     """
 
+    n_classes: Size = from_data()
+    """Classes; null: as many as the data have."""
+    n_frames: Size = from_data()
+    """Frames in a segment; null: as in the data."""
+    image_size: Size = from_data()
+    """Pixels of a frame's edge, frames being square; null: as in the data."""
     patch_size: int = 16
     """Edge of a patch in pixels; it must divide the edge of a frame."""
     n_channels: int = 3
@@ -51,24 +57,11 @@ class VideoTransformerShape(BuildsModel):
         require_heads(self.n_heads, d_model=self.d_model)
         require_probability(dropout=self.dropout, attention_dropout=self.attention_dropout)
         require_probability(drop_path=self.drop_path, head_dropout=self.head_dropout)
-
-
-@dataclass(kw_only=True)
-class VideoTransformerConfig(VideoTransformerShape):
-    """A shape together with the sizes of the data."""
-
-    n_classes: int
-    """Number of classes."""
-    n_frames: int = 8
-    """Frames in a segment."""
-    image_size: int = 224
-    """Edge of a frame in pixels; frames are square."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, n_classes=self.n_classes, n_frames=self.n_frames, image_size=self.image_size)
-        divides = self.image_size % self.patch_size == 0
-        require(divides, "patch_size", self.patch_size, f"a divisor of image_size = {self.image_size}")
+        sizes = self.given_sizes()
+        require_at_least(1, **sizes)
+        if (image_size := sizes.get("image_size")) is not None:
+            divides = image_size % self.patch_size == 0
+            require(divides, "patch_size", self.patch_size, f"a divisor of image_size = {image_size}")
 
     @property
     def n_patches(self) -> int:

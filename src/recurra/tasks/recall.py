@@ -1,9 +1,15 @@
-"""Recall from context: pairs of keys and values, whose keys come again (MQAR), and induction heads."""
+"""Recall from context: pairs of keys and values, whose keys come again (MQAR)."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
-from recurra.checks import require
+from recurra.checks import fields_of, require, require_whole_number
+from recurra.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
+from recurra.training.task import register_task
 
 
 def associative_recall(
@@ -57,29 +63,54 @@ def associative_recall(
     return tokens, targets
 
 
-def induction(
-    random: np.random.Generator, batch_size: int, length: int, *, vocab_size: int
-) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, " B"]]:
-    """Draw the induction-heads task: a special token, and what comes after it the first time.
-
-    As in Gu and Dao, "Mamba" (2023): the special token, `vocab_size`, stands at a random place and once more at the
-    end, where the target is the token that followed it.
-
-    Args:
-        random: the source of chance.
-        batch_size: the number of sequences.
-        length: tokens of a sequence, at least 3.
-        vocab_size: ordinary tokens; the special one has the number after them.
-    """
-    require(length >= 3, "length", length, "at least 3")
-    tokens = random.integers(0, vocab_size, (batch_size, length))
-    places = random.integers(0, length - 2, batch_size)
-    rows = np.arange(batch_size)
-    tokens[rows, places] = tokens[:, -1] = vocab_size
-    return tokens, tokens[rows, places + 1]
-
-
 def _distinct(random: np.random.Generator, rows: int, n: int, low: int, high: int) -> Int[np.ndarray, "rows n"]:
     """Draw n different numbers of [low, high) for each row."""
     # not argpartition, whose order within the first n depends on the processor, and on the numbers
     return low + np.argsort(random.random((rows, high - low)), axis=1)[:, :n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig(GeneratedConfig):
+    """Multi-query associative recall, in the sizes of Arora et al., "Zoology" (2024)."""
+
+    shortest: ClassVar[int] = 4
+
+    n_pairs: int = 4
+    """Pairs of a key and its value in each sequence."""
+    vocabulary: int = 8192
+    """Tokens: half of them for keys, half for values."""
+    random_filler: bool = True
+    """Whether the places between pairs and queries hold random tokens; false: token 0, as in the paper's figure 2."""
+    min_length: int = 64
+    max_length: int = 64
+    eval_min_length: int = 64
+    eval_max_length: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole_number(1, **fields_of(self, "data", "n_pairs"))
+        require_whole_number(4, **fields_of(self, "data", "vocabulary"))
+        for kind in ("", "eval_"):
+            low, high = getattr(self, f"{kind}min_length"), getattr(self, f"{kind}max_length")
+            require(
+                low == high and low % 2 == 0, f"data.{kind}max_length", high, f"data.{kind}min_length, an even number"
+            )
+            most = f"at most {low // 4}, a quarter of data.{kind}min_length"
+            require(4 * self.n_pairs <= low, "data.n_pairs", self.n_pairs, most)
+        fits = self.n_pairs < self.vocabulary // 2  # the keys; one of them is the token between pairs
+        require(fits, "data.n_pairs", self.n_pairs, "fewer than half of data.vocabulary")
+        require(self.final_length is None, "data.final_length", self.final_length, "null: recall has one length")
+
+    def make(self) -> Sequences:
+        """Return how to draw the sequences."""
+        draw = partial(
+            associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary, random_filler=self.random_filler
+        )
+        return Sequences(draw, self.vocabulary, self.vocabulary, self.vocabulary - self.vocabulary // 2)
+
+
+@register_task("recall")
+class Recall(GeneratedTask):
+    """Multi-query associative recall."""
+
+    data = RecallConfig

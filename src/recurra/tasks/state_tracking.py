@@ -1,11 +1,24 @@
-"""Parity and modular arithmetic: state that a model has to track through every token.
+"""State tracking: parity, modular arithmetic and word problems, state that a model has to track through every token.
 
-The tasks are those of Delétang et al., "Neural networks and the Chomsky hierarchy" (2023). A sequence is read to its
-end, and the one target stands at its last token.
+Parity and arithmetic are those of Delétang et al., "Neural networks and the Chomsky hierarchy" (2023): a sequence is
+read to its end, and the one target stands at its last token. Word problems of permutation groups have a target after
+every element, the product of all so far. S5 and A5 are not solvable, so that no fixed number of layers with diagonal
+transitions can track them at every length (Merrill, Petty and Sabharwal, "The illusion of state in state-space models",
+2024). S3 is solvable.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import permutations
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
+
+from recurra.checks import require_choice
+from recurra.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
+from recurra.training.task import register_task
 
 MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS = range(MODULUS, MODULUS + 6)
@@ -98,3 +111,86 @@ def _parts(random: np.random.Generator, length: int) -> list[tuple[str, int]]:
     left, operator = int(random.integers(1, length - 3)), int(random.integers(PLUS, TIMES + 1))
     terms = [("expression", left), ("write", operator), ("expression", length - 3 - left)]
     return [("write", OPEN), *terms, ("write", CLOSE), ("combine", operator)]
+
+
+GROUPS = {"s3": (3, False), "a5": (5, True), "s5": (5, False)}
+"""Name -> number of letters, and whether only even permutations belong to the group."""
+
+
+def group_words(
+    random: np.random.Generator, batch_size: int, length: int, *, group: str
+) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, "B L"]]:
+    """Draw words over all elements of a group, and the product of every beginning of them.
+
+    Args:
+        random: the source of chance.
+        batch_size: the number of words.
+        length: elements of a word.
+        group: a key of `GROUPS`.
+    """
+    table = multiplication_table(group)
+    words = random.integers(0, len(table), (batch_size, length))
+    products = np.empty_like(words)
+    product = np.zeros(batch_size, dtype=np.int64)  # the identity comes first
+    for step in range(length):
+        product = table[words[:, step], product]
+        products[:, step] = product
+    return words, products
+
+
+@cache
+def multiplication_table(group: str) -> Int[np.ndarray, "n n"]:
+    """Return the number of the product f g (first g, then f) at [f, g]; elements are numbered in lexical order."""
+    n_letters, even_only = GROUPS[group]
+    elements = [p for p in permutations(range(n_letters)) if not (even_only and _is_odd(p))]
+    numbers = {element: number for number, element in enumerate(elements)}
+    table = [[numbers[tuple(f[letter] for letter in g)] for g in elements] for f in elements]
+    return np.array(table)
+
+
+def _is_odd(permutation: tuple[int, ...]) -> bool:
+    pairs = ((i, j) for j in range(len(permutation)) for i in range(j))
+    return sum(permutation[i] > permutation[j] for i, j in pairs) % 2 == 1
+
+
+STATE_TRACKING: Mapping[str, Sequences] = {
+    "parity": Sequences(parity, 2, 2, 2),
+    "modular-arithmetic": Sequences(modular_arithmetic, EQUALS + 1, MODULUS, MODULUS),
+    "bracketed-arithmetic": Sequences(bracketed_arithmetic, EQUALS + 1, MODULUS, MODULUS),
+    **{
+        f"words-{group}": Sequences(partial(group_words, group=group), *[len(multiplication_table(group))] * 3)
+        for group in GROUPS
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTrackingConfig(GeneratedConfig):
+    """Parity, modular arithmetic and word problems, with a curriculum of lengths and longer sequences in the test.
+
+    The lengths are those of Grazzi et al., "Unlocking state-tracking in linear RNNs through negative eigenvalues".
+    """
+
+    shortest: ClassVar[int] = 2
+
+    task: str = "parity"
+    """One of `STATE_TRACKING`."""
+    min_length: int = 3
+    max_length: int = 40
+    eval_min_length: int = 40
+    eval_max_length: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(STATE_TRACKING, **{"data.task": self.task})
+
+    def make(self) -> Sequences:
+        """Return how to draw the sequences."""
+        return STATE_TRACKING[self.task]
+
+
+@register_task("state-tracking")
+class StateTracking(GeneratedTask):
+    """Parity, modular arithmetic and word problems."""
+
+    data = StateTrackingConfig
