@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recurra.gateloop.fused import Planes
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 
 
 class _PolarPlanes(torch.autograd.Function):

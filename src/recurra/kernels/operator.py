@@ -48,8 +48,8 @@ def has_numbers(*arguments: Any) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return False
-    for x in arguments:  # noqa: SIM110 - all() takes twice the time
-        if isinstance(x, Tensor) and (type(x) not in _PLAIN or _is_old_batch(x)):
+    for x in arguments:
+        if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_meta or _is_old_batch(x)):
             return False
     return True
 
@@ -63,10 +63,11 @@ def needs_gradient(*arguments: Any) -> bool:
     return False
 
 
-def float32_kernels_take(x: Tensor) -> bool:
-    """Return whether Numba's eager kernels take x: float32 on a CPU, not empty, and neither traced nor transformed."""
+def numba_kernels_take(x: Tensor, *dtypes: torch.dtype) -> bool:
+    """Return whether Numba's eager kernels take x: on a CPU, of one of `dtypes` (float32), neither empty, nor traced
+    nor transformed."""
     return (
-        x.dtype == torch.float32
+        x.dtype in (dtypes or (torch.float32,))
         and x.is_cpu
         and bool(x.numel())
         and has_numbers(x)
@@ -75,17 +76,20 @@ def float32_kernels_take(x: Tensor) -> bool:
     )
 
 
-def must_be_differentiable(*gradients: Tensor | None) -> bool:
-    """Return whether a backward pass has to be made of plain operations.
+def is_batch(*gradients: Tensor | None) -> bool:
+    """Return whether the gradients of a backward pass are a batch, which has no address.
 
-    Its result may be differentiated again, in turn or forward, or the gradients are a batch, which has no address. A
-    batch comes from torch.func or, with `is_grads_batched=True`, from torch's older vmap.
+    It comes from torch.func or, with `is_grads_batched=True`, from torch's older vmap.
     """
-    if torch.is_grad_enabled():
-        return True
     if torch.compiler.is_compiling():
         return False
-    return transforms_are_active() or any(g is not None and _is_old_batch(g) for g in gradients)
+    return _transforms() or any(g is not None and _is_old_batch(g) for g in gradients)
+
+
+def must_be_differentiable(*gradients: Tensor | None) -> bool:
+    """Return whether a backward pass has to be made of plain operations: its result may be differentiated again, in
+    turn or forward, or its gradients are a batch."""
+    return torch.is_grad_enabled() or is_batch(*gradients)
 
 
 # --- an operator ---
