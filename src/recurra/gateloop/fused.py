@@ -145,9 +145,9 @@ def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ig
         triton_kernels.forward_into(y, h_re, h_im, q, k, v, a_re, a_im, x0_re, x0_im)
         return
     sizes, work = _size(q)
-    gates, entering, states = (a_re,), (x0_re,), (h_re.expand(q.shape),)
+    gates, entering, states = [a_re], [x0_re], [h_re.expand(q.shape)]
     if a_im is not None:
-        gates, entering, states = (a_re, a_im), (x0_re, x0_im), (*states, h_im.expand(q.shape))
+        gates, entering, states = [a_re, a_im], [x0_re, x0_im], [*states, h_im.expand(q.shape)]
     inputs = (*map(describe, (q, k, v, *gates)), *addresses(*entering))
     _launch(q, a_re, a_im is not None).forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
 
@@ -179,7 +179,8 @@ def _run_back(  # type: ignore[no-untyped-def]
         from recurra.gateloop import triton_kernels
 
         (a_re, a_im), (x0_re, x0_im), (dh_re, dh_im) = ((*x, None)[:2] for x in (gates, entering, dh))
-        triton_kernels.backward_into(gradients, dy, q, k, v, a_re, a_im, *states, x0_re, x0_im, dh_re, dh_im)
+        h_re, h_im = states
+        triton_kernels.backward_into(gradients, dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im)
         return
     sizes, work = _size(q)
     inputs = (*map(describe, (dy, q, k, v, *gates, *states[:planes])), *addresses(*entering), *map(describe, dh))

@@ -29,7 +29,8 @@ def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) ->
     Raises:
         ValueError: from the operator, if a tensor does not fit.
     """
-    return _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)[:2]
+    y, last, _ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
+    return y, last
 
 
 def _state_shape(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
@@ -175,7 +176,7 @@ def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
 
 
 _heads = Differentiable(
-    _forward, _backward, n_inputs=5, reference=lambda *inputs: chunk(*inputs, "auto"), constant=(2,)
+    _forward, _backward, n_inputs=5, reference=lambda q, k, v, a, state: chunk(q, k, v, a, state, "auto"), constant=(2,)
 )
 
 

@@ -235,7 +235,7 @@ class Differentiable:
         ) -> Sequence[Tensor | None]:
             return differentiable_gradients(lambda *inputs: reference(*inputs, *options), saved[:n_inputs], gradients)
 
-        again = again or by_reference
+        again_differentiable = again or by_reference
 
         class Function(torch.autograd.Function):
             @staticmethod
@@ -252,7 +252,7 @@ class Differentiable:
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
                 options = ctx.options
                 if must_be_differentiable(*gradients):
-                    found = again(gradients, ctx.saved_tensors, *options)
+                    found = again_differentiable(gradients, ctx.saved_tensors, *options)
                 else:
                     found = backward(gradients, ctx.saved_tensors, ctx.needs_input_grad, *options)
                 return *found, *(None for _ in options)

@@ -32,7 +32,8 @@ def by_kernels(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h0: Ten
     Raises:
         ValueError: from the operators, if a tensor does not fit.
     """
-    return _selective_scan(x, step, a, b, c, h0)[:2]
+    y, last, _ = _selective_scan(x, step, a, b, c, h0)
+    return y, last
 
 
 def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
