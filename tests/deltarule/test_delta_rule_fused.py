@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from recurra import delta_rule
-from recurra.deltarule.modes import recurrent
 
 SIZES = [(1, 1), (3, 15), (1, 16), (5, 17), (64, 64), (2, 65), (7, 100), (16, 200)]  # vectors of 16, blocks of 64
 
@@ -79,25 +77,3 @@ def test_what_it_does_not_take_is_refused_and_auto_goes_around_it(draw):
         delta_rule(*leaf, mode="fused")
     with pytest.raises(ValueError, match="the kernel runs on the CPU, and the tensors are on meta"):
         delta_rule(*(x.to("meta") for x in inputs), mode="fused")
-
-
-def test_the_bare_operator_records_a_gradient(draw):
-    """As a program of torch.export calls it."""
-    q, k, v, a, b, state = draw(5).to(torch.float32)
-    leaves = [x.requires_grad_() for x in (q, k, v, a[..., None], b[..., None], state)]
-    found, expected = torch.ops.recurra.delta_rule_fused(*leaves), recurrent(*leaves)
-    gradients = (torch.autograd.grad(y.sum() + h.sin().sum(), leaves) for y, h in (found, expected))
-    torch.testing.assert_close(*gradients)
-
-
-def test_operator_check(draw):
-    q, k, v, a, b, state = draw(5).to(torch.float32)
-    given, what = (q, k, v, a[..., None], b[..., None], state), ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.recurra.delta_rule_fused.default, given, test_utils=what)
-
-
-def test_flops_are_counted(draw):
-    inputs = draw(5, 2, 3, 7).to(torch.float32)
-    with FlopCounterMode(display=False) as counter:
-        delta_rule(*inputs, mode="fused")
-    assert counter.get_total_flops() == 6 * 2 * 5 * 2 * 3 * 7

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from torch.func import grad, jvp, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
 from recurra import create_mixer, gate_loop
 from recurra.gateloop import Planes, gate_loop_real_part
-from recurra.gateloop.fused import fused, fused_reference
 
 KINDS = ("real", "complex")
 
@@ -20,55 +18,6 @@ def draw(batch, length, channels, kind, number=torch.float64, plane=torch.float6
     if kind == "real":
         a, state = Planes(a.re, None), Planes(state.re, None)
     return q, k, v, a, state
-
-
-@pytest.mark.parametrize(("kind", "number"), [("real", torch.float32), ("complex", torch.bfloat16)], ids=str)
-def test_opcheck(kind, number):
-    q, k, v, a, state = draw(2, 5, 7, kind, number, torch.float32)
-    for keep in (False, True):
-        arguments = (q, k, v, a.re, a.im, state.re, state.im, keep)
-        torch.library.opcheck(torch.ops.recurra.gate_loop_fused.default, arguments)
-    _, h_re, h_im = torch.ops.recurra.gate_loop_fused(*arguments)
-    incoming = [(q, a.re, a.im, state.re, state.im), (None, None, None, state.re, None)]
-    for gradients in incoming:
-        torch.library.opcheck(
-            torch.ops.recurra.gate_loop_fused_backward.default, (*gradients, *arguments[:-1], h_re, h_im)
-        )
-
-
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_bare_operator_records_a_gradient(kind, keep):
-    """As in a program of torch.export, which may run with gradients on."""
-    q, k, v, a, state = draw(2, 5, 3, kind)
-    inputs = [None if x is None else x.requires_grad_() for x in (q, k, v, a.re, a.im, state.re, state.im)]
-    y, h_re, h_im = torch.ops.recurra.gate_loop_fused(*inputs, keep)
-    expected = fused_reference(q, k, v, a, state)
-    torch.testing.assert_close(y, expected.y)
-    planes = [h_re] if kind == "real" else [h_re, h_im]
-    gradients = []
-    for outputs in ([y, *planes], [expected.y, *(x if keep else x[:, -1:] for x in expected.states if x is not None)]):
-        value = sum((i * x).square().sum() for i, x in enumerate(outputs, 1))
-        gradients.append(torch.autograd.grad(value, [x for x in inputs if x is not None]))
-    torch.testing.assert_close(*gradients)
-
-
-def test_the_bare_operators_refuse_rather_than_lose_a_derivative():
-    q, k, v, a, state = draw(2, 5, 3, "real")
-    function = lambda q: torch.ops.recurra.gate_loop_fused(q, k, v, a.re, None, state.re, None, True)[0]  # noqa: E731
-    with pytest.raises(NotImplementedError, match="no derivative"):
-        jvp(function, (q,), (q,))
-
-
-def test_flops():
-    for kind, forward, backward in (("real", 4, 8), ("complex", 9, 19)):
-        q, *others = draw(2, 5, 7, kind)
-        with FlopCounterMode(display=False) as counted_forward:
-            y = fused(q.requires_grad_(), *others, backend="numba").y
-        with FlopCounterMode(display=False) as counted_backward:
-            y.sum().backward()
-        assert counted_forward.get_total_flops() == 70 * forward
-        assert counted_backward.get_total_flops() == 70 * backward
 
 
 def test_transforms_are_right():

@@ -4,9 +4,8 @@ import pytest
 import torch
 from tests.gateloop.conftest import Case
 from tests.gateloop.test_modes import assert_near, differentiate
-from torch.utils.flop_counter import FlopCounterMode
 
-from recurra.gateloop import gate_loop, heads
+from recurra.gateloop import heads
 from recurra.gateloop.modes import recurrent
 
 # one vector has 16 floats, a block 1, 2 or 4 vectors; a complex number is two floats
@@ -133,33 +132,3 @@ def test_nothing_is_read_or_written_beside_the_inputs():
     expected = by_kernels(inputs)
     assert torch.equal(y, expected[0])
     assert torch.equal(last, expected[1])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_opcheck(keep):
-    inputs = Case(2, 5, 6, 5).draw(35)
-    outputs = torch.ops.recurra.gate_loop_heads(*inputs, keep)
-    torch.library.opcheck(torch.ops.recurra.gate_loop_heads.default, (*inputs, keep))
-    if keep:
-        y, last, kept = outputs
-        for gradients in ((y, last), (None, last), (y, None)):
-            arguments = (*gradients, *inputs[:4], kept)
-            torch.library.opcheck(torch.ops.recurra.gate_loop_heads_backward.default, arguments)
-
-
-def test_the_bare_operator_records_a_gradient():
-    """As in a program of torch.export, which may run with gradients on."""
-    inputs = Case(2, 5, 6, 1).draw(9)
-    bare = lambda x: torch.ops.recurra.gate_loop_heads(*x)[:2]  # noqa: E731
-    assert_near(differentiate(bare, inputs), differentiate(step_by_step, inputs), 1e-13, "the bare operator")
-
-
-def test_flops():
-    q, k, v, a, state = Case(2, 3, 4, 1).draw(5)
-    with FlopCounterMode(display=False) as counted_forward:
-        y = gate_loop(q.requires_grad_(), k, v, a, state=state, mode="chunk")[0]
-    with FlopCounterMode(display=False) as counted_backward:
-        y.sum().backward()
-    numbers = 2 * 5 * 2 * 3 * 4  # steps of all sequences and heads, times those of a state
-    assert counted_forward.get_total_flops() == 5 * numbers
-    assert counted_backward.get_total_flops() == 14 * numbers

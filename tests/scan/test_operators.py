@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
 from recurra import linear_scan
 
@@ -53,40 +52,6 @@ def test_shapes_without_numbers():
         gradients = torch.ops.recurra.linear_scan_backward(h, a, h, a[:, 0], False)
         assert [g.shape for g in gradients] == [(2, 5, 3), (2, 5, 3), (2, 3)]
         assert linear_scan(a, a).shape == (2, 5, 3)
-
-
-def test_the_bare_operator_records_a_gradient():
-    """As in a program of torch.export, which may run with gradients on."""
-    a, b, h0 = (draw(*shape, requires_grad=True) for shape in ((2, 5, 3), (2, 5, 3), (2, 3)))
-    found, expected = torch.ops.recurra.linear_scan(a, b, h0, True), scan_of("reference")(a.flip(1), b.flip(1), h0)
-    torch.testing.assert_close(found, expected.flip(1))
-    of_h = draw(2, 5, 3)
-    gradients = torch.autograd.grad(found, (a, b, h0), of_h)
-    torch.testing.assert_close(gradients, torch.autograd.grad(expected, (a, b, h0), of_h.flip(1)))
-
-
-def test_the_bare_operators_refuse_rather_than_lose_a_derivative():
-    a = draw(2, 5, 3, requires_grad=True)
-    forward = lambda a: torch.ops.recurra.linear_scan(a, a, a[:, 0], False)  # noqa: E731
-    backward = lambda a: torch.ops.recurra.linear_scan_backward(a, a, a, a[:, 0], False)[0]  # noqa: E731
-    with pytest.raises(NotImplementedError, match=r"no derivative .* in a traced program: differentiate the model"):
-        backward(a)
-    for call in (forward, backward):
-        with pytest.raises(NotImplementedError, match="no derivative"):
-            jvp(call, (a.detach(),), (a.detach(),))
-        with torch.no_grad():
-            assert call(a).shape == (2, 5, 3)
-
-
-def test_flops():
-    for backend_input in (torch.float32, torch.complex64):
-        inputs = [draw(*s, dtype=backend_input, requires_grad=True) for s in ((2, 5, 7), (2, 5, 7), (2, 7))]
-        with FlopCounterMode(display=False) as forward:
-            h = linear_scan(*inputs, backend="numba")
-        with FlopCounterMode(display=False) as backward:
-            h.abs().sum().backward()
-        assert forward.get_total_flops() == 2 * 70
-        assert backward.get_total_flops() == 3 * 70
 
 
 def test_first_gradients_go_through_one_backward_operator():

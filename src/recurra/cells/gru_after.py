@@ -1,6 +1,6 @@
 """The steps of torch.nn.GRU over a sequence by kernels: its reset gate acts after the product with the state."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.cells.gru_steps import Steps, backward_after, forward_after
 from recurra.checks import require_layout
-from recurra.kernels.operators import are_batched, differentiable_gradients
+from recurra.kernels.operator import Differentiable
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -37,7 +37,7 @@ def gru_after(projected: Float[Tensor, "B L gates"], h: Float[Tensor, "B H"], we
         ("weights.bias", weights.bias, (3 * size,)),
     ):
         require_layout(name, tensor, shape, tensor.dtype, torch.device("cpu"))
-    y, last = _GRUAfter.apply(projected, h, *weights)
+    y, last = _gru_after(projected, h, *weights)
     return y, last
 
 
@@ -55,24 +55,23 @@ def gru_after_reference(
     return torch.stack(states, 1), h
 
 
-class _GRUAfter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, projected: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        steps = forward_after(projected, h, weight, bias)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(projected, h, weight, bias, *steps)
-        y = steps.states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
-        return y, steps.states[-1].clone()
+def _forward(keep: bool, *inputs: Tensor) -> tuple[tuple, tuple]:
+    steps = forward_after(*inputs)
+    y = steps.states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
+    return (y, steps.states[-1].clone()), (*inputs, *steps)
 
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        projected, h, weight, bias, *saved = ctx.saved_tensors
-        # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or are_batched(d_y, d_last):
-            reference = lambda projected, h, *weights: gru_after_reference(projected, h, HiddenWeights(*weights))  # noqa: E731
-            return differentiable_gradients(reference, (projected, h, weight, bias), (d_y, d_last))
-        steps = Steps(*saved)
-        d_inputs, d_hidden, d_h = backward_after(steps, weight, d_y, d_last)
-        rows = d_hidden.flatten(0, 1)
-        d_weight = rows.to(projected.dtype).t() @ steps.states[:-1].flatten(0, 1).to(projected.dtype)
-        return d_inputs.transpose(0, 1).to(projected.dtype), d_h, d_weight.to(weight.dtype), rows.sum(0).to(bias.dtype)
+
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+    (projected, _, weight, bias), steps = saved[:4], Steps(*saved[4:])
+    d_inputs, d_hidden, d_h = backward_after(steps, weight, *gradients)
+    rows = d_hidden.flatten(0, 1)
+    d_weight = rows.to(projected.dtype).t() @ steps.states[:-1].flatten(0, 1).to(projected.dtype)
+    return d_inputs.transpose(0, 1).to(projected.dtype), d_h, d_weight.to(weight.dtype), rows.sum(0).to(bias.dtype)
+
+
+_gru_after = Differentiable(
+    _forward,
+    _backward,
+    n_inputs=4,
+    reference=lambda projected, h, *weights: gru_after_reference(projected, h, HiddenWeights(*weights)),
+)

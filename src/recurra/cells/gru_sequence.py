@@ -8,7 +8,6 @@ at once is.
 """
 
 from types import ModuleType
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from recurra.cells import gru_steps
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.gru_steps import Steps
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import are_batched, differentiable_gradients, transforms_are_active
+from recurra.kernels.operator import Differentiable, needs_gradient, transforms_are_active
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
@@ -50,8 +49,7 @@ def gru_sequence(
     inputs = (projected, h, *weights)
     _check(cell.hidden_size, *inputs)
     if (
-        not torch.is_grad_enabled()
-        or not any(x.requires_grad for x in inputs)
+        not needs_gradient(*inputs)
         or not projected.shape[1]
         or type(cell).step is not GRUCell.step
         or type(cell).gates is not GRUCell.gates
@@ -59,7 +57,7 @@ def gru_sequence(
         or transforms_are_active()
     ):
         return gru_sequence_reference(cell, projected, h, weights)
-    y, last = _GRUSequence.apply(cell, *inputs)
+    y, last = _gru_sequence(*inputs, cell)
     return y, last
 
 
@@ -97,68 +95,52 @@ def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
     return gru_steps if takes and (projected.dtype == torch.float32 or projected.shape[0] <= _FEW) else None
 
 
-class _GRUSequence(torch.autograd.Function):
+def _forward(
+    keep: bool, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor, cell: GRUCell
+) -> tuple[tuple, tuple]:
     """Time comes first in everything that is kept: L steps of B sequences."""
+    inputs = (projected, h, of_gates, of_candidate)
+    kernels = _kernels(projected, h)
+    steps = _forward_by_operations(*inputs) if kernels is None else kernels.forward(*inputs)
+    y = steps.states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
+    return (y, steps.states[-1].clone()), (*inputs, *steps)
 
-    @staticmethod
-    def forward(
-        ctx: Any, cell: GRUCell, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        kernels = _kernels(projected, h)
-        take = _GRUSequence._steps if kernels is None else kernels.forward
-        ru, c, reset, states = take(projected, h, of_gates, of_candidate)
-        ctx.cell = cell
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(projected, h, of_gates, of_candidate, ru, c, reset, states)
-        y = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
-        return y, states[-1].clone()
 
-    @staticmethod
-    def _steps(projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor) -> Steps:
-        """Take the steps one torch operation after the other."""
-        (batch, length, _), size = projected.shape, h.shape[1]
-        gate_inputs, candidate_inputs = projected.transpose(0, 1).split([2 * size, size], -1)
-        ru = projected.new_empty(length, batch, 2 * size)
-        c, reset = projected.new_empty(2, length, batch, size)
-        states = h.new_empty(length + 1, batch, size)
-        states[0] = h
-        for t in range(length):
-            before = states[t]
-            torch.addmm(gate_inputs[t], before.to(ru.dtype), of_gates.t(), out=ru[t]).sigmoid_()
-            r, u = ru[t].chunk(2, -1)
-            reset[t] = r * before
-            torch.addmm(candidate_inputs[t], reset[t], of_candidate.t(), out=c[t]).tanh_()
-            torch.lerp(before, c[t].to(h.dtype), u.to(h.dtype), out=states[t + 1])
-        return Steps(ru, c, reset, states)
+def _forward_by_operations(projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor) -> Steps:
+    """Take the steps one torch operation after the other."""
+    (batch, length, _), size = projected.shape, h.shape[1]
+    gate_inputs, candidate_inputs = projected.transpose(0, 1).split([2 * size, size], -1)
+    ru = projected.new_empty(length, batch, 2 * size)
+    c, reset = projected.new_empty(2, length, batch, size)
+    states = h.new_empty(length + 1, batch, size)
+    states[0] = h
+    for t in range(length):
+        before = states[t]
+        torch.addmm(gate_inputs[t], before.to(ru.dtype), of_gates.t(), out=ru[t]).sigmoid_()
+        r, u = ru[t].chunk(2, -1)
+        reset[t] = r * before
+        torch.addmm(candidate_inputs[t], reset[t], of_candidate.t(), out=c[t]).tanh_()
+        torch.lerp(before, c[t].to(h.dtype), u.to(h.dtype), out=states[t + 1])
+    return Steps(ru, c, reset, states)
 
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, ru, c, reset, states = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the gradients will be differentiated again
-            reference = lambda projected, h, *weights: gru_sequence_reference(  # noqa: E731
-                ctx.cell, projected, h, RecurrentWeights(*weights)
-            )
-            return None, *differentiable_gradients(reference, inputs, (d_y, d_last))
-        projected, h, of_gates, of_candidate = inputs
-        # A batch of gradients, which torch's vmap may pass in, has no address.
-        kernels = _kernels(projected, h)
-        if kernels is not None and not are_batched(d_y, d_last):
-            steps = Steps(ru, c, reset, states)
-            d_inputs, d_h = kernels.backward(steps, of_gates, of_candidate, d_y, d_last)
-        else:
-            ru, c = ru.to(projected.dtype), c.to(projected.dtype)
-            d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, d_y, d_last)
-        d_inputs = d_inputs.to(projected.dtype)
-        rows = d_inputs.reshape(-1, d_inputs.shape[-1])  # vmap may have no rule for flatten
-        d_gates, d_candidate = rows.split([ru.shape[-1], c.shape[-1]], -1)
-        return (
-            None,
-            d_inputs.transpose(0, 1),
-            d_h,
-            d_gates.t() @ states[:-1].flatten(0, 1).to(rows.dtype) if wanted[2] else None,
-            d_candidate.t() @ reset.flatten(0, 1).to(rows.dtype) if wanted[3] else None,
-        )
+
+def _backward(gradients: tuple, saved: tuple, needs: tuple, cell: GRUCell) -> tuple[Tensor | None, ...]:
+    projected, h, of_gates, of_candidate, ru, c, reset, states = saved
+    kernels = _kernels(projected, h)
+    if kernels is not None:
+        d_inputs, d_h = kernels.backward(Steps(ru, c, reset, states), of_gates, of_candidate, *gradients)
+    else:
+        ru, c = ru.to(projected.dtype), c.to(projected.dtype)
+        d_inputs, d_h = _gradients_of_steps(of_gates, of_candidate, ru, c, states, *gradients)
+    d_inputs = d_inputs.to(projected.dtype)
+    rows = d_inputs.flatten(0, 1)
+    d_gates, d_candidate = rows.split([ru.shape[-1], c.shape[-1]], -1)
+    return (
+        d_inputs.transpose(0, 1),
+        d_h,
+        d_gates.t() @ states[:-1].flatten(0, 1).to(rows.dtype) if needs[2] else None,
+        d_candidate.t() @ reset.flatten(0, 1).to(rows.dtype) if needs[3] else None,
+    )
 
 
 def _gradients_of_steps(
@@ -177,7 +159,7 @@ def _gradients_of_steps(
     keeps = 1 - u
     by_r, by_u, by_c = before * r * (1 - r), (candidate - before) * u * keeps, u * (1 - candidate * candidate)
     d_h = torch.zeros_like(states[0]) if d_last is None else d_last
-    d_inputs = []  # nothing in place, because torch's vmap may pass in a batch of gradients
+    d_inputs = []
     for t in reversed(range(length)):
         if d_y is not None:
             d_h = d_h + d_y[:, t]
@@ -187,3 +169,13 @@ def _gradients_of_steps(
         d_h = torch.addcmul(d_h * keeps[t], d_reset, r[t]) + d_gates @ of_gates
         d_inputs.append(torch.cat([d_gates, d_c], -1))
     return torch.stack(d_inputs[::-1]), d_h
+
+
+_gru_sequence = Differentiable(
+    _forward,
+    _backward,
+    n_inputs=4,
+    reference=lambda projected, h, gates, candidate, cell: gru_sequence_reference(
+        cell, projected, h, RecurrentWeights(gates, candidate)
+    ),
+)

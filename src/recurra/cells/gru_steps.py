@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from recurra.checks import require_layout
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import has_numbers
+from recurra.kernels.operator import has_numbers
 from recurra.kernels.tensors import addresses, usable_threads
 
 _PANEL = 64

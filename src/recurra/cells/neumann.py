@@ -17,13 +17,7 @@ from torch import Tensor
 
 from recurra.cells.cayley import Cayley, skew_symmetric
 from recurra.checks import kind_of, require, require_at_least, sentence
-from recurra.kernels.flops import flop_formula, hand_over_formulas
-
-_library = torch.library.Library("recurra", "FRAGMENT")
-_library.define(
-    "neumann_inverse(Tensor entries, Tensor(a!) reference, Tensor(b!) latest, Tensor(c!) age, Tensor(d!) inverse, "
-    "Tensor(e!) current, int order, int refresh_interval, float tolerance) -> Tensor"
-)
+from recurra.kernels.operator import Operator
 
 
 @dataclass(frozen=True)
@@ -93,11 +87,9 @@ class NeumannCayley(Cayley):
         if entries.dtype not in (torch.float32, torch.float64):
             mend = "use the exact inverse for other types"
             raise TypeError(sentence("A", kind_of(entries), "float32 or float64", mend))
-        hand_over_formulas()
         buffers = self.reference, self.latest, self.age, self.inverse, self.current
-        inverse = torch.ops.recurra.neumann_inverse(
-            entries.detach(), *buffers, self.settings.order, self.settings.refresh_interval, self.settings.tolerance
-        )
+        settings = self.settings.order, self.settings.refresh_interval, self.settings.tolerance
+        inverse = _neumann_inverse(entries.detach(), *buffers, *settings)
         inverse = _Inverse.apply(skew_symmetric(entries, self.size), inverse)
         return (2 * inverse - torch.eye(self.size, dtype=inverse.dtype, device=inverse.device)) * self.signs
 
@@ -154,17 +146,7 @@ def series(
         return inverse + correction, torch.where(norm < 1, remainder, torch.inf)
 
 
-def _neumann_inverse(
-    entries: Tensor,
-    reference: Tensor,
-    latest: Tensor,
-    age: Tensor,
-    inverse: Tensor,
-    current: Tensor,
-    order: int,
-    refresh_interval: int,
-    tolerance: float,
-) -> Tensor:
+def _run(result, entries, reference, latest, age, inverse, current, order, refresh_interval, tolerance):  # type: ignore[no-untyped-def]
     if not torch.equal(entries, latest):
         latest.copy_(entries)
         age.add_(1)
@@ -176,22 +158,18 @@ def _neumann_inverse(
             inverse.copy_(exact_inverse(entries, inverse.shape[0]))
             approximated = inverse
         current.copy_(approximated)
-    return current.clone()
+    result.copy_(current)
 
 
-_library.impl("neumann_inverse", _neumann_inverse, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("recurra::neumann_inverse")
-def _neumann_inverse_fake(entries: Tensor, *others: Any) -> Tensor:
-    return torch.empty_like(others[4])
-
-
-@flop_formula(torch.ops.recurra.neumann_inverse)
-def _neumann_inverse_flops(
-    entries: Any, reference: Any, latest: Any, age: Any, inverse: Any, *others: Any, **_: Any
-) -> int:
-    return 2 * inverse[0] ** 3 * (others[1] + 1)
+_neumann_inverse = Operator(
+    "neumann_inverse(Tensor entries, Tensor(a!) reference, Tensor(b!) latest, Tensor(c!) age, Tensor(d!) inverse, "
+    "Tensor(e!) current, int order, int refresh_interval, float tolerance) -> Tensor",
+    check=lambda *_: None,
+    allocate=lambda *arguments: torch.empty_like(arguments[5]),
+    run=_run,
+    flops=lambda *arguments: 2 * arguments[4][0] ** 3 * (arguments[6] + 1),
+    devices=("CompositeExplicitAutograd",),
+)
 
 
 class _Inverse(torch.autograd.Function):

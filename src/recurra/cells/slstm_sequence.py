@@ -1,6 +1,6 @@
 """The steps of an sLSTM over a sequence: by kernels on a CPU, with the recurrent weights' gradient in one product."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.cells.gru_steps import in_panels
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
+from recurra.kernels.operator import Differentiable, needs_gradient, numba_kernels_take
 from recurra.kernels.tensors import addresses, usable_threads
 
 _NEVER = -1e30  # the stabiliser before the first step; finite, so that no difference is NaN
@@ -48,10 +48,10 @@ def slstm_sequence(
     """
     _check(projected, weights, state)
     inputs = (projected, weights, *state)
-    is_one_step = projected.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    if is_one_step or not float32_kernels_take(projected):
+    is_one_step = projected.shape[1] == 1 and not needs_gradient(*inputs)
+    if is_one_step or not numba_kernels_take(projected):
         return slstm_sequence_reference(projected, weights, state)
-    y, *last = _SLSTMSequence.apply(projected, weights, *state)
+    y, *last = _slstm_sequence(*inputs)
     return y, SLSTMParts(*last)
 
 
@@ -94,66 +94,58 @@ def _sizes(length: int, batch: int, heads: int, size: int) -> tuple[tuple[int, .
     return (heads, length, batch, size, span), {"jobs": jobs, "work": work}
 
 
-class _SLSTMSequence(torch.autograd.Function):
+def _forward(keep: bool, projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[tuple, tuple]:
     """Heads come first and time second in everything that is kept: L steps of B sequences."""
+    from recurra.cells.slstm_kernels import slstm_kernels
 
-    @staticmethod
-    def forward(ctx: Any, projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        from recurra.cells.slstm_kernels import slstm_kernels
+    batch, length, _, heads, size = projected.shape
+    gates = projected.permute(3, 1, 0, 2, 4).clone(memory_format=torch.contiguous_format)
+    states = projected.new_empty(4, heads, length + 1, batch, size)
+    for part, first in zip(states, state):
+        part[:, 0] = first.transpose(0, 1)
+    starts = states[:, :, 0]
+    starts[2].masked_fill_(starts[1] == 0, _NEVER)
+    panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
+    slstm_kernels().forward(*addresses(gates, panels, *states), *sizes, **work)
+    # Copies, which contiguous() does not make of one head: the caller may change y, and keeps the last state alone.
+    y = states[3, :, 1:].permute(2, 1, 0, 3).clone(memory_format=torch.contiguous_format)
+    last = [part[:, -1].transpose(0, 1).clone(memory_format=torch.contiguous_format) for part in states]
+    return (y, *last), (projected, weights, *state, gates, states)
 
-        batch, length, _, heads, size = projected.shape
-        gates = projected.permute(3, 1, 0, 2, 4).clone(memory_format=torch.contiguous_format)
-        states = projected.new_empty(4, heads, length + 1, batch, size)
-        for part, first in zip(states, state):
-            part[:, 0] = first.transpose(0, 1)
-        starts = states[:, :, 0]
-        starts[2].masked_fill_(starts[1] == 0, _NEVER)
-        panels, (sizes, work) = in_panels(weights), _sizes(length, batch, heads, size)
-        slstm_kernels().forward(*addresses(gates, panels, *states), *sizes, **work)
-        # Copies, which contiguous() does not make of one head: the caller may change y, and keeps the last state alone.
-        y = states[3, :, 1:].permute(2, 1, 0, 3).clone(memory_format=torch.contiguous_format)
-        last = [part[:, -1].transpose(0, 1).clone(memory_format=torch.contiguous_format) for part in states]
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(last[2])
-        ctx.save_for_backward(projected, weights, *state, gates, states)
-        return y, *last
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, gates, states = ctx.saved_tensors
-        # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or are_batched(*gradients):
-            return differentiable_gradients(_reference_of_tensors, inputs, gradients)
-        from recurra.cells.slstm_kernels import slstm_kernels
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+    from recurra.cells.slstm_kernels import slstm_kernels
 
-        _check(inputs[0], inputs[1], SLSTMParts(*inputs[2:]))  # again: hooks may have changed what was saved
-        weights, (batch, length, _, heads, size) = inputs[1], inputs[0].shape
-        like = (torch.float32, torch.device("cpu"))
-        require_layout("weights", weights, (heads, size, 4 * size), *like)
-        require_layout("gates", gates, (heads, length, batch, 4, size), *like)
-        require_layout("states", states, (4, heads, length + 1, batch, size), *like)
-        gates, states = gates.contiguous(), states.contiguous()
-        d_y, d_c, d_n, _, d_h = gradients
-        by_time = states.new_zeros(heads, length, batch, size) if d_y is None else _by_heads(d_y)
-        carried = states.new_zeros(3, heads, batch, size)
-        for carry, gradient in zip(carried, (d_c, d_n, d_h)):
-            if gradient is not None:
-                carry.copy_(gradient.transpose(0, 1))
-        panels, (sizes, work) = in_panels(weights.transpose(1, 2)), _sizes(length, batch, heads, size)
-        d_gates = torch.empty_like(gates)
-        slstm_kernels().backward(*addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
-        d_weights = None
-        if ctx.needs_input_grad[1]:
-            with torch.autocast("cpu", enabled=False):
-                d_weights = states[3, :, :-1].flatten(1, 2).transpose(1, 2) @ d_gates.view(
-                    heads, length * batch, 4 * size
-                )
-        to_c, to_n, to_h = (carry.transpose(0, 1) for carry in carried)
-        first_c, first_n = (part[:, 0].transpose(0, 1) for part in states[:2])
-        to_m = to_c * first_c + to_n * first_n  # both are exp(-m) times what they measure
-        return d_gates.permute(2, 1, 3, 0, 4), d_weights, to_c, to_n, to_m, to_h
+    *inputs, gates, states = saved
+    _check(inputs[0], inputs[1], SLSTMParts(*inputs[2:]))  # again: hooks may have changed what was saved
+    weights, (batch, length, _, heads, size) = inputs[1], inputs[0].shape
+    like = (torch.float32, torch.device("cpu"))
+    require_layout("weights", weights, (heads, size, 4 * size), *like)
+    require_layout("gates", gates, (heads, length, batch, 4, size), *like)
+    require_layout("states", states, (4, heads, length + 1, batch, size), *like)
+    gates, states = gates.contiguous(), states.contiguous()
+    d_y, d_c, d_n, _, d_h = gradients
+    by_time = states.new_zeros(heads, length, batch, size) if d_y is None else _by_heads(d_y)
+    carried = states.new_zeros(3, heads, batch, size)
+    for carry, gradient in zip(carried, (d_c, d_n, d_h)):
+        if gradient is not None:
+            carry.copy_(gradient.transpose(0, 1))
+    panels, (sizes, work) = in_panels(weights.transpose(1, 2)), _sizes(length, batch, heads, size)
+    d_gates = torch.empty_like(gates)
+    slstm_kernels().backward(*addresses(by_time, gates, panels, *states, d_gates, *carried), *sizes, **work)
+    d_weights = None
+    if needs[1]:
+        with torch.autocast("cpu", enabled=False):
+            d_weights = states[3, :, :-1].flatten(1, 2).transpose(1, 2) @ d_gates.view(heads, length * batch, 4 * size)
+    to_c, to_n, to_h = (carry.transpose(0, 1) for carry in carried)
+    first_c, first_n = (part[:, 0].transpose(0, 1) for part in states[:2])
+    to_m = to_c * first_c + to_n * first_n  # both are exp(-m) times what they measure
+    return d_gates.permute(2, 1, 3, 0, 4), d_weights, to_c, to_n, to_m, to_h
 
 
 def _reference_of_tensors(projected: Tensor, weights: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
     y, last = slstm_sequence_reference(projected, weights, SLSTMParts(*state))
     return y, *last
+
+
+_slstm_sequence = Differentiable(_forward, _backward, n_inputs=6, reference=_reference_of_tensors, constant=(3,))

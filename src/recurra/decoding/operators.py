@@ -15,16 +15,14 @@ from torch import Tensor
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.decoding.instructions import KINDS
 from recurra.decoding.panels import GROUP, GROUP_BYTES, PANEL, QUAD
-from recurra.kernels.tensors import require_one_device, usable_threads
+from recurra.kernels.operator import Operator
+from recurra.kernels.tensors import usable_threads
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
 _FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
 """What follows the first two dimensions of laid-out weights."""
 _TOGETHER = 256
 """Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
-
-_library = torch.library.Library("recurra", "FRAGMENT")
-_library.define("decoding_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor")
 
 
 class LaidOut(NamedTuple):
@@ -55,34 +53,22 @@ def describe_weights(weight: Tensor, n_in: int, n_out: int) -> LaidOut:
     return LaidOut(KINDS[numbers], n_in if -(-n_in // together) == length else length * together, n_out)
 
 
-def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> LaidOut:
+def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
     laid_out = describe_weights(weight, x.shape[-1] if x.dim() else 0, scale.numel())
     require_layout("x", x, (*x.shape[:-1], laid_out.n_in), torch.float32, weight.device)
     for name, tensor in (("scale", scale), ("bias", bias)):
         require_layout(name, tensor, (laid_out.n_out,), torch.float32, weight.device)
         if not tensor.is_contiguous():
             raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
-    return laid_out
 
 
-def decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Multiply each vector of `x` by the matrix scale * weight, and add `bias`.
-
-    Raises:
-        ValueError: a tensor is of another shape, type, device or memory layout than above; weight, scale and bias are
-            contiguous.
-    """
-    return torch.ops.recurra.decoding_linear(x, weight, scale, bias)
-
-
-def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
     from recurra.decoding.matvec_kernels import matvec_kernel, multiply_share, room_bytes
 
-    kind, n_in, n_out = _check(x, weight, scale, bias)
-    x = x.contiguous()
-    y = x.new_empty((*x.shape[:-1], n_out))
     if y.numel() == 0:
-        return y
+        return
+    kind, n_in, n_out = describe_weights(weight, x.shape[-1], scale.numel())
+    x = x.contiguous()
     vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
     room_size = room_bytes(min(vectors, _TOGETHER), n_in)
     room = x.new_zeros(jobs * room_size // 4)
@@ -94,13 +80,12 @@ def _decoding_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> 
             jobs=jobs,
             work=n_in * n_out,
         )
-    return y
 
 
-_library.impl("decoding_linear", _decoding_linear, "CPU")
-
-
-@torch.library.register_fake("recurra::decoding_linear", lib=_library)
-def _fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    require_one_device(weight=weight, x=x, scale=scale, bias=bias)
-    return x.new_empty((*x.shape[:-1], scale.shape[0]))
+decoding_linear = Operator(
+    "decoding_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor",
+    check=_check,
+    allocate=lambda x, weight, scale, bias: x.new_empty((*x.shape[:-1], scale.shape[0])),
+    run=_run,
+)
+"""Multiplies each vector of x by the matrix scale * weight, and adds bias. The last three are contiguous."""

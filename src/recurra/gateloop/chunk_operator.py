@@ -1,21 +1,14 @@
 """GateLoop in chunks by Triton's kernels, as a torch operator, and the inputs that they take."""
 
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.gateloop.chunk import chunk
-from recurra.kernels.flops import flop_formula, hand_over_formulas
-from recurra.kernels.operators import (
-    differentiable_gradients,
-    gradients_are_differentiated,
-    register_derivatives,
-    transforms_are_active,
-    with_known_signature,
-)
-from recurra.kernels.tensors import require_one_device, with_neighbouring_channels
+from recurra.kernels.operator import Differentiable, Operator
+from recurra.kernels.tensors import with_neighbouring_channels
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
 """The most channels per head that fit into a program's registers."""
@@ -23,13 +16,6 @@ _TRANSITIONS = (torch.float32, torch.complex64, torch.float64, torch.complex128)
 """Types of transitions and states. The last two are for tests in Triton's interpreter: `gate_loop` uses plain torch."""
 _INPUTS = (torch.float16, torch.bfloat16, *_TRANSITIONS)
 _BLOCK = 16  # steps among which the formulas below count scores
-
-_library = torch.library.Library("recurra", "FRAGMENT")
-_library.define("gate_loop_chunk(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> (Tensor, Tensor)")
-_library.define(
-    "gate_loop_chunk_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def why_not_kernels(d_qk: int, d_v: int, compute: torch.dtype) -> str:
@@ -56,11 +42,8 @@ def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) 
     if q.is_complex() or k.is_complex() or v.is_complex():
         kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))
         q, k, v, a, state = (x.to(kind) for x in (q, k, v, a, state))
-    if transforms_are_active():
-        with torch.autocast(a.device.type, enabled=False):  # it would round the matrix products to bfloat16
-            return _reference_outputs(q, k, v, a, state)
-    hand_over_formulas()
-    return _Chunk.apply(q, k, v, a, state)
+    y, last = _chunk(q, k, v, a, state)
+    return y, last
 
 
 def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
@@ -84,99 +67,75 @@ def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
     require(max(d_qk, d_v) <= largest, "d_qk" if d_qk > largest else "d_v", max(d_qk, d_v), f"at most {largest}")
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, a, state)
-    y = torch.empty(v.shape, dtype=_y_dtype(q, a), device=v.device)
-    last = torch.empty(state.shape, dtype=state.dtype, device=state.device)
+def _allocate(q, k, v, a, state):  # type: ignore[no-untyped-def]
+    return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
+
+
+def _run(results, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    y, last = results
     if 0 in (q.numel(), v.numel()):
-        return y.zero_(), last.copy_(state)
+        y.zero_(), last.copy_(state)
+        return
     from recurra.gateloop import triton_chunk
 
-    q, k, v, a, state = (with_neighbouring_channels(x) for x in (q, k, v, a, state))
-    triton_chunk.forward_into(y, last, q, k, v, a, state)
-    return y, last
+    triton_chunk.forward_into(y, last, *(with_neighbouring_channels(x) for x in (q, k, v, a, state)))
 
 
-def _backward(
-    dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _check_back(dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
     _check(q, k, v, a, state)
     if dy is not None:
         require_layout("dy", dy, v.shape, _y_dtype(q, a), q.device)
     if dlast is not None:
         require_layout("dlast", dlast, state.shape, state.dtype, q.device)
-    dq, dk, dv, da, dstate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, a, state))
-    if dy is None:
-        dy = torch.zeros((1, 1, 1, 1), dtype=_y_dtype(q, a), device=v.device).expand(v.shape)
+
+
+def _run_back(results, dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    dq, dk, dv, da, dstate = results
+    dy = v.new_zeros((1, 1, 1, 1), dtype=_y_dtype(q, a)).expand(v.shape) if dy is None else dy
     dlast = torch.zeros_like(dstate) if dlast is None else dlast
     if 0 in (q.numel(), v.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        return
     from recurra.gateloop import triton_chunk_backward
 
     inputs = (with_neighbouring_channels(x) for x in (dy, dlast, q, k, v, a, state))
-    triton_chunk_backward.backward_into((dq, dk, dv, da, dstate), *inputs)
-    return dq, dk, dv, da, dstate
+    triton_chunk_backward.backward_into(results, *inputs)
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("gate_loop_chunk", _forward, _device)
-    _library.impl("gate_loop_chunk_backward", _backward, _device)
-
-
-@torch.library.register_fake("recurra::gate_loop_chunk")
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    require_one_device(q=q, k=k, v=v, a=a, state=state)
-    return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
-
-
-@torch.library.register_fake("recurra::gate_loop_chunk_backward")
-def _backward_fake(
-    dy: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor
-) -> tuple[Tensor, ...]:
-    require_one_device(q=q, k=k, v=v, a=a, state=state, dy=dy, dlast=dlast)
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, a, state))
-
-
-def _matrix_products(q_shape: Any, v_shape: Any) -> int:
+def _flops(q, k, v, *_):  # type: ignore[no-untyped-def]
     # scores and weighted sums in blocks, and the state read and added to; for real numbers, as in the scan
-    d_qk, d_v = q_shape[-1], v_shape[-1]
-    return 2 * torch.Size(q_shape[:-1]).numel() * (_BLOCK * (d_qk + d_v) + 2 * d_qk * d_v)
+    return 2 * math.prod(q[:-1]) * (_BLOCK * (q[-1] + v[-1]) + 2 * q[-1] * v[-1])
 
 
-@flop_formula(torch.ops.recurra.gate_loop_chunk)
-def _flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
-    return _matrix_products(q_shape, v_shape)
+_operator = Operator(
+    "gate_loop_chunk(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> (Tensor, Tensor)",
+    check=_check,
+    allocate=_allocate,
+    run=_run,
+    flops=_flops,
+    devices=("CPU", "CUDA"),
+)
+_back = Operator(
+    "gate_loop_chunk_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_back,
+    allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs),
+    run=_run_back,
+    flops=lambda dy, dlast, *inputs: 2 * _flops(*inputs),
+    devices=("CPU", "CUDA"),
+)
 
 
-@flop_formula(torch.ops.recurra.gate_loop_chunk_backward)
-def _backward_flops(
-    dy_shape: Any, dlast_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any
-) -> int:
-    return 2 * _matrix_products(q_shape, v_shape)
-
-
-@with_known_signature
-class _Chunk(torch.autograd.Function):
-    @staticmethod
-    def forward(q, k, v, a, state):  # type: ignore[no-untyped-def]
-        return torch.ops.recurra.gate_loop_chunk(q, k, v, a, state)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any, dlast: Any) -> tuple:
-        if gradients_are_differentiated():
-            return differentiable_gradients(_reference_outputs, ctx.saved_tensors, (dy, dlast))
-        return torch.ops.recurra.gate_loop_chunk_backward(dy, dlast, *ctx.saved_tensors)
-
-
-register_derivatives(_library, "gate_loop_chunk", _Chunk.apply)
-register_derivatives(_library, "gate_loop_chunk_backward")
-
-
-def _reference_outputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    y, last = chunk(q, k, v, a, state, "auto")
+def _reference(q, k, v, a, state):  # type: ignore[no-untyped-def]
+    with torch.autocast(a.device.type, enabled=False):  # it would round the matrix products to bfloat16
+        y, last = chunk(q, k, v, a, state, "auto")
     return y.to(_y_dtype(q, a)), last
+
+
+_chunk = Differentiable(
+    lambda keep, *inputs: (_operator(*inputs), inputs),
+    lambda gradients, saved, needs: _back(*gradients, *saved),
+    n_inputs=5,
+    reference=_reference,
+)
+_operator.record = _chunk

@@ -1,21 +1,14 @@
 """GateLoop with heads by Numba's kernels, as a torch operator, and the inputs that they take."""
 
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
 from recurra.gateloop.chunk import chunk
-from recurra.kernels.flops import flop_formula, hand_over_formulas
-from recurra.kernels.operators import (
-    differentiable_gradients,
-    gradients_are_differentiated,
-    register_derivatives,
-    transforms_are_active,
-    with_known_signature,
-)
-from recurra.kernels.tensors import require_one_device, usable_threads, with_neighbouring_channels
+from recurra.kernels.operator import Differentiable, Operator
+from recurra.kernels.tensors import usable_threads, with_neighbouring_channels
 
 _NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
 _WIDTH = 16  # floats in a vector of the kernels
@@ -25,15 +18,6 @@ of 3 took twice to four times as long: LLVM knows no such vectors."""
 _EVERY, _LARGE_STATE = 32, 8192
 """Steps between two states that the forward pass keeps, twice as many if a state has more than this many floats: the
 kept states then take less memory than v does twice, and those between them, in the backward pass, fit the cache."""
-
-_library = torch.library.Library("recurra", "FRAGMENT")
-_library.define(
-    "gate_loop_heads(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state, bool keep=False) -> (Tensor, Tensor, Tensor)"
-)
-_library.define(
-    "gate_loop_heads_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor kept, "
-    "bool with_gates=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,25 +29,8 @@ def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) ->
     Raises:
         ValueError: from the operator, if a tensor does not fit.
     """
-    if transforms_are_active():
-        return chunk(q, k, v, a, state, "auto")
-    hand_over_formulas()
-    inputs = (q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
-    records = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    y, last, _ = _Heads.apply(*inputs, records)
+    y, last, _ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
     return y, last
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor) -> None:
-    """Refuse what the kernels cannot take; `chunk_by_heads` says what they can."""
-    if q.dim() != 4 or q.dtype.to_real() not in _NUMBERS:
-        raise ValueError(sentence("q", kind_of(q), "float32, float64, complex64 or complex128 (B, L, H, d_qk)"))
-    steps, like = q.shape[:3], (q.dtype, q.device)
-    require_layout("k", k, q.shape, *like)
-    require_layout("v", v, (*steps, v.shape[-1] if v.dim() else 0), *like)
-    if a.dim() != 4 or a.shape[-1] != q.shape[-1]:
-        require_layout("a", a, (*steps, 1), *like)
-    require_layout("a", a, (*steps, a.shape[-1]), *like)
 
 
 def _state_shape(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
@@ -102,23 +69,33 @@ def _sizes(q: Tensor, v: Tensor, a: Tensor) -> tuple[int, ...]:
     return batch, length, heads, d_qk, v.shape[3], int(a.shape[3] > 1), _every(q, v), workers
 
 
-def _new(like: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
 def _scratch(like: Tensor, floats: int) -> Tensor:
-    return torch.empty(floats, dtype=like.dtype.to_real(), device=like.device)
+    return like.new_empty(floats, dtype=like.dtype.to_real())
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, keep: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check(q, k, v, a)
-    require_layout("state", state, _state_shape(q, v), q.dtype, q.device)
-    y, last = _new(v, v.shape), _new(state, state.shape)
-    kept = _new(state, _kept_shape(q, v) if keep else (0,))
+def _check(q, k, v, a, state=None, keep=False):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take; `chunk_by_heads` says what they can."""
+    if q.dim() != 4 or q.dtype.to_real() not in _NUMBERS:
+        raise ValueError(sentence("q", kind_of(q), "float32, float64, complex64 or complex128 (B, L, H, d_qk)"))
+    steps, like = q.shape[:3], (q.dtype, q.device)
+    require_layout("k", k, q.shape, *like)
+    require_layout("v", v, (*steps, v.shape[-1] if v.dim() else 0), *like)
+    if a.dim() != 4 or a.shape[-1] != q.shape[-1]:
+        require_layout("a", a, (*steps, 1), *like)
+    require_layout("a", a, (*steps, a.shape[-1]), *like)
+    if state is not None:
+        require_layout("state", state, _state_shape(q, v), *like)
+
+
+def _allocate(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(_kept_shape(q, v) if keep else (0,))
+
+
+def _run(results, q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    y, last, kept = results
     if 0 in (q.numel(), v.numel()):
-        return y.zero_(), last.copy_(state), kept
+        y.zero_(), last.copy_(state)
+        return
     from recurra.gateloop.heads_kernels import forward_kernel
 
     q, k, v, a = (with_neighbouring_channels(x) for x in (q, k, v, a))
@@ -130,34 +107,31 @@ def _forward(
         kept.data_ptr() if keep else 0, scratch.data_ptr(), *sizes,
         jobs=sizes[-1], work=q.shape[1] * state.numel(),
     )  # fmt: skip
-    return y, last, kept
 
 
-def _backward(
-    dy: Tensor | None,
-    dlast: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    kept: Tensor,
-    with_gates: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _check_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
     _check(q, k, v, a)
     require_layout("kept", kept, _kept_shape(q, v), q.dtype, q.device)
     if dy is not None:
         require_layout("dy", dy, v.shape, q.dtype, q.device)
     if dlast is not None:
         require_layout("dlast", dlast, _state_shape(q, v), q.dtype, q.device)
-    dq, dk, dv, da = (_new(x, x.shape) for x in (q, k, v, a if with_gates else a[..., :0]))
-    dstate = _new(q, _state_shape(q, v))
+
+
+def _allocate_back(dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+    gates = a if with_gates else a[..., :0]
+    return *(x.new_empty(x.shape) for x in (q, k, v, gates)), q.new_empty(_state_shape(q, v))
+
+
+def _run_back(results, dy, dlast, q, k, v, a, kept, with_gates):  # type: ignore[no-untyped-def]
+    dq, dk, dv, da, dstate = results
     dlast = torch.zeros_like(dstate) if dlast is None else dlast.resolve_conj().resolve_neg().contiguous()
     if 0 in (q.numel(), v.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        dq.zero_(), dk.zero_(), dv.zero_(), da.zero_(), dstate.copy_(dlast)
+        return
     from recurra.gateloop import heads_kernels
 
-    if dy is None:
-        dy = torch.zeros((1, 1, 1, v.shape[3]), dtype=v.dtype, device=v.device).expand(v.shape)
+    dy = v.new_zeros((1, 1, 1, v.shape[3])).expand(v.shape) if dy is None else dy
     dy, q, k, v, a = (with_neighbouring_channels(x) for x in (dy, q, k, v, a))
     sizes, vectors = _sizes(q, v, a), _vectors(q.shape[3] * _floats(q))
     choice = heads_kernels.backward_kernel if with_gates else heads_kernels.backward_kernel_without_gates
@@ -169,83 +143,46 @@ def _backward(
         *map(_describe, (dq, dk, dv, da) if with_gates else (dq, dk, dv)), dstate.data_ptr(), scratch.data_ptr(),
         *sizes, jobs=sizes[-1], work=q.shape[1] * dstate.numel(),
     )  # fmt: skip
-    return dq, dk, dv, da, dstate
 
 
-_library.impl("gate_loop_heads", _forward, "CPU")
-_library.impl("gate_loop_heads_backward", _backward, "CPU")
+# FLOPs are counted for real numbers, as in the scan.
+_operator = Operator(
+    "gate_loop_heads(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state, bool keep=False) -> "
+    "(Tensor, Tensor, Tensor)",
+    check=_check,
+    allocate=_allocate,
+    run=_run,
+    flops=lambda q, k, v, *_: 5 * math.prod(q) * v[-1],
+)
+_back = Operator(
+    "gate_loop_heads_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor kept, "
+    "bool with_gates=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    check=_check_back,
+    allocate=_allocate_back,
+    run=_run_back,
+    flops=lambda dy, dlast, q, k, v, *_: 14 * math.prod(q) * v[-1],
+)
 
 
-@torch.library.register_fake("recurra::gate_loop_heads")
-def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, keep: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    require_one_device(q=q, k=k, v=v, a=a, state=state)
-    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(_kept_shape(q, v) if keep else (0,))
+def _forward(keep, *inputs):  # type: ignore[no-untyped-def]
+    results = _operator(*inputs, keep)
+    return results, (*inputs, results[2])
 
 
-@torch.library.register_fake("recurra::gate_loop_heads_backward")
-def _backward_fake(
-    dy: Tensor | None,
-    dlast: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    kept: Tensor,
-    with_gates: bool = True,
-) -> tuple[Tensor, ...]:
-    require_one_device(q=q, k=k, v=v, a=a, kept=kept, dy=dy, dlast=dlast)
-    gates = a if with_gates else a[..., :0]
-    return *(x.new_empty(x.shape) for x in (q, k, v, gates)), q.new_empty(_state_shape(q, v))
+def _backward(gradients, saved, needs):  # type: ignore[no-untyped-def]
+    q, k, v, a, _, kept = saved
+    dq, dk, dv, da, dstate = _back(*gradients[:2], q, k, v, a, kept, needs[3])
+    return dq, dk, dv, da if needs[3] else None, dstate
 
 
-def _state_numbers(q_shape: Any, v_shape: Any) -> int:
-    return torch.Size(q_shape).numel() * v_shape[-1]
+_heads = Differentiable(
+    _forward, _backward, n_inputs=5, reference=lambda q, k, v, a, state: chunk(q, k, v, a, state, "auto"), constant=(2,)
+)
 
 
-@flop_formula(torch.ops.recurra.gate_loop_heads)
-def _flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
-    return 5 * _state_numbers(q_shape, v_shape)  # for real numbers, as in the scan
-
-
-@flop_formula(torch.ops.recurra.gate_loop_heads_backward)
-def _backward_flops(
-    dy_shape: Any, dlast_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any
-) -> int:
-    return 14 * _state_numbers(q_shape, v_shape)
-
-
-@with_known_signature
-class _Heads(torch.autograd.Function):
-    @staticmethod
-    def forward(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
-        return torch.ops.recurra.gate_loop_heads(q, k, v, a, state, keep)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:5], output[2])
-        ctx.mark_non_differentiable(output[2])
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any, dlast: Any, _: Any) -> tuple:
-        *inputs, kept = ctx.saved_tensors
-        if gradients_are_differentiated():
-            return *differentiable_gradients(_reference_outputs, inputs, (dy, dlast)), None
-        with_gates = ctx.needs_input_grad[3]
-        dq, dk, dv, da, dstate = torch.ops.recurra.gate_loop_heads_backward(dy, dlast, *inputs[:4], kept, with_gates)
-        return dq, dk, dv, da if with_gates else None, dstate, None
-
-
-def _recorded(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
-    y, last, kept = _Heads.apply(q, k, v, a, state, True)  # the gradient needs the kept states
+def _record(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
+    y, last, kept = _heads(q, k, v, a, state)
     return y, last, kept if keep else kept.new_empty(0)
 
 
-register_derivatives(_library, "gate_loop_heads", _recorded)
-register_derivatives(_library, "gate_loop_heads_backward")
-
-
-def _reference_outputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return chunk(q, k, v, a, state, "auto")
+_operator.record = _record

@@ -34,10 +34,15 @@ def empty_result(shape: torch.Size, like: Tensor) -> Tensor:
 
     For large results on the CPU it asks the system for huge pages in the part of the memory that holds whole ones. This
     is advice about memory that torch has just allocated and that its owner fills completely: it changes no content, and
-    a system that has no such pages left gives small ones.
+    a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
     """
     result = torch.empty(shape, dtype=like.dtype, device=like.device)
-    if result.nbytes >= _LARGE and result.device.type == "cpu" and (madvise := _madvise()) is not None:
+    if (
+        type(result) is Tensor
+        and result.nbytes >= _LARGE
+        and result.device.type == "cpu"
+        and (madvise := _madvise()) is not None
+    ):
         start = -(-result.data_ptr() // _HUGE) * _HUGE
         size = (result.data_ptr() + result.nbytes - start) // _HUGE * _HUGE
         if size > 0:

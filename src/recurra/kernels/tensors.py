@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from recurra.checks import kind_of, sentence
 from recurra.kernels.fork import is_forked_child
 
 HALF = (torch.float16, torch.bfloat16)
@@ -39,18 +38,3 @@ def span_of_job(row: int, batch: int) -> int:
     parts = -(-usable_threads() // batch)
     span = -(-row // parts)
     return min(row, -(-span // _CACHE_LINE) * _CACHE_LINE)
-
-
-def require_one_device(**tensors: Tensor | None) -> None:
-    """Refuse tensors on another device than the first.
-
-    An operator's fake implementation asks this: among several devices the dispatcher chooses "meta", and would return
-    memory on the others that nobody has filled.
-
-    Raises:
-        ValueError: naming the first such tensor.
-    """
-    (_, first), *others = tensors.items()
-    for name, tensor in others:
-        if first is not None and tensor is not None and tensor.device != first.device:
-            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {first.device}"))

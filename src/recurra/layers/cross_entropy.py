@@ -1,15 +1,13 @@
 """The cross-entropy of every position over a vocabulary, without a copy of the logits in float32."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import require_layout
-from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import are_batched, differentiable_gradients, has_numbers, transforms_are_active
+from recurra.kernels.operator import Differentiable, numba_kernels_take
+from recurra.kernels.tensors import addresses
 from recurra.layers.vocabulary import IGNORED_TARGET
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -22,18 +20,9 @@ def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> F
     but a number for each row. It is the reference itself for other types and devices, and under torch.compile,
     torch.func and forward derivatives. All targets are in the vocabulary or ignored.
     """
-    if (
-        logits.dtype not in _NUMBERS
-        or not logits.is_cpu
-        or not logits.numel()
-        or torch.compiler.is_compiling()
-        or not has_numbers(logits)
-        or transforms_are_active()
-        or choose_backend("auto", logits.device) != "numba"
-    ):
+    if not numba_kernels_take(logits, *_NUMBERS):
         return cross_entropy_reference(logits, targets)
-    losses: Tensor = _CrossEntropy.apply(logits, targets)
-    return losses
+    return _cross_entropy(logits, targets)[0]
 
 
 def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -42,50 +31,43 @@ def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, "
     return functional.cross_entropy(logits, targets.long(), ignore_index=IGNORED_TARGET, reduction="none")
 
 
-class _CrossEntropy(torch.autograd.Function):
+def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]:
     """loss = log_sum - x_target; its gradient is softmax(x), less 1 at the target."""
+    from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
 
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+    dense, (rows, columns) = logits.detach().contiguous(), logits.shape
+    largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
+        *addresses(dense, largest, sums), rows, columns, jobs=rows, work=dense.numel()
+    )
+    # Kept apart: in their sum, large logits would leave the logarithm few digits.
+    log_sums = sums.log()
+    counts = targets != IGNORED_TARGET
+    places = targets.where(counts, 0).long()[:, None]  # PyTorch 2.6 takes no int32
+    chosen = dense.gather(1, places)[:, 0].float()
+    return ((largest - chosen + log_sums).where(counts, 0.0),), (logits, targets, largest, log_sums)
 
-        dense, (rows, columns) = logits.detach().contiguous(), logits.shape
-        largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
-        cross_entropy_kernels(_NUMBERS[dense.dtype]).forward(
-            dense.data_ptr(), largest.data_ptr(), sums.data_ptr(), rows, columns, jobs=rows, work=dense.numel()
-        )
-        # Kept apart: in their sum, large logits would leave the logarithm few digits.
-        log_sums = sums.log()
-        ctx.save_for_backward(logits, targets, largest, log_sums)
-        counts = targets != IGNORED_TARGET
-        places = targets.where(counts, 0).long()[:, None]  # PyTorch 2.6 takes no int32
-        chosen = dense.gather(1, places)[:, 0].float()
-        return (largest - chosen + log_sums).where(counts, 0.0)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        logits, targets, largest, log_sums = ctx.saved_tensors
-        # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or are_batched(gradient):
-            reference = lambda logits: (cross_entropy_reference(logits, targets),)  # noqa: E731
-            return differentiable_gradients(reference, (logits,), (gradient,))[0], None
-        from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor, None]:
+    from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
 
-        dense, (rows, columns) = logits.contiguous(), logits.shape
-        for name, saved in {"largest": largest, "log_sums": log_sums, "gradient": gradient}.items():
-            require_layout(name, saved, (rows,), torch.float32, torch.device("cpu"))  # hooks may have changed it
-        largest, log_sums = largest.contiguous(), log_sums.contiguous()
-        counts = targets != IGNORED_TARGET
-        scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
-        cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(
-            *(x.data_ptr() for x in (dense, largest, log_sums, scales, found)),
-            rows,
-            columns,
-            jobs=rows,
-            work=dense.numel(),
-        )
-        # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.
-        at = (torch.arange(rows, device="cpu"), targets.where(counts, 0))
-        less = torch.expm1(dense[at].float() - largest - log_sums) * scales
-        # scatter_ would copy all logits to float32 and back if they are bfloat16
-        return found.index_put_(at, less.to(found.dtype)), None
+    (gradient,), (logits, targets, largest, log_sums) = gradients, saved
+    dense, (rows, columns) = logits.contiguous(), logits.shape
+    for name, tensor in {"largest": largest, "log_sums": log_sums, "gradient": gradient}.items():
+        require_layout(name, tensor, (rows,), torch.float32, torch.device("cpu"))  # hooks may have changed it
+    largest, log_sums = largest.contiguous(), log_sums.contiguous()
+    counts = targets != IGNORED_TARGET
+    scales, found = gradient.where(counts, 0.0).contiguous(), torch.empty_like(dense)
+    cross_entropy_kernels(_NUMBERS[dense.dtype]).backward(
+        *addresses(dense, largest, log_sums, scales, found), rows, columns, jobs=rows, work=dense.numel()
+    )
+    # By itself, because softmax - 1 of a probable target would lose digits in bfloat16.
+    at = (torch.arange(rows, device="cpu"), targets.where(counts, 0))
+    less = torch.expm1(dense[at].float() - largest - log_sums) * scales
+    # scatter_ would copy all logits to float32 and back if they are bfloat16
+    return found.index_put_(at, less.to(found.dtype)), None
+
+
+_cross_entropy = Differentiable(
+    _forward, _backward, n_inputs=2, reference=lambda *inputs: (cross_entropy_reference(*inputs),)
+)

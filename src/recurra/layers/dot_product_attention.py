@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 
 _MOST_ROWS = 65_535
 """The most sequences in a call: some of torch's kernels on a GPU number them in a dimension that has no more."""

@@ -1,13 +1,14 @@
 """Positive random features relative to running maxima, so that none of their exponentials overflows."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recurra.checks import require_layout
-from recurra.kernels.operators import differentiable_gradients, float32_kernels_take
+from recurra.kernels.operator import Differentiable, numba_kernels_take
+from recurra.kernels.tensors import addresses
 from recurra.lengths.padded import blank
 from recurra.scan.running import running_maximum
 
@@ -54,9 +55,9 @@ def positive_features(
     require_layout("k", k, (batch, length, heads, size), *kind)
     require_layout("less", less, (batch, length, heads), *kind)
     require_layout("start", start, (batch, heads, size), *kind)
-    if mask is not None or length == 1 or not float32_kernels_take(q):
+    if mask is not None or length == 1 or not numba_kernels_take(q):
         return positive_features_reference(q, k, less, start, mask)
-    return PositiveFeatures(*_PositiveFeatures.apply(q, k, less, start))
+    return PositiveFeatures(*_positive_features(q, k, less, start))
 
 
 def positive_features_reference(
@@ -78,29 +79,24 @@ def positive_features_reference(
     return PositiveFeatures(queries, keys, decay, peaks[:, -1].clone())
 
 
-class _PositiveFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, less: Tensor, start: Tensor) -> tuple[Tensor, ...]:
-        from recurra.layers.positive_features_kernels import positive_features_kernel
+def _forward(keep: bool, q: Tensor, k: Tensor, less: Tensor, start: Tensor) -> tuple[tuple, tuple]:
+    from recurra.layers.positive_features_kernels import positive_features_kernel
 
-        dense = [x.detach().contiguous() for x in (q, k, less)]
-        peak = start.detach().clone(memory_format=torch.contiguous_format)
-        queries, keys, decay = (torch.empty_like(dense[0]) for _ in range(3))
-        tensors = (*dense, peak, queries, keys, decay)
-        jobs = q.shape[0] * q.shape[2]
-        positive_features_kernel()(*(x.data_ptr() for x in tensors), *q.shape, jobs=jobs, work=3 * q.numel())
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(decay, peak)
-        ctx.save_for_backward(q, k, less, start, queries, keys)
-        return queries, keys, decay, peak
+    dense = [x.detach().contiguous() for x in (q, k, less)]
+    peak = start.detach().clone(memory_format=torch.contiguous_format)
+    queries, keys, decay = (torch.empty_like(dense[0]) for _ in range(3))
+    places = addresses(*dense, peak, queries, keys, decay)
+    positive_features_kernel()(*places, *q.shape, jobs=q.shape[0] * q.shape[2], work=3 * q.numel())
+    return (queries, keys, decay, peak), (q, k, less, start, queries, keys)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, queries, keys = ctx.saved_tensors
-        # Gradients that will be differentiated again. A batch of them needs no other formula.
-        if torch.is_grad_enabled():
-            return differentiable_gradients(positive_features_reference, inputs, gradients)
-        d_queries, d_keys, *_ = gradients
-        d_q = None if d_queries is None else d_queries * queries
-        d_k = None if d_keys is None else d_keys * keys
-        return d_q, d_k, None if d_k is None else -d_k.sum(-1), None
+
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+    (d_queries, d_keys, *_), (*_, queries, keys) = gradients, saved
+    d_q = None if d_queries is None else d_queries * queries
+    d_k = None if d_keys is None else d_keys * keys
+    return d_q, d_k, None if d_k is None else -d_k.sum(-1), None
+
+
+_positive_features = Differentiable(
+    _forward, _backward, n_inputs=4, reference=positive_features_reference, constant=(2, 3)
+)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recurra.kernels.operators import are_batched, transforms_are_active
+from recurra.kernels.operator import is_batch, transforms_are_active
 
 
 def phases(positions: Int[Tensor, "*n"], n_channels: int, base: float = 10000.0) -> Float[Tensor, "*n pairs"]:
@@ -61,6 +61,6 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (unit,) = ctx.saved_tensors
-        if are_batched(gradient):
+        if is_batch(gradient):
             return _by_parts(gradient, unit.real, -unit.imag), None
         return _Rotation.apply(gradient, unit.conj().resolve_conj()), None

@@ -1,14 +1,12 @@
 """A sum of shifted products along time, one filter a channel: a short convolution without its padding."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
-from recurra.kernels.tensors import describe, span_of_job, with_neighbouring_channels
+from recurra.kernels.operator import Differentiable, needs_gradient, numba_kernels_take
+from recurra.kernels.tensors import addresses, describe, span_of_job, with_neighbouring_channels
 
 
 def shifted_products(
@@ -26,13 +24,10 @@ def shifted_products(
         ValueError: a tensor has another shape than above, or another type or device than x.
     """
     _check(x, state, weight, bias)
-    needs_gradient = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, state, weight, bias)
-    )
-    if (x.shape[1] == 1 and not needs_gradient) or not float32_kernels_take(x):
+    is_one_step = x.shape[1] == 1 and not needs_gradient(x, state, weight, bias)
+    if is_one_step or not numba_kernels_take(x):
         return shifted_products_reference(x, state, weight, bias)
-    y: Tensor = _ShiftedProducts.apply(x, state, weight, bias)
-    return y
+    return _shifted_products(x, state, weight, bias)[0]
 
 
 def _check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -68,35 +63,32 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[tuple[int, ...], dict[str, int]]:
     return (batch, length, weight.shape[0], row, span), {"jobs": batch * -(-row // span), "work": work}
 
 
-class _ShiftedProducts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from recurra.layers.shifted_products_kernels import shifted_products_kernels
+def _forward(keep: bool, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[tuple, tuple]:
+    from recurra.layers.shifted_products_kernels import shifted_products_kernels
 
-        ctx.save_for_backward(x, state, weight, bias)
-        inputs, before, rows = with_neighbouring_channels(x.detach()), state.detach().contiguous(), weight.contiguous()
-        added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
-        y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
-        addresses = (t.data_ptr() for t in (before, rows, added, y))
-        shifted_products_kernels().forward(describe(inputs), *addresses, *sizes, **work)
-        return y
+    inputs, before, rows = with_neighbouring_channels(x.detach()), state.detach().contiguous(), weight.contiguous()
+    added = x.new_zeros(x.shape[2]) if bias is None else bias.detach().contiguous()
+    y, (sizes, work) = x.new_empty(x.shape), _sizes(x, weight)
+    shifted_products_kernels().forward(describe(inputs), *addresses(before, rows, added, y), *sizes, **work)
+    return (y,), (x, state, weight, bias)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, state, weight, bias = ctx.saved_tensors
-        # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or are_batched(gradient):
-            reference = lambda *inputs: (shifted_products_reference(*inputs),)  # noqa: E731
-            return differentiable_gradients(reference, (x, state, weight, bias), (gradient,))
-        from recurra.layers.shifted_products_kernels import shifted_products_kernels
 
-        _check(x, state, weight, bias)  # again: hooks may have changed what was saved
-        require_layout("x", x, tuple(gradient.shape), torch.float32, torch.device("cpu"))
-        inputs, before, rows = with_neighbouring_channels(x), state.contiguous(), weight.contiguous()
-        given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
-        d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
-        sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
-        addresses = (t.data_ptr() for t in (before, rows, given, d_x, d_state, sums))
-        shifted_products_kernels().backward(describe(inputs), *addresses, *sizes, **work)
-        found = sums.sum(0)
-        return d_x, d_state, found[:-1], None if bias is None else found[-1]
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+    from recurra.layers.shifted_products_kernels import shifted_products_kernels
+
+    (gradient,), (x, state, weight, bias) = gradients, saved
+    _check(x, state, weight, bias)  # again: hooks may have changed what was saved
+    require_layout("x", x, tuple(gradient.shape), torch.float32, torch.device("cpu"))
+    inputs, before, rows = with_neighbouring_channels(x), state.contiguous(), weight.contiguous()
+    given, (sizes, work) = gradient.contiguous(), _sizes(x, weight)
+    d_x, d_state = x.new_empty(x.shape), x.new_empty(state.shape)
+    sums = x.new_zeros(x.shape[0], weight.shape[0] + 1, x.shape[2])
+    places = addresses(before, rows, given, d_x, d_state, sums)
+    shifted_products_kernels().backward(describe(inputs), *places, *sizes, **work)
+    found = sums.sum(0)
+    return d_x, d_state, found[:-1], None if bias is None else found[-1]
+
+
+_shifted_products = Differentiable(
+    _forward, _backward, n_inputs=4, reference=lambda *inputs: (shifted_products_reference(*inputs),)
+)

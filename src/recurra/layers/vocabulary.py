@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require, require_at_least, require_shape, sentence
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 
 IGNORED_TARGET = -100
 """The target of a position without one (torch's default `ignore_index`)."""

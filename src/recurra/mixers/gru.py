@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.cells.gru_after import HiddenWeights, gru_after, gru_after_reference
 from recurra.cells.gru_steps import kernels_take
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 from recurra.layers.precision import at_least_float32
 from recurra.mixers.base import Carried, Mixer
 from recurra.mixers.registry import register_mixer

@@ -7,7 +7,7 @@ from torch.autograd.graph import increment_version
 
 from recurra.checks import kind_of, require, require_layout, require_tensor, sentence
 from recurra.kernels.backends import choose_backend
-from recurra.kernels.operators import has_numbers, transforms_are_active
+from recurra.kernels.operator import has_numbers, transforms_are_active
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
 from recurra.lengths.reset import check_reset, cut_transitions

@@ -4,11 +4,10 @@
     recurra::linear_scan_backward   the gradients for a, b, h0
 
 On the CPU they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's. They check
-every tensor before they take an address. `differentiable_scan` wraps derivatives around them. It uses an
-`autograd.Function` instead of `torch.library.custom_op`, because with the latter's `register_autograd`,
-`torch.func.jvp` silently returns zeros.
+every tensor before they take an address. `differentiable_scan` wraps derivatives around them.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,24 +15,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.flops import flop_formula, hand_over_formulas
 from recurra.kernels.huge_pages import empty_result
-from recurra.kernels.operators import (
-    are_batched,
-    gradients_are_differentiated,
-    register_derivatives,
-    with_known_signature,
-)
-from recurra.kernels.tensors import describe, require_one_device, span_of_job, with_neighbouring_channels
+from recurra.kernels.operator import Differentiable, Operator
+from recurra.kernels.tensors import describe, span_of_job, with_neighbouring_channels
+from recurra.scan.reference import linear_scan_reference
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-_library = torch.library.Library("recurra", "FRAGMENT")
-_library.define("linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor")
-_library.define(
-    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
-    "(Tensor, Tensor, Tensor)"
-)
 
 
 def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
@@ -119,31 +106,26 @@ def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> No
     )
 
 
-def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
-    _check("b", b, {"a": a}, h0)
-    h = empty_result(b.shape, b)
+def _run(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
     if b.numel() and (b.is_cuda or backend == "triton"):
         from recurra.scan import triton_kernels
 
         triton_kernels.scan_into(h, a, b, h0, reverse)
     else:
         _scan_into(h, a, b, h0, reverse)
-    return h
 
 
-def _linear_scan_backward(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check("h", h, {"dh": dh, "a": a}, h0)
-    da, db, dh0 = (empty_result(x.shape, x) for x in (h, h, h0))
+def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
+    da, db, dh0 = results
     batch, length, channels = h.shape
     if h.numel() == 0:
-        return da, db, dh0.zero_()
+        dh0.zero_()
+        return
     if h.is_cuda or backend == "triton":
         from recurra.scan import triton_kernels
 
         triton_kernels.scan_back_into(da, db, dh0, dh, a, h, h0, reverse)
-        return da, db, dh0
+        return
     dh, a, h = with_neighbouring_channels(dh), with_neighbouring_channels(a), h.resolve_conj().contiguous()
     h0 = h0.resolve_conj().resolve_neg().contiguous()
     row = channels * (2 if h.is_complex() else 1)
@@ -155,37 +137,26 @@ def _linear_scan_backward(
         jobs=batch * -(-row // span),
         work=batch * length * row,
     )
-    return da, db, dh0
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("linear_scan", _linear_scan, _device)
-    _library.impl("linear_scan_backward", _linear_scan_backward, _device)
-
-
-@torch.library.register_fake("recurra::linear_scan")
-def _linear_scan_fake(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
-    require_one_device(b=b, a=a, h0=h0)
-    return b.new_empty(b.shape)
-
-
-@torch.library.register_fake("recurra::linear_scan_backward")
-def _linear_scan_backward_fake(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor]:
-    require_one_device(h=h, dh=dh, a=a, h0=h0)
-    return h.new_empty(h.shape), h.new_empty(h.shape), h0.new_empty(h0.shape)
-
-
-@flop_formula(torch.ops.recurra.linear_scan)
-def _linear_scan_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
-    # for real numbers: a formula sees only shapes, and a complex step costs 8
-    return 2 * torch.Size(b_shape).numel()
-
-
-@flop_formula(torch.ops.recurra.linear_scan_backward)
-def _linear_scan_backward_flops(dh_shape: Any, *_: Any, **__: Any) -> int:
-    return 3 * torch.Size(dh_shape).numel()
+# FLOPs are counted for real numbers: a formula sees only shapes, and a complex step costs 8.
+_scan = Operator(
+    "linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor",
+    check=lambda a, b, h0, *_: _check("b", b, {"a": a}, h0),
+    allocate=lambda a, b, *_: empty_result(b.shape, b),
+    run=_run,
+    flops=lambda a, b, *_: 2 * math.prod(b),
+    devices=("CPU", "CUDA"),
+)
+_scan_back = Operator(
+    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
+    "(Tensor, Tensor, Tensor)",
+    check=lambda dh, a, h, h0, *_: _check("h", h, {"dh": dh, "a": a}, h0),
+    allocate=lambda dh, a, h, h0, *_: (empty_result(h.shape, h), empty_result(h.shape, h), empty_result(h0.shape, h0)),
+    run=_run_back,
+    flops=lambda dh, *_: 3 * math.prod(dh),
+    devices=("CPU", "CUDA"),
+)
 
 
 def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
@@ -194,30 +165,42 @@ def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
     return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
 
 
-@with_known_signature
-class TraceableLinearScan(torch.autograd.Function):
-    """h = scan(a, b, h0) on (B, L, D) tensors; its gradients, first and higher, are a scan in the other direction."""
+def _forward(keep: bool, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> tuple[tuple, tuple]:
+    h = _scan(a, b, h0, reverse, backend)
+    return (h,), (a, h0, h)
+
+
+def _backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool, backend: str) -> tuple:
+    a, h0, h = saved
+    return _scan_back(gradients[0], a, h, h0, reverse, backend)
+
+
+def _backward_again(gradients: tuple, saved: tuple, reverse: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients, first and higher, are a scan in the other direction."""
+    (dh,), (a, h0, h) = gradients, saved
+    nothing = torch.zeros_like(a[:, :1])
+    later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
+    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse, backend)
+    first = -1 if reverse else 0
+    return g * previous_states(h, h0, reverse).conj(), g, g[:, first] * a[:, first].conj()
+
+
+class _TransformedScan(torch.autograd.Function):
+    """The scan under torch.func: its forward derivatives are a scan, too, and so is a batch of scans."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
-        return torch.ops.recurra.linear_scan(a, b, h0, reverse, backend)
+        return _scan(a, b, h0, reverse, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        a, _, h0, ctx.reverse, ctx.backend = inputs
+        a, _, h0, *ctx.options = inputs
         ctx.save_for_backward(a, h0, output)
         ctx.save_for_forward(a, h0, output)
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        a, h0, h = ctx.saved_tensors
-        if gradients_are_differentiated() or are_batched(dh):
-            return *_differentiable_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
-        return *torch.ops.recurra.linear_scan_backward(dh, a, h, h0, ctx.reverse, ctx.backend), None, None
-
-
-class LinearScan(TraceableLinearScan):
-    """The same with forward derivatives (a scan in the same direction) and vmap; Dynamo cannot trace a jvp rule."""
+        return *_backward_again((dh,), ctx.saved_tensors, *ctx.options), None, None
 
     @staticmethod
     def jvp(
@@ -229,9 +212,9 @@ class LinearScan(TraceableLinearScan):
         with forward_ad._set_fwd_grad_enabled(True):
             drive = torch.zeros_like(h) if b_tangent is None else b_tangent
             if a_tangent is not None:
-                drive = drive + a_tangent * previous_states(h, h0, ctx.reverse)
+                drive = drive + a_tangent * previous_states(h, h0, ctx.options[0])
             entering = torch.zeros_like(h0) if h0_tangent is None else h0_tangent
-            return LinearScan.apply(a, drive, entering, ctx.reverse, ctx.backend)
+            return _TransformedScan.apply(a, drive, entering, *ctx.options)
 
     @staticmethod
     def vmap(
@@ -241,30 +224,23 @@ class LinearScan(TraceableLinearScan):
             x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip((a, b, h0), in_dims)
         ]
-        h = LinearScan.apply(*(x.flatten(0, 1) for x in mapped), reverse, backend)
+        h = _TransformedScan.apply(*(x.flatten(0, 1) for x in mapped), reverse, backend)
         return h.unflatten(0, (info.batch_size, -1)) if h.numel() else torch.zeros_like(mapped[1]), 0
 
 
-def _recorded(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
-    return TraceableLinearScan.apply(a, b, h0, reverse, backend)
-
-
-register_derivatives(_library, "linear_scan", _recorded)
-register_derivatives(_library, "linear_scan_backward")
+_with_derivatives = Differentiable(
+    _forward,
+    _backward,
+    n_inputs=3,
+    reference=lambda a, b, h0, reverse, _: (linear_scan_reference(a, b, h0, reverse),),
+    again=_backward_again,
+    transformed=lambda *arguments: (_TransformedScan.apply(*arguments),),
+)
 
 
 def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
-    """Run the kernels of `backend` with derivatives around them, in a form that the current tracer accepts."""
-    hand_over_formulas()
-    scan = TraceableLinearScan if torch.compiler.is_compiling() else LinearScan
-    return scan.apply(a, b, h0, reverse, backend)
+    """Run the kernels of `backend` with derivatives of every kind around them."""
+    return _with_derivatives(a, b, h0, reverse, backend)[0]
 
 
-def _differentiable_backward(
-    dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = torch.zeros_like(a[:, :1])
-    later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
-    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse, backend)
-    first = -1 if reverse else 0
-    return g * previous_states(h, h0, reverse).conj(), g, g[:, first] * a[:, first].conj()
+_scan.record = differentiable_scan

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 from recurra.scan import linear_scan
 from recurra.state import last_step
 

@@ -1,13 +1,13 @@
 """B and C of Mamba-3, turned by the angles of their steps, and the product of each B with its C."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recurra.checks import kind_of, require_layout, sentence
-from recurra.kernels.operators import are_batched, differentiable_gradients, float32_kernels_take
+from recurra.kernels.operator import Differentiable, needs_gradient, numba_kernels_take
 from recurra.kernels.tensors import addresses, usable_threads
 from recurra.layers.rotation import rotate
 
@@ -40,10 +40,10 @@ def turned(
     """
     inputs = (b, c, angles, scale)
     _check(*inputs)
-    is_one_step = b.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    if is_one_step or not float32_kernels_take(b):
+    is_one_step = b.shape[1] == 1 and not needs_gradient(*inputs)
+    if is_one_step or not numba_kernels_take(b):
         return turned_reference(*inputs)
-    return Turned(*_Turned.apply(*inputs))
+    return Turned(*_turned(*inputs))
 
 
 def _check(b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> None:
@@ -84,35 +84,31 @@ def _plain(x: Tensor) -> Tensor:
     return x.resolve_neg().contiguous()
 
 
-class _Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        from recurra.ssm.turned_kernels import turned_kernels
+def _forward(keep: bool, b: Tensor, c: Tensor, angles: Tensor, scale: Tensor) -> tuple[tuple, tuple]:
+    from recurra.ssm.turned_kernels import turned_kernels
 
-        dense = [_plain(x.detach()) for x in (b, c, scale)]
-        unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
-        b_turned, c_turned, dots = (torch.empty_like(x) for x in dense)
-        sizes, work = _sizes(b, angles)
-        turned_kernels().forward(
-            *addresses(dense[0], dense[1], unit, dense[2], b_turned, c_turned, dots), *sizes, **work
-        )
-        ctx.save_for_backward(b, c, angles, scale, unit)
-        return b_turned, c_turned, dots
+    dense = [_plain(x.detach()) for x in (b, c, scale)]
+    unit = torch.stack([angles.detach().cos(), angles.detach().sin()], -1)
+    results = tuple(torch.empty_like(x) for x in dense)
+    sizes, work = _sizes(b, angles)
+    turned_kernels().forward(*addresses(dense[0], dense[1], unit, dense[2], *results), *sizes, **work)
+    return results, (b, c, angles, scale, unit)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        b, c, angles, scale, unit = ctx.saved_tensors
-        # gradients that will be differentiated again, or a batch of them, which has no address
-        if torch.is_grad_enabled() or are_batched(*gradients):
-            return differentiable_gradients(turned_reference, (b, c, angles, scale), gradients)
-        from recurra.ssm.turned_kernels import turned_kernels
 
-        _check(b, c, angles, scale)  # again: hooks may have changed what was saved
-        like = (torch.float32, torch.device("cpu"))
-        require_layout("b", b, tuple(gradients[0].shape), *like)
-        require_layout("unit", unit, (*angles.shape, 2), *like)
-        dense, given = list(map(_plain, (b, c, unit, scale))), list(map(_plain, gradients))
-        d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
-        sizes, work = _sizes(b, angles)
-        turned_kernels().backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
-        return d_b, d_c, d_pairs[..., 1], d_scale
+def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+    from recurra.ssm.turned_kernels import turned_kernels
+
+    b, c, angles, scale, unit = saved
+    _check(b, c, angles, scale)  # again: hooks may have changed what was saved
+    like = (torch.float32, torch.device("cpu"))
+    require_layout("unit", unit, (*angles.shape, 2), *like)
+    given = [b.new_zeros(x.shape) if g is None else g for g, x in zip(gradients, (b, c, scale))]
+    require_layout("b", b, tuple(given[0].shape), *like)
+    dense, given = list(map(_plain, (b, c, unit, scale))), list(map(_plain, given))
+    d_b, d_c, d_pairs, d_scale = (torch.empty_like(x) for x in dense)
+    sizes, work = _sizes(b, angles)
+    turned_kernels().backward(*addresses(*dense, *given, d_b, d_c, d_pairs, d_scale), *sizes, **work)
+    return d_b, d_c, d_pairs[..., 1], d_scale
+
+
+_turned = Differentiable(_forward, _backward, n_inputs=4, reference=turned_reference)
