@@ -77,7 +77,7 @@ def mixture_source(config: "TextConfig", corpus: ShardCorpus, rank: int, world_s
 
 
 def has_prepared(config: "TextConfig", vocabulary: TextEncoder) -> bool:
-    """Say whether the cache has the shards of parquet, jsonl, mds or hf, with this vocabulary."""
+    """Say whether the cache has the shards of parquet, jsonl or hf, with this vocabulary."""
     tokenizer = shards_folder(config) / TOKENIZER
     return tokenizer.is_file() and config.load_tokenizer(tokenizer).fingerprint == vocabulary.fingerprint
 

@@ -77,11 +77,11 @@ class TextConfig:
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
     """Seed of the random places, lengths and shifts, and of the order of shards."""
-    source: Literal["folder", "shards", "parquet", "jsonl", "mds", "hf"] = "folder"
-    """What data.path is: a folder of text files; shards that `recurra prepare` wrote, numpy's or MDS; or parquet files,
-    JSON lines, MDS shards of texts or a data set of the Hugging Face hub, prepared in the cache on first use."""
+    source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
+    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files,
+    JSON lines or a data set of the Hugging Face hub, prepared in the cache on first use."""
     text_field: str = "text"
-    """For parquet, jsonl, mds and hf: the column with the text."""
+    """For parquet, jsonl and hf: the column with the text."""
     subset: str | None = None
     """For hf: the configuration of the data set."""
     mixture: dict[str, float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
-        require_choice(("folder", "shards", "parquet", "jsonl", "mds", "hf"), **fields_of(self, "data", "source"))
+        require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
         require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
         self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
@@ -124,7 +124,7 @@ class TextConfig:
         require(of_shards or self.sampling != "packed", "data.sampling", self.sampling, "packed only for shards")
         require(of_shards or self.vocabulary != "bytes", "data.vocabulary", self.vocabulary, "bytes only for shards")
         require(self.source == "hf" or self.subset is None, "data.subset", self.subset, "null unless data.source is hf")
-        read = self.source in ("parquet", "jsonl", "mds", "hf")
+        read = self.source in ("parquet", "jsonl", "hf")
         require(read or self.text_field == "text", "data.text_field", self.text_field, "text, for data without columns")
         mixed = self.source == "shards" and self.sampling == "windows"
         expected = "none unless data.source is shards and data.sampling is windows"
