@@ -20,9 +20,9 @@ from recurra.data import prepare as preparing
 from recurra.data.batches import IGNORED_TARGET
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.documents import find_units
-from recurra.data.large_text import shards_folder
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
+from recurra.data.text import shards_folder
 from recurra.evaluation import evaluate
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked

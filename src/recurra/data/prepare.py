@@ -6,7 +6,7 @@ once its own small JSON file is there, which says what the shard was made from.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,7 @@ from recurra.data.corpus import TextEncoder
 from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
 from recurra.data.progress import item_progress
 from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.vocabulary import EOS, UNK, Vocabulary
-from recurra.data.word_counts import count_words, merged_counts
+from recurra.data.vocabulary import EOS, UNK, Vocabulary, count_words
 from recurra.data.workers import Map, worker_map
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
@@ -183,8 +182,11 @@ def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable
     else:
         report("counting words")
         with item_progress("Counting words", len(training)) as advance:
-            files = mapped(_count_words, [(what.out, unit) for unit in training])
-            encoder = _most_frequent(_counted(files, advance), what.vocab_size)
+            total: Counter[str] = Counter()
+            for file in mapped(_count_words, [(what.out, unit) for unit in training]):
+                total.update(_read_counts(file))
+                advance(1)
+            encoder = _most_frequent(total, what.vocab_size)
     write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(units)})
     encoder.save(own)
     return encoder
@@ -228,15 +230,12 @@ def _first(unit: Unit, n_characters: int) -> Iterator[str]:
             return
 
 
-def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[tuple[str, np.ndarray]]:
-    for file in files:
-        advance(1)
-        content = read_stamped(file, most_bytes=_MOST_COUNTS)
-        yield content["words"], np.fromstring(content["counts"], dtype=np.int64, sep=" ")
+def _read_counts(file: Path) -> dict[str, int]:
+    content = read_stamped(file, most_bytes=_MOST_COUNTS)
+    return dict(zip(content["words"].split(), map(int, content["counts"].split())))
 
 
-def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -> Vocabulary:
-    total = Counter(merged_counts(counts))
+def _most_frequent(total: Counter[str], size: int | None) -> Vocabulary:
     total.setdefault(EOS, 0)
     total.setdefault(UNK, 0)
     words = [word for word, _ in total.most_common()]
@@ -257,7 +256,7 @@ def _count_words(work: tuple[Path, Unit]) -> Path:
     path = folder / f"{_COUNTS}{_name(unit)}.json"
     with suppress(OSError, ValueError):
         content = read_stamped(path, most_bytes=_MOST_COUNTS)
-        if content["from"] == unit.origin and "words" in content:  # older files lack it
+        if content["from"] == unit.origin:
             return path
     counts = count_words(unit.documents())
     # two long texts: JSON of so many entries takes longer than counting

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.data import DataSet, TextConfig
-from recurra.data.large_text import has_prepared
+from recurra.data.text import has_prepared
 from recurra.data.video import VideoData
 from recurra.files.reading import read_text
 from recurra.training import Experiment, RunFolder
