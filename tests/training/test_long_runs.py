@@ -4,7 +4,6 @@ import io
 import json
 import math
 import sys
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from rich.console import Console
 from recurra.training import load_checkpoint, read_metrics
 from recurra.training.checkpoint import save_checkpoint
 from recurra.training.loggers import MlflowLog
-from recurra.training.rate_finder import find_rate
 from recurra.training.run_folder import RunFolder
 
 
@@ -187,19 +185,6 @@ def test_a_run_that_the_mlflow_server_does_not_know_begins_anew(monkeypatch, tmp
     folder.tracking.write_text(folder.tracking.read_text().replace("run-1", "run-2"))
     with pytest.raises(ValueError, match="a resumed run then begins a new page in its trackers"):
         MlflowLog(folder, {})
-
-
-def test_the_rate_test_raises_the_rates_and_ends_when_the_loss_does_not_fall(make_trainer):
-    trainer = make_trainer(epochs=50, optimizer={"learning_rate": 0.01})
-    rates = []
-    trainer.optimizer.register_step_pre_hook(lambda opt, *_: rates.append(opt.param_groups[0]["lr"]))
-    found = find_rate(trainer, lowest=0.01, highest=1e5, n_steps=40)
-    assert rates[0] == pytest.approx(1e-4)
-    ratios = [after / before for before, after in pairwise(rates)]
-    assert ratios == pytest.approx([1e7 ** (1 / 39)] * len(ratios))
-    assert found.factors == pytest.approx([rate / 0.01 for rate in rates[: len(found.factors)]])
-    assert min(found.losses) < found.losses[0]
-    assert found.factors[0] < found.steepest < found.factors[-1]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ EXTRAS = {
     "sse_starlette": "serve",
     "prometheus_client": "serve",
     "datasets": "data",
-    "optuna": "sweep",
     "pytorch_optimizer": "optimizers",
     "wandb": "loggers",
     "mlflow": "loggers",

@@ -175,14 +175,7 @@ class Trainer(ResumableRun):
         trace.close()
         self.checkpoints.finish()
 
-    def update_at(self, factor: float) -> float:
-        """Make the next update at `factor` times the recipe's learning rates; return its loss in nats per target."""
-        self.sums = RunningSums(self.fabric.device)
-        self._update(factor)
-        self.sums.add_up(self.ranks)
-        return self.sums.mean_loss()
-
-    def _update(self, factor: float | None = None) -> Tensor:
+    def _update(self) -> Tensor:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
         at, config = self.position, self.experiment
         scheduled = learning_rate_factor(
@@ -190,7 +183,7 @@ class Trainer(ResumableRun):
         )
         last = min(at.batch + self.config.accumulate, len(self.source))
         scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
-        scale_learning_rates(self.optimizer, scheduled if factor is None else factor)
+        scale_learning_rates(self.optimizer, scheduled)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
