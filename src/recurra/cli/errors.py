@@ -25,8 +25,6 @@ EXTRAS = {
     "prometheus_client": "serve",
     "datasets": "data",
     "pytorch_optimizer": "optimizers",
-    "wandb": "loggers",
-    "mlflow": "loggers",
 }
 """Packages that some commands need, with the extra that installs each."""
 

@@ -22,12 +22,10 @@ from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
-from recurra.training.experiment import Experiment, to_plain
+from recurra.training.experiment import Experiment
 from recurra.training.hardware import hardware
-from recurra.training.loggers import LOGGERS
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.precision import precision_note
-from recurra.training.profiling import Trace
 from recurra.training.progress import RunProgress, watch
 from recurra.training.ranks import Ranks
 from recurra.training.resumable import OpenData, ResumableRun
@@ -128,8 +126,7 @@ class Trainer(ResumableRun):
         logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
-        config = to_plain(self.experiment)
-        return [*logs, *(LOGGERS[name](self.folder, config) for name in self.config.logger)]
+        return logs
 
     def _write_summary(self, steps: int | None = None) -> None:
         """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
@@ -147,11 +144,9 @@ class Trainer(ResumableRun):
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
-        trace = Trace(self.folder.trace, self.config.profile if self.ranks.is_first else 0)
         stopping, saved_at = False, self.position.step
         while not self.finished and not stopping:
             gradient_norm = self._update()
-            trace.step()
             self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
@@ -172,7 +167,6 @@ class Trainer(ResumableRun):
                     saved_at = self.position.step
                     # Also now, in case the process is killed before the end.
                     self._write_summary()
-        trace.close()
         self.checkpoints.finish()
 
     def _update(self) -> Tensor:
