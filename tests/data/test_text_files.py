@@ -1,7 +1,7 @@
 import pytest
 
 from recurra.data import text_files
-from recurra.data.text_files import TextFile, find_text_files, require_splits
+from recurra.data.text_files import TextFile, find_text_files, joined, require_splits
 
 
 def read(path):
@@ -100,3 +100,13 @@ def test_a_file_that_changes_under_way_is_noticed(make_corpus):
     file.path.write_text("one six\n")
     with pytest.raises(OSError, match=r"train.txt is not the file that it was when reading began"):
         list(file.blocks())
+
+
+@pytest.mark.parametrize("length", [1, 5, 100])
+def test_texts_are_joined_until_they_are_long(length):
+    texts = ["ab\n", "\n", "cd\n", "e\n"] * 3
+    parts = list(joined(texts, length))
+    assert "".join(parts) == "".join(texts)
+    assert all(len(part) >= length for part in parts[:-1])
+    assert length == 1 or len(parts) < len(texts)
+    assert list(joined([], length)) == []

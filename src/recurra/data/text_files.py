@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recurra.checks import sentence
@@ -108,3 +108,17 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
         came = f"{folder}, which has no {' and no '.join(missing)} file (only {present})"
         mend = "any one of them is enough if you pass a vocabulary or tokenizer instead of making one from the text"
         raise FileNotFoundError(sentence("path", came, f"a train, a valid and a test file named {_NAMES}", mend))
+
+
+def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
+    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+    waiting: list[str] = []
+    size = 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size >= n_characters:
+            yield "".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield "".join(waiting)
