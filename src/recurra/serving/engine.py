@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from recurra.cells import cells_prepared_once
 from recurra.checks import require_at_least
 from recurra.generation.choosing import choose
 from recurra.serving.counters import Counters
@@ -97,7 +96,7 @@ class Engine:
     def _run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        with torch.inference_mode(), cells_prepared_once():
+        with torch.inference_mode():
             while not self._stopping.is_set():
                 self._wait()
                 self.round()
