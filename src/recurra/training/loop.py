@@ -17,7 +17,6 @@ from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, DataSet
-from recurra.scan.pieces import final_state, over
 from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
@@ -31,6 +30,7 @@ from recurra.training.ranks import Ranks
 from recurra.training.resumable import OpenData, ResumableRun
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
+from recurra.training.sequence_parallel import final_state
 from recurra.training.signals import StopSignal
 from recurra.training.strategy import local, whole
 
@@ -209,7 +209,7 @@ class Trainer(ResumableRun):
         if batch.cu_seqlens is not None:
             extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
-        with self.fabric.autocast(), over(self.pieces):
+        with self.fabric.autocast():
             loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
             self.state = None  # one for each packed sequence, all of which have ended
