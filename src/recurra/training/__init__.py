@@ -23,6 +23,7 @@ from recurra.training.recipe_family import RecipeFamily, read_family, split_vari
 from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
+from recurra.training.sequence_parallel import SequenceParallel
 from recurra.training.starting_weights import start_from
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "RecipeFamily",
     "RunFolder",
     "ScheduleConfig",
+    "SequenceParallel",
     "TextExperiment",
     "TimeSformerExperiment",
     "TimeSformerRecipe",
