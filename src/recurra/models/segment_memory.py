@@ -28,7 +28,7 @@ class NoMemory(nn.Module):
         """Return what the calls of `read` share: nothing."""
 
     def read(
-        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: None = None
+        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
     ) -> Float[Tensor, "B 0"]:
         """Return the memory after a segment's outputs: none."""
         return memory
@@ -77,7 +77,7 @@ class RelativePosition(nn.Module):
         """Return what calls share: nothing."""
 
     def forward(
-        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: None = None
+        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
         """Return x."""
         return x, state
