@@ -12,15 +12,16 @@ import tempfile
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.scan.pieces import Pieces, over
+from recurra.training.sequence_parallel import Pieces, in_pieces
 
-MIXERS = {"gateloop": "composes", "gru": "passes on"}
+MIXERS = {"gateloop": "a linear recurrence", "gru": "passes its state on"}
 RANKS = (1, 2, 4)
 
 
@@ -75,8 +76,11 @@ def saved_bytes(model: LanguageModel, inputs: torch.Tensor, targets: torch.Tenso
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor  # which keeps its storage, so that no other one gets its address
 
-    with over(pieces), saved_tensors_hooks(pack, lambda tensor: tensor):
-        losses, _ = model.loss(inputs, targets)
+    def call(state: Any) -> tuple[torch.Tensor, Any]:
+        return model.loss(inputs, targets, state)
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        losses, _ = call(None) if pieces is None else in_pieces(model, call, None, pieces)
     losses.sum().backward()
     return sum(sizes.values())
 

@@ -64,3 +64,21 @@ def failure(capsys, *words: str) -> str:
     assert "Traceback" not in captured.err
     assert captured.err.startswith(f"recurra {words[0]}: ")
     return captured.err
+
+
+TEXT_RECIPE = """
+experiment: text
+data: {path: CORPUS, cache: CORPUS, batch_size: 2, segment_length: 4}
+model: {n_layer: 1, d_model: 8, d_channel_mixing: 0, mixer: min-gru}
+training: {max_steps: 2, epochs: 9, tensorboard: false, accelerator: cpu, threads: 1}
+"""
+
+
+@pytest.fixture
+def text_recipe(tmp_path):
+    """A tiny language model on a tiny corpus."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b c a b d\n" * 5)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(TEXT_RECIPE.replace("CORPUS", str(tmp_path)))
+    return path

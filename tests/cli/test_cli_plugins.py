@@ -1,10 +1,11 @@
-"""Installed packages that add to Recurra through an entry point."""
+"""Code that adds to Recurra: by an entry point of an installed package, or by --import."""
 
 import sys
 
 import pytest
 
 from recurra.cli import main
+from recurra.training import optimizer_registry, read_metrics
 
 
 @pytest.fixture
@@ -36,3 +37,76 @@ def test_a_plugin_that_fails_is_named_with_its_package(installed, capsys):
         "recurra info: the plugin extra of the package own-plugin: "
         "ModuleNotFoundError: No module named 'something_that_is_not_there'\n"
     )
+
+
+def test_code_of_ones_own_is_imported_first(text_recipe, tmp_path, monkeypatch):
+    (tmp_path / "own_mixer_of_a_test.py").write_text(
+        "from recurra.mixers import register_mixer\n"
+        "from recurra.mixers.min_gru import MinGRU\n"
+        "import recurra.mixers.registry as registry\n"
+        "if 'own-of-a-test' not in registry.list_mixers():\n"
+        "    register_mixer('own-of-a-test')(type('Own', (MinGRU,), {}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["train", str(text_recipe), "--run", str(tmp_path / "run"), "--model.mixer", "own-of-a-test"]
+    assert main(words) == 2
+    assert main([*words, "--import", "own_mixer_of_a_test"]) == 0
+
+
+def test_an_optimiser_of_ones_own_trains_and_resumes(text_recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(optimizer_registry._optimizers, "_entries", dict(optimizer_registry._optimizers._entries))
+    monkeypatch.delitem(sys.modules, "own_optimizer_of_a_test", raising=False)
+    (tmp_path / "own_optimizer_of_a_test.py").write_text(
+        "from torch.optim import RMSprop\n"
+        "from recurra.training import register_optimizer\n"
+        "register_optimizer('rmsprop-of-a-test')(RMSprop)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--optimizer.algorithm", "rmsprop-of-a-test", "--optimizer.own_options", "{alpha: 0.5}"]
+    words, run = (
+        ["train", str(text_recipe), "--training.max_steps", "2", "--schedule.final_fraction", "1", *options],
+        tmp_path / "run",
+    )
+    assert main([*words, "--run", str(run)]) == 2
+    assert "optimizer.algorithm is 'rmsprop-of-a-test'; expected one of adamw, muon, sgd" in capsys.readouterr().err
+    own = ["--import", "own_optimizer_of_a_test"]
+    assert main([*words, "--run", str(run), *own]) == 0
+    assert main([*words, "--optimizer.own_options", "{alphas: 1}", "--run", str(tmp_path / "other"), *own]) == 2
+    expected = "optimizer.own_options is options with 'alphas' for rmsprop-of-a-test; expected some of alpha, eps,"
+    assert expected in capsys.readouterr().err
+    assert main(["train", "--resume", str(run), "--training.max_steps", "4", *own]) == 0
+    assert main([*words, "--training.max_steps", "4", "--run", str(tmp_path / "whole"), *own]) == 0
+    ends = [read_metrics(folder / "metrics.csv")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", ["there.is.none", "own_code_of_tests.py", "own_code_of_tests.none", "./own.py", ""])
+def test_a_module_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_code_of_tests.py").write_text("")
+    assert main(["info", "--import", name]) == 2
+    assert f"--import is {name!r}; expected a module that Python finds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import there_is_none", "ModuleNotFoundError: No module named 'there_is_none'"),
+        ("[][3]", "IndexError: list index out of range"),
+        ("raise RuntimeError", "RuntimeError"),
+        ("def", "SyntaxError: invalid syntax (own_code_of_tests.py, line 1)"),
+    ],
+)
+def test_an_error_in_code_of_ones_own_is_said_as_it_is(tmp_path, monkeypatch, capsys, code, said):
+    monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_code_of_tests.py").write_text(code)
+    words = ["info", "--import", "own_code_of_tests"]
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"recurra info: --import own_code_of_tests: {said}\n"
+    with pytest.raises(ValueError, match="own_code_of_tests") as error:
+        main([*words, "--debug"])
+    assert type(error.value.__cause__).__name__ == said.partition(":")[0]

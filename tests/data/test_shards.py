@@ -20,16 +20,14 @@ from recurra.data import prepare as preparing
 from recurra.data.batches import IGNORED_TARGET
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.documents import find_units
-from recurra.data.large_text import shards_folder
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
+from recurra.data.text import shards_folder
 from recurra.evaluation import evaluate
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.models import LanguageModel, LanguageModelConfig
-
-from .test_mds import write_mds
 
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
@@ -234,9 +232,11 @@ def test_two_preparations_of_one_corpus_take_turns(corpus, tmp_path):
 
 def test_a_finished_cache_is_read_without_writing_and_another_one_is_named(tmp_path):
     """It may be shared by many users, or read-only."""
-    write_mds(tmp_path / "train", [["a b", "b c"]])
+    pytest.importorskip("datasets", reason="needs the extra data: pip install recurra[data]")
+    (corpus := tmp_path / "corpus").mkdir()
+    (corpus / "train.jsonl").write_text('{"text": "a b"}\n{"text": "b c"}\n')
     cache = tmp_path / "cache"
-    config = TextConfig(str(tmp_path), source="mds", cache=str(cache), segment_length=4)
+    config = TextConfig(str(corpus), source="jsonl", cache=str(cache), segment_length=4)
     cache.mkdir(mode=0o555)
     with pytest.raises(
         OSError, match=r"^cache is .*shards-.*, which cannot be written \(.*: name another .*data.cache$"
@@ -359,10 +359,9 @@ def test_damage_is_found(corpus, tmp_path):
         ShardCorpus(tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", ["npy", "mds"])
-def test_damaged_and_missing_places_of_documents_are_found(corpus, tmp_path, form):
+def test_damaged_and_missing_places_of_documents_are_found(corpus, tmp_path):
     out = tmp_path / "out"
-    what = Preparation("folder", str(corpus), out, format=form)
+    what = Preparation("folder", str(corpus), out)
     prepare(what)
     tokens = ShardCorpus(out).tokens("train")
     starts, file = tokens.document_starts(0, len(tokens)), tokens.shards[1].path.with_suffix(".documents.npy")
@@ -663,9 +662,9 @@ def test_shards_within_the_corpus_are_no_part_of_it(tmp_path, vocabulary):
     assert said[-1].startswith("2 shards, 2 of them finished")
 
 
-@pytest.mark.parametrize(("source", "form"), [("jsonl", "npy"), ("hf", "npy"), ("mds", "mds")])
-def test_shards_in_the_place_of_the_corpus_are_refused(tmp_path, source, form):
-    work = Preparation(source, str(tmp_path), tmp_path / "x" / "..", format=form)
+@pytest.mark.parametrize("source", ["jsonl", "hf"])
+def test_shards_in_the_place_of_the_corpus_are_refused(tmp_path, source):
+    work = Preparation(source, str(tmp_path), tmp_path / "x" / "..")
     with pytest.raises(ValueError, match=r"--out is .*, the folder of the corpus; expected a folder of its own"):
         prepare(work)
     assert not [*tmp_path.iterdir()]
@@ -688,9 +687,9 @@ def test_a_file_that_becomes_shorter_is_refused(corpus):
         list(unit.documents())
 
 
-def test_mds_that_is_made_again_is_read_again(tmp_path):
+def test_shards_that_are_made_again_are_read_again(tmp_path):
     (tmp_path / "corpus").mkdir()
-    work = Preparation("folder", str(tmp_path / "corpus"), tmp_path / "out", vocabulary="bytes", format="mds")
+    work = Preparation("folder", str(tmp_path / "corpus"), tmp_path / "out", vocabulary="bytes")
     for text in ("one\ntwo\n", "one\ntwo\nthree\n"):
         (tmp_path / "corpus/train.txt").write_text(text)
         prepare(work)

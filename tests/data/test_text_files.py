@@ -102,12 +102,11 @@ def test_a_file_that_changes_under_way_is_noticed(make_corpus):
         list(file.blocks())
 
 
-@pytest.mark.parametrize("between", ["", " "])
 @pytest.mark.parametrize("length", [1, 5, 100])
-def test_texts_are_joined_until_they_are_long(length, between):
+def test_texts_are_joined_until_they_are_long(length):
     texts = ["ab\n", "\n", "cd\n", "e\n"] * 3
-    parts = list(joined(texts, length, between))
-    assert between.join(parts) == between.join(texts)
+    parts = list(joined(texts, length))
+    assert "".join(parts) == "".join(texts)
     assert all(len(part) >= length for part in parts[:-1])
     assert length == 1 or len(parts) < len(texts)
     assert list(joined([], length)) == []

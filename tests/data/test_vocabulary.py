@@ -49,8 +49,10 @@ def test_any_text_goes_in_and_its_words_come_out(text):
 
 
 def test_saving_and_loading(tmp_path):
-    vocabulary = Vocabulary.from_text(['ä "quoted" \\ 𝄞\n'])
+    vocabulary = Vocabulary.from_text(['ä "quoted" \\ 𝄞 \x7f\n'])
     vocabulary.save(tmp_path / "new" / "vocabulary.json")
+    content = {"format": "recurra vocabulary 1", "fingerprint": vocabulary.fingerprint, "words": vocabulary.words}
+    assert vocabulary.to_json() == json.dumps(content, ensure_ascii=False, indent=0)
     loaded = Vocabulary.load(tmp_path / "new" / "vocabulary.json")
     assert loaded.words == vocabulary.words
     assert loaded.fingerprint == vocabulary.fingerprint

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from recurra.mixers import create_mixer
 from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.scan.pieces import Pieces, final_state, over
 from recurra.state import tensors
+from recurra.training.sequence_parallel import Pieces, SequenceParallel, final_state, in_pieces
 
 
 def case(module, x, state, cut):
@@ -28,8 +28,7 @@ def case(module, x, state, cut):
 def refusal(name, pieces):
     """Say how a second derivative is refused; "" if it is not."""
     module = create_mixer(name, 8)
-    with over(pieces):
-        y, _ = module(torch.randn(1, 3, 8))
+    y, _ = SequenceParallel(module, pieces.group)(torch.randn(1, 3, 8))
     try:
         y.square().sum().backward(create_graph=True)
     except NotImplementedError as error:
@@ -45,8 +44,8 @@ def solve(pieces, problems):
         module = create_mixer(name, 8, **problem["options"])
         edges = [0, *torch.tensor(problem["lengths"][world]).cumsum(0).tolist()]
         state = type(module.initial_state(2))(*problem["state"])
-        with over(pieces):
-            x, state, y, last, loss = case(module, problem["x"], state, slice(edges[rank], edges[rank + 1]))
+        shared = SequenceParallel(module, pieces.group)
+        x, state, y, last, loss = case(shared, problem["x"], state, slice(edges[rank], edges[rank + 1]))
         if rank == world - 1:  # and through the last state
             loss = loss + sum(t.abs().square().sum() for t in tensors(last) if t.requires_grad)
         loss.backward()
@@ -59,8 +58,8 @@ def solve(pieces, problems):
     model = LanguageModel(config)
     tokens = torch.arange(62).view(2, 31) * 7 % 11
     cut = slice(30 * rank // world, 30 * (rank + 1) // world)
-    with over(pieces):
-        losses, _ = model.loss(tokens[:, :-1][:, cut], tokens[:, 1:][:, cut])
+    inputs, targets = tokens[:, :-1][:, cut], tokens[:, 1:][:, cut]
+    losses, _ = in_pieces(model, lambda entering: model.loss(inputs, targets, entering), None, pieces)
     losses.sum().backward()
     results["model"] = {"y": losses.detach(), "gradients": [p.grad for p in model.parameters()], "last": []}
     return results

@@ -55,9 +55,10 @@ def test_streams_that_come_and_go_write_what_they_write_alone(mixer):
 def test_an_orthogonal_matrix_is_made_once_for_all_tokens(monkeypatch):
     sizes = {"vocab_size": VOCABULARY, "n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8}
     config = CompactRecurrentTransformerConfig(**sizes, segment_length=3, memory="ncgru", position="rnn-ncgru")
-    served = ServedModel("m", CompactRecurrentTransformer(config).eval())
+    model = CompactRecurrentTransformer(config).eval()
     calls, transform, rounds = [], Cayley.forward, Rounds()
     monkeypatch.setattr(Cayley, "forward", lambda self, entries: calls.append(self) or transform(self, entries))
+    served = ServedModel("m", model)
     turn = Request(served, served.start, [1, 2, 3, 4], [asking(9)])
     rounds.engine.submit(turn)
     rounds.engine.start()

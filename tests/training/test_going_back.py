@@ -11,7 +11,6 @@ from recurra.evaluation import EvaluationResult
 from recurra.files.writing import discard
 from recurra.runs.score_files import staleness
 from recurra.training import TrainingDiverged, load_checkpoint
-from recurra.training.rate_finder import RateTest, find_rate
 
 
 def quiet():
@@ -156,19 +155,6 @@ def test_a_run_that_diverges_waits_for_the_checkpoint_that_is_being_written(make
 )
 def test_scores_from_before_the_run_went_on_are_told(ended, checkpoint, step, said):
     assert staleness(ended.folder, {"checkpoint": checkpoint, "step": step}) == said
-
-
-def test_the_steepest_fall_belongs_to_the_update_before_it():
-    assert RateTest([1.0, 2.0, 3.0], [5.0, 4.0, 1.0]).steepest == 2.0
-
-
-def test_a_rate_test_needs_steps_and_a_loss(make_trainer, monkeypatch):
-    with pytest.raises(ValueError, match=r"^n_steps is 0; expected at least 1"):
-        find_rate(make_trainer("none"), n_steps=0)
-    trainer = make_trainer("infinite")
-    monkeypatch.setattr(trainer, "update_at", lambda factor: float("inf"))
-    with pytest.raises(ValueError, match=r"the loss before the first update is inf; expected a finite number"):
-        find_rate(trainer)
 
 
 def killed_in_step(trainer, step):

@@ -10,7 +10,7 @@ Not counted are:
 - elementwise operations: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with d_h > 1,
   k^T v and q h around its scan;
 - the products that turn NCGRU's skew-symmetric A into U_c: they depend only on the weights. The module computes them
-  once per call, or only once inside `recurra.cells.cells_prepared_once()`;
+  once per call, and without gradients only when A has changed;
 - scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
@@ -32,6 +32,8 @@ from recurra.state import n_bytes
 
 VOCABULARY_PARTS = ("embedding", "head")
 """The children of a language model whose cost depends on the vocabulary; the others are its blocks."""
+_OF_WEIGHTS = ("recurra.neumann_inverse",)
+"""Operators that depend only on the weights."""
 
 
 class MeasuredCost(NamedTuple):
@@ -74,7 +76,7 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
     of_vocabulary = {id(tensor) for name in VOCABULARY_PARTS for tensor in children[name].parameters()}
     flops, state_bytes = _count(model, segment_length)
     root = type(model).__name__
-    total = sum(flops["Global"].values())
+    total = sum(n for operator, n in flops["Global"].items() if str(operator) not in _OF_WEIGHTS)
     vocabulary = sum(sum(flops.get(f"{root}.{name}", {}).values()) for name in VOCABULARY_PARTS)
     return MeasuredCost(
         block_flops=total - vocabulary,

@@ -5,7 +5,6 @@ from recurra.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights
 from recurra.cells.gru_sequence import gru_sequence, gru_sequence_reference
 from recurra.cells.ncgru import NCGRUCell
 from recurra.cells.neumann import Neumann, NeumannCayley
-from recurra.cells.prepared import cells_prepared_once
 from recurra.cells.slstm_sequence import SLSTMParts, slstm_sequence, slstm_sequence_reference
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "NeumannCayley",
     "RecurrentWeights",
     "SLSTMParts",
-    "cells_prepared_once",
     "gru_sequence",
     "gru_sequence_reference",
     "slstm_sequence",

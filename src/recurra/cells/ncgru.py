@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from recurra.cells.cayley import Cayley, draw_skew_symmetric, lower_entries
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.neumann import Neumann, NeumannCayley
-from recurra.cells.prepared import made_once
+from recurra.kernels.operators import transforms_are_active
 
 
 class NCGRUCell(GRUCell):
@@ -26,7 +26,7 @@ class NCGRUCell(GRUCell):
     The learned parameter is the strict lower triangle of A, H (H - 1) / 2 numbers, named
     `parametrizations.candidate_weight.original`. `recurra.cells.cayley.draw_skew_symmetric` draws its start, and
     `cell.candidate_weight = U` sets it from an orthogonal matrix. D is a buffer. U_c is computed once per call of the
-    layer or cell; `recurra.cells.cells_prepared_once()` keeps it for several calls.
+    layer or cell. Without gradients, it is computed again only after A has changed.
 
     Args:
         input_size: channels D of x.
@@ -48,6 +48,7 @@ class NCGRUCell(GRUCell):
         with torch.no_grad():
             start = Cayley.forward(cayley, lower_entries(draw_skew_symmetric(hidden_size)))
         self.candidate_weight = nn.Parameter(start)
+        self._kept: tuple[Tensor, tuple[int, int], Tensor] | None = None
         # unsafe: the parameter is a vector, the weight a matrix
         parametrize.register_parametrization(self, "candidate_weight", cayley, unsafe=True)
 
@@ -58,8 +59,22 @@ class NCGRUCell(GRUCell):
         return torch.linalg.matrix_norm(u.t() @ u - torch.eye(self.hidden_size, dtype=u.dtype, device=u.device))
 
     def recurrent_weights(self, dtype: torch.dtype | None = None) -> RecurrentWeights:
-        """Return the matrices of the products with h in `dtype`; those of a block of calls are made once."""
-        return made_once(self, self._parametrization.original, super().recurrent_weights, dtype)
+        """Return the matrices of the products with h in `dtype`, that of the projected x; None keeps their own."""
+        return RecurrentWeights(self.gate_weight.to(dtype=dtype), self._orthogonal().to(dtype=dtype))
+
+    def _orthogonal(self) -> Float[Tensor, "H H"]:
+        """Return U_c; without gradients, the one kept from an earlier call if A is still the same."""
+        entries = self._parametrization.original
+        if torch.compiler.is_compiling() or transforms_are_active():
+            return self.candidate_weight
+        if torch.is_grad_enabled() or type(entries) is not nn.Parameter or entries.is_inference():
+            self._kept = None  # also for writers that leave a tensor's version as it is, such as FSDP's
+            return self.candidate_weight
+        kept, now = self._kept, (entries._version, entries.data_ptr())
+        if kept is None or kept[0] is not entries or kept[1] != now:
+            with torch.inference_mode(False), torch.no_grad():  # for calls in either mode
+                self._kept = kept = entries, now, self.candidate_weight
+        return kept[2]
 
     def cayley_error(self) -> Float[Tensor, ""]:
         """Measure ||U_c - U_exact|| (Frobenius, in float64): what the Neumann series omits, and rounding."""

@@ -14,7 +14,6 @@ COMMANDS = {
     "prepare": ("recurra.cli.prepare", "encode a corpus of any size into shards of tokens"),
     "train": ("recurra.cli.train", "train a recipe, or resume a run"),
     "sweep": ("recurra.cli.sweep", "train a recipe with many values, and compare the runs"),
-    "rates": ("recurra.cli.rates", "try growing learning rates on a recipe"),
     "eval": ("recurra.cli.evaluate", "score a trained run on a split"),
     "generate": ("recurra.cli.generate", "continue a text with a trained run"),
     "serve": ("recurra.cli.serve", "serve trained runs over HTTP, and a page to look into them"),

@@ -24,10 +24,7 @@ EXTRAS = {
     "sse_starlette": "serve",
     "prometheus_client": "serve",
     "datasets": "data",
-    "optuna": "sweep",
     "pytorch_optimizer": "optimizers",
-    "wandb": "loggers",
-    "mlflow": "loggers",
 }
 """Packages that some commands need, with the extra that installs each."""
 

@@ -5,7 +5,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from time import perf_counter
 
-from recurra.cells import cells_prepared_once
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
@@ -44,19 +43,18 @@ def run(words: Sequence[str]) -> int:
     streams = Streams(trained.model, tokenizer, weights=arguments.weights)
     stream = streams.open(0)
     source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
-    with cells_prepared_once():
-        if arguments.load_state:
-            stream.load(arguments.load_state)
-        start = perf_counter()
-        n_read = _feed(source, arguments)
-        read_seconds = perf_counter() - start
-        start = perf_counter()
-        if arguments.continuations == 1:
-            n_written = _write(source, arguments, sampling)
-        else:
-            with joined_ranks() as ranks:
-                n_written = _write_side_by_side(streams, arguments, sampling, ranks)
-        write_seconds = perf_counter() - start
+    if arguments.load_state:
+        stream.load(arguments.load_state)
+    start = perf_counter()
+    n_read = _feed(source, arguments)
+    read_seconds = perf_counter() - start
+    start = perf_counter()
+    if arguments.continuations == 1:
+        n_written = _write(source, arguments, sampling)
+    else:
+        with joined_ranks() as ranks:
+            n_written = _write_side_by_side(streams, arguments, sampling, ranks)
+    write_seconds = perf_counter() - start
     if arguments.save_state:
         stream.save(arguments.save_state)
     if not is_first_launched():

@@ -6,15 +6,15 @@ from time import perf_counter
 
 from recurra.cli.arguments import command_parser
 from recurra.data.documents import SOURCES
-from recurra.data.prepare import FORMATS, Preparation, prepare
+from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import ENCODERS
 
 DESCRIPTION = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
 
 PATH is a folder with train, valid and test files of text, a folder of .parquet or .jsonl files whose names or folders
-begin with the split, a folder with a folder of MDS shards for each split, or a data set of the Hugging Face hub or on
-disk. A preparation that was stopped or killed continues where it was: run the same command again."""
+begin with the split, or a data set of the Hugging Face hub or on disk. If a preparation is stopped or killed, run the
+same command again to continue it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -28,7 +28,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--vocabulary", choices=ENCODERS, default="words", help="kind of tokens (default: words)")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="most frequent words to keep, or size of the bpe")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this vocabulary instead of making one")
-    parser.add_argument("--format", choices=FORMATS, default="npy", help="of the shards (default: npy)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     given = vars(parser.parse_args(words))
     began = perf_counter()

@@ -1,24 +1,36 @@
-"""`recurra sweep`: train a recipe with many values, and compare the runs."""
+"""`recurra sweep`: train a recipe with every combination of some values, and compare the runs."""
 
-from collections.abc import Sequence
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from recurra.checks import require_at_least, sentence
+from recurra.checks import require, sentence
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.runs.start import default_run_folder
-from recurra.runs.sweep import Tried, grid, parse_space, search, try_values
-from recurra.training import load_recipe
+from recurra.runs.start import default_run_folder, resume_run, start_run
+from recurra.training import RunFolder, Trainer, load_recipe
 from recurra.training.allocator import keep_large_blocks
+from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
 
 DESCRIPTION = """\
-Train a recipe with every combination of some values, each run in a folder of its own, and print a table.
+Train a recipe with every combination of some values, each run in its own folder, and print a table, the best run first.
 
---try optimizer.learning_rate=0.001,0.003,0.01 --try training.seed=0,1 makes six runs. With --trials N, Optuna chooses
-the values, also from ranges: --try optimizer.learning_rate=log:1e-4..1e-2. A sweep that was stopped continues: run the
-same command again; finished runs are read, not repeated."""
+A key with commas in its value is varied: --optimizer.learning_rate 0.001,0.003,0.01 --training.seed 0,1 makes six runs.
+Values in [brackets] or {braces} are single ones. To continue a sweep that was stopped, run the same command again: it
+reads the runs that are finished and resumes the others."""
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A run of a sweep: its values by key, and the scores of its best evaluation, which are empty if it diverged."""
+
+    folder: Path
+    values: Mapping[str, str]
+    scores: Mapping[str, int | float]
 
 
 def run(words: Sequence[str]) -> int:
@@ -26,49 +38,76 @@ def run(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("sweep", DESCRIPTION)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
-    parser.add_argument(
-        "--try", dest="tries", action="append", required=True, metavar="KEY=VALUES", help="what to vary"
-    )
-    parser.add_argument("--trials", type=int, metavar="N", help="let Optuna choose the values of N runs")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
     arguments = parser.parse_args(own)
-    if arguments.trials is not None:
-        require_at_least(1, **{"--trials": arguments.trials})
     keep_large_blocks()
-    out = arguments.out or default_run_folder(arguments.recipe).with_name(
-        f"{default_run_folder(arguments.recipe).name}-sweep"
-    )
-    tries = [word.partition("=")[::2] for word in arguments.tries]
-    keys = [key for key, _ in tries]
-    if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-        mend = "give it all its values, with commas between"
-        raise ValueError(sentence("--try", f"{twice[0]} twice", "each key once", mend))
-    space = parse_space(dict(tries))
-    measure = load_recipe(arguments.recipe, overrides).training.monitor
-
-    def attempt(values: dict[str, str]) -> Tried:
-        return try_values(arguments.recipe, out, values, overrides)
-
-    if arguments.trials is None:
-        tried = [attempt(values) for values in grid(space)]
-    else:
-        tried = search(space, out, attempt, arguments.trials, measure)
-    Console(markup=False).print(sweep_table(out.name, keys, tried, measure))
+    usual = default_run_folder(arguments.recipe)
+    out = arguments.out or usual.with_name(f"{usual.name}-sweep")
+    space, fixed = _space(overrides)
+    combinations = [dict(zip(space, values)) for values in itertools.product(*space.values())]
+    runs = [_train(arguments.recipe, out, values, fixed) for values in combinations]
+    monitor = load_recipe(arguments.recipe, overrides=_words(combinations[0], fixed)).training.monitor
+    Console(markup=False).print(sweep_table(out.name, [*space], runs, monitor))
     return 0
 
 
-def sweep_table(title: str, keys: Sequence[str], tried: Sequence[Tried], measure: str) -> Table:
-    """Tabulate the runs of a sweep with the values of some keys, the best first."""
+def _space(overrides: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Split words set over a recipe into the keys that vary, with their values, and the others."""
+    joined = iter(overrides)
+    pairs = (word.removeprefix("--").partition("=") for word in joined)
+    given = {key: value if equals else next(joined) for key, equals, value in pairs}
+    space = {key: text.split(",") for key, text in given.items() if "," in text and text[0] not in "[{"}
+    if not space:
+        expected = "several for at least one key, as in --optimizer.learning_rate 0.001,0.003"
+        raise ValueError(sentence("the values to sweep over", "none", expected))
+    return space, {key: text for key, text in given.items() if key not in space}
+
+
+def _words(*settings: Mapping[str, str]) -> list[str]:
+    return [f"--{key}={value}" for one in settings for key, value in one.items()]
+
+
+def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str, str]) -> SweptRun:
+    """Train a recipe with some values, or resume or read the run that has them."""
+    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
+    folder, words = RunFolder(out / name), _words(fixed, values)
+    try:
+        trainer = _resumed(recipe, folder, words) if folder.config.exists() else start_run(recipe, folder.path, words)
+        if not trainer.finished and (received := trainer.fit().received) is not None:
+            raise KeyboardInterrupt(received.name)
+    except FloatingPointError:  # the loss is not finite, which is a result like others
+        return SweptRun(folder.path, values, {})
+    return SweptRun(folder.path, values, trainer.scores.get("best", {}))
+
+
+def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
+    """Resume a run of the sweep with what the recipe says of its length now; refuse a run of other settings or data."""
+    own, asked = load_recipe(folder.config), load_recipe(recipe, words)
+    if asked.training.precision == "auto":
+        asked = replace(asked, training=replace(asked.training, precision=own.training.precision))
+    before, now = to_plain(own), to_plain(asked)
+    try:
+        require_resumable(before, asked)
+        for key in ("path", "poses"):
+            there, wanted = before["data"].get(key), now["data"].get(key)
+            require(there == wanted, f"data.{key}", wanted, f"{there!r}, with which this run was trained")
+    except ValueError as error:
+        raise ValueError(f"{folder.path}: {error}; or choose another folder with --out") from error
+    changes = {key: json.dumps(new) for key, (_, new) in differences(before, now).items() if key in RESUMABLE}
+    return resume_run(folder.path, overrides=_words(changes))
+
+
+def sweep_table(title: str, keys: Sequence[str], runs: Sequence[SweptRun], monitor: str) -> Table:
+    """Tabulate the runs of a sweep with the values of the keys that vary, the best first."""
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
-    for key, name in zip(keys, short):
-        table.add_column(key if short.count(name) > 1 else name, overflow="fold")
-    for name in ("step", "loss", "accuracy", "run"):
+    names = [key if short.count(name) > 1 else name for key, name in zip(keys, short)]
+    for name in (*names, "step", "loss", "accuracy", "run"):
         table.add_column(name, overflow="fold")
-    worst = float("inf")
-    sign = 1 if measure == "loss" else -1
-    for one in sorted(tried, key=lambda one: sign * one.scores[measure] if one.scores else worst):
+    sign = 1 if monitor == "loss" else -1
+    for one in sorted(runs, key=lambda one: sign * one.scores[monitor] if one.scores else float("inf")):
         scores = [f"{one.scores[name]:.4f}" if name in one.scores else "" for name in ("loss", "accuracy")]
-        step = str(one.scores.get("step", "diverged"))
-        table.add_row(*(one.values.get(key, "") for key in keys), step, *scores, str(one.folder))
+        table.add_row(
+            *(one.values[key] for key in keys), str(one.scores.get("step", "diverged")), *scores, str(one.folder)
+        )
     return table

@@ -1,8 +1,7 @@
-"""Where the text of large corpora comes from: folders of text, parquet, JSON lines, MDS, and data sets of a hub.
+"""Where the text of large corpora comes from: folders of text, parquet, JSON lines, and data sets of a hub.
 
 A corpus is cut into units that can be read one by one, in any process. Text files are cut at line ends into pieces of
-about 32 MB, MDS has its shards; for everything else `datasets` of Hugging Face says what the units are, usually files,
-and streams them.
+about 32 MB; for everything else `datasets` of Hugging Face says what the units are, usually files, and streams them.
 """
 
 import hashlib
@@ -15,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.mds import MDS_INDEX, read_index
 from recurra.data.text_files import find_text_files
 from recurra.files.digests import STAMP
 from recurra.files.reading import read_json
 
-Source: TypeAlias = Literal["folder", "parquet", "jsonl", "mds", "hf"]
-SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "mds", "hf")
+Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
+SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
 PIECE_BYTES = 32 * 2**20
 PREPARED = "vocabulary.json"
 """The file of a folder of shards that says what its vocabulary was made of, and for which size."""
@@ -33,7 +31,6 @@ _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json", ".jsonl.gz",
 _ROWS = 1000
 """Rows of a parquet file that are read at once."""
 _BUILDERS = {"parquet": "parquet", "jsonl": "json"}
-_MDS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val"), "test": ("test",)}
 _HUB_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 
@@ -94,9 +91,6 @@ class Unit:
                 yield text if text.endswith("\n") else text + "\n"
 
     def _texts(self) -> Iterator[str]:
-        if self.source == "mds":
-            yield from self._samples()
-            return
         for number, row in enumerate(self._rows()):
             text = row.get(self.field)
             if text is None and self.field in row:
@@ -125,13 +119,6 @@ class Unit:
         files = [] if self.source == "hf" else _files(self.source, self.path, self.split)
         return files[self.number] if len(files) == self.n_units else self.path
 
-    def _samples(self) -> Iterator[str]:
-        for text in read_index(Path(self.path))[self.number].values(self.field):
-            if not isinstance(text, str):
-                came = f"a corpus whose {self.field!r} is {kind_of(text)}"
-                raise ValueError(sentence(self.path, came, "a column of texts", "set --field"))
-            yield text if text.endswith("\n") else text + "\n"
-
 
 def find_units(source: Source, path: str, *, name: str | None = None, field: str = "text") -> list[Unit]:
     """List the units of a corpus, split by split, in their order.
@@ -147,9 +134,9 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
         files = find_text_files(Path(path).expanduser())
         return [unit for split, file in files.items() for unit in _pieces(split, file.path, file.n_bytes)]
     path = corpus_path(source, path) if source == "hf" else path
-    units = list(_mds_units(path, field)) if source == "mds" else []
+    units: list[Unit] = []
     everything = _everything(path) if source == "hf" else ""
-    for split in () if source == "mds" else SPLITS:
+    for split in SPLITS:
         if source != "hf" and not _files(source, path, split):
             continue
         try:
@@ -170,14 +157,6 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     if not units:
         raise ValueError(sentence("data.path", path, f"a corpus of {source} with a train, valid or test split"))
     return units
-
-
-def _mds_units(path: str, field: str) -> Iterator[Unit]:
-    for split in SPLITS:
-        folders = [Path(path).expanduser() / name for name in _MDS_SPLITS[split]]
-        folder = next((folder for folder in folders if (folder / MDS_INDEX).is_file()), None)
-        for number, shard in enumerate([] if folder is None else read_index(folder)):
-            yield Unit(split, number, "mds", str(folder), field=field, identity=_identity([shard.path]))
 
 
 def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:
@@ -230,10 +209,7 @@ def training_identity(source: Source, path: str) -> str:
     """
     if source == "hf":
         return _everything(path)
-    if source != "mds":
-        return _identity([Path(file) for file in _files(source, path, "train")])
-    folders = (Path(path).expanduser() / name / MDS_INDEX for name in _MDS_SPLITS["train"])
-    return _identity([index for index in folders if index.is_file()])
+    return _identity([Path(file) for file in _files(source, path, "train")])
 
 
 def _files(source: Source, path: str, split: Split) -> list[str]:

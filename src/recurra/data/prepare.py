@@ -5,36 +5,31 @@ once its own small JSON file is there, which says what the shard was made from.
 """
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import numpy as np
 
 from recurra.checks import require, require_choice, require_whole_number, sentence
-from recurra.data.batches import SPLITS
 from recurra.data.bpe import BytePairEncoding, split_lines
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.cache import require_write_bit
 from recurra.data.corpus import TextEncoder
 from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
-from recurra.data.mds import MDS_INDEX, index_of, write_shard
 from recurra.data.progress import item_progress
-from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MDS_SUFFIX, MOST_INDEX_BYTES, TOKENIZER
-from recurra.data.vocabulary import EOS, UNK, Vocabulary
-from recurra.data.word_counts import count_words, merged_counts
+from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
+from recurra.data.vocabulary import EOS, UNK, Vocabulary, count_words
 from recurra.data.workers import Map, worker_map
 from recurra.files.digests import file_sha256
 from recurra.files.locking import locked
 from recurra.files.stamped_json import read_stamped, write_stamped
 from recurra.files.writing import leftovers, replacing
 
-FORMATS = ("npy", "mds")
 SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
 
@@ -45,7 +40,7 @@ class Preparation:
 
     source, path, name, field: where the text is (`find_units`). out: the folder of the shards. vocabulary: "words",
     "bpe" or "bytes". vocab_size: for words the most frequent ones, None for all; for bpe the size. tokenizer: a file to
-    take instead of making one. workers: processes. format: "npy", or "mds" for the shards of MosaicML's streaming.
+    take instead of making one. workers: processes.
 
     Raises ValueError, naming the field, for an impossible value.
     """
@@ -59,11 +54,9 @@ class Preparation:
     workers: int = 1
     name: str | None = None
     field: str = "text"
-    format: Literal["npy", "mds"] = "npy"
 
     def __post_init__(self) -> None:
         require_choice(ENCODERS, vocabulary=self.vocabulary)
-        require_choice(FORMATS, format=self.format)
         require_whole_number(1, workers=self.workers)
         require(self.source == "hf" or self.name is None, "name", self.name, "None unless the source is hf")
         require(self.source != "folder" or self.field == "text", "field", self.field, "text, for files without columns")
@@ -100,8 +93,7 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
 
 def _require_apart(what: Preparation) -> None:
     """Refuse to write where the shards, or what is said of them, would be taken for the corpus, or take its place."""
-    meet = what.source in ("jsonl", "hf") or what.source == what.format
-    if meet and corpus_path(what.source, what.path) == str(what.out.expanduser().resolve()):
+    if what.source in ("jsonl", "hf") and corpus_path(what.source, what.path) == str(what.out.expanduser().resolve()):
         raise ValueError(
             sentence("--out", f"{what.out}, the folder of the corpus", "a folder of its own, which may be in it")
         )
@@ -109,9 +101,8 @@ def _require_apart(what: Preparation) -> None:
 
 def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None], exclusive: bool) -> dict[str, Any]:
     """Write what is missing. exclusive: as the only process, to which what is left half written belongs."""
-    for folder in (what.out, *(what.out / split for split in SPLITS)) if exclusive else ():
-        for temporary, _ in leftovers(folder):
-            temporary.unlink(missing_ok=True)
+    for temporary, _ in leftovers(what.out) if exclusive else ():
+        temporary.unlink(missing_ok=True)
     with worker_map(what.workers) as mapped:
         encoder = _encoder(what, units, mapped, report)
         for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
@@ -125,9 +116,6 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
                 advance(1)
     index = _index(what, units, encoder)
     assert index is not None  # what was missing was written above
-    for path, content in _mds_indexes(what, index).items():
-        with replacing(path) as file:
-            file.write(content)
     if not _is_there(what.out / INDEX, index):
         write_stamped(what.out / INDEX, index)
     return index
@@ -145,10 +133,7 @@ def _complete(what: Preparation, units: list[Unit]) -> dict[str, Any] | None:
     encoder = ENCODERS[what.vocabulary].load(own)
     _require_as_asked(what, units, encoder)
     index = _index(what, units, encoder)
-    if index is None or not _is_there(path, index):
-        return None
-    mds = _mds_indexes(what, index)
-    return index if all(path.is_file() and path.read_bytes() == content for path, content in mds.items()) else None
+    return index if index is not None and _is_there(path, index) else None
 
 
 def _index(what: Preparation, units: list[Unit], encoder: TextEncoder) -> dict[str, Any] | None:
@@ -175,17 +160,6 @@ def _is_there(path: Path, index: dict[str, Any]) -> bool:
     return False
 
 
-def _mds_indexes(what: Preparation, index: dict[str, Any]) -> dict[Path, bytes]:
-    """Return the files that other readers of MDS want, with their content; none for numpy's shards."""
-    if what.format != "mds":
-        return {}
-    contents, dtype = {}, _narrowest(index["vocab_size"])
-    for split, entries in index["splits"].items():
-        shards = [(what.out / entry["name"], entry["documents"]) for entry in entries]
-        contents[what.out / split / MDS_INDEX] = json.dumps(index_of(shards, dtype)).encode()
-    return contents
-
-
 def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
     own, asked = what.out / TOKENIZER, what.out / PREPARED
@@ -208,8 +182,11 @@ def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable
     else:
         report("counting words")
         with item_progress("Counting words", len(training)) as advance:
-            files = mapped(_count_words, [(what.out, unit) for unit in training])
-            encoder = _most_frequent(_counted(files, advance), what.vocab_size)
+            total: Counter[str] = Counter()
+            for file in mapped(_count_words, [(what.out, unit) for unit in training]):
+                total.update(_read_counts(file))
+                advance(1)
+            encoder = _most_frequent(total, what.vocab_size)
     write_stamped(asked, {"vocab_size": what.vocab_size, "from": _digest(units)})
     encoder.save(own)
     return encoder
@@ -253,15 +230,12 @@ def _first(unit: Unit, n_characters: int) -> Iterator[str]:
             return
 
 
-def _counted(files: Iterable[Path], advance: Callable[[int], None]) -> Iterator[tuple[str, np.ndarray]]:
-    for file in files:
-        advance(1)
-        content = read_stamped(file, most_bytes=_MOST_COUNTS)
-        yield content["words"], np.fromstring(content["counts"], dtype=np.int64, sep=" ")
+def _read_counts(file: Path) -> dict[str, int]:
+    content = read_stamped(file, most_bytes=_MOST_COUNTS)
+    return dict(zip(content["words"].split(), map(int, content["counts"].split())))
 
 
-def _most_frequent(counts: Iterable[tuple[str, np.ndarray]], size: int | None) -> Vocabulary:
-    total = Counter(merged_counts(counts))
+def _most_frequent(total: Counter[str], size: int | None) -> Vocabulary:
     total.setdefault(EOS, 0)
     total.setdefault(UNK, 0)
     words = [word for word, _ in total.most_common()]
@@ -282,7 +256,7 @@ def _count_words(work: tuple[Path, Unit]) -> Path:
     path = folder / f"{_COUNTS}{_name(unit)}.json"
     with suppress(OSError, ValueError):
         content = read_stamped(path, most_bytes=_MOST_COUNTS)
-        if content["from"] == unit.origin and "words" in content:  # older files lack it
+        if content["from"] == unit.origin:
             return path
     counts = count_words(unit.documents())
     # two long texts: JSON of so many entries takes longer than counting
@@ -314,11 +288,7 @@ def _write_shard(work: tuple[Preparation, str, Unit]) -> None:
     documents = np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
     starts_path = path.with_suffix(DOCUMENTS_SUFFIX)
     _save(starts_path, documents)
-    if what.format == "mds":
-        with replacing(path) as file:
-            write_shard(file, tokens, documents)
-    else:
-        _save(path, tokens)
+    _save(path, tokens)
     name = str(path.relative_to(what.out).as_posix())
     entry = {"name": name, "tokens": n_tokens, "documents": len(documents), "bytes": path.stat().st_size}
     digests = {"digest": file_sha256(path), "documents_digest": file_sha256(starts_path)}
@@ -344,11 +314,8 @@ def _lines(encoder: TextEncoder, block: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    def write(file: BinaryIO) -> None:
-        np.lib.format.write_array(file, array, version=(1, 0))
-
     with replacing(path) as file:
-        write(file)
+        np.lib.format.write_array(file, array, version=(1, 0))
 
 
 def _finished(what: Preparation, unit: Unit, fingerprint: str) -> dict[str, Any] | None:
@@ -370,6 +337,4 @@ def _name(unit: Unit) -> str:
 
 def _path(what: Preparation, unit: Unit) -> Path:
     """Where the shard of a unit is, or will be."""
-    if what.format == "mds":
-        return what.out / unit.split / f"shard.{unit.number:05d}{MDS_SUFFIX}"
     return what.out / f"{_name(unit)}.npy"

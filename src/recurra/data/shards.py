@@ -1,9 +1,8 @@
 """A corpus as numpy shards: files of tokens with their digests, read as if they were one array in any order of shards.
 
 A folder has `tokenizer.json`, `index.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
-`SPLIT-00012.documents.npy` with the place where each document begins; or, as MDS, `SPLIT/shard.00012.mds` with a sample
-for each document, the same places beside it, and the index that other readers of MDS want. `recurra prepare` writes
-it. Tokens are read from the files when they are asked for, so that memory does not grow with the corpus.
+`SPLIT-00012.documents.npy` with the place where each document begins. `recurra prepare` writes it. Tokens are read from
+the files when they are asked for, so that memory does not grow with the corpus.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from recurra.data.batches import SPLITS, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
-from recurra.data.mds import MDS_INDEX, MdsShard, read_index, token_places
 from recurra.data.order import SHARDS, random_generator
 from recurra.data.vocabulary import Vocabulary
 from recurra.files.digests import file_sha256
@@ -29,7 +27,6 @@ INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
 MOST_INDEX_BYTES = 2**30
 """Of the list of shards, which has 320 bytes for each."""
-MDS_SUFFIX = ".mds"
 DOCUMENTS_SUFFIX = ".documents.npy"
 ENCODERS: dict[str, type[Vocabulary] | type[BytePairEncoding] | type[ByteEncoder]] = {
     "words": Vocabulary,
@@ -55,26 +52,9 @@ class Shard:
     def read(self, first: int, last: int) -> np.ndarray:
         """Read tokens `first` to `last`. Raises OSError or ValueError if the file is missing, damaged or replaced."""
         dtype, offset = _opened(self, _version(self.path))
-        if self.path.suffix == MDS_SUFFIX:
-            return self._from_documents(first, last, dtype)
-        return np.frombuffer(self._bytes(offset + first * dtype.itemsize, offset + last * dtype.itemsize), dtype=dtype)
-
-    def _from_documents(self, first: int, last: int, dtype: np.dtype) -> np.ndarray:
-        if first >= last:
-            return np.zeros(0, dtype)
-        starts, places = self.document_starts(), _token_places(self)
-        documents = np.arange(np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, last))
-        ends = np.append(starts, self.n_tokens)[documents + 1].clip(max=last)
-        begins = starts[documents].clip(min=first)
-        offsets = places[documents] + (begins - starts[documents]) * dtype.itemsize
-        data = self._bytes(int(offsets[0]), int(offsets[-1] + (ends[-1] - begins[-1]) * dtype.itemsize))
-        parts = (offsets - offsets[0], (ends - begins).tolist())
-        return np.concatenate([np.frombuffer(data, dtype, size, place) for place, size in zip(*parts)])
-
-    def _bytes(self, first: int, last: int) -> bytes:
         with self.path.open("rb") as file:
-            file.seek(first)
-            return file.read(last - first)
+            file.seek(offset + first * dtype.itemsize)
+            return np.frombuffer(file.read((last - first) * dtype.itemsize), dtype=dtype)
 
     def document_starts(self) -> np.ndarray:
         """Where documents begin: (n_documents,) int64, rising. Raises OSError or ValueError as `read`."""
@@ -88,8 +68,6 @@ def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
     """Compare a shard with its digest, once for each version, and find the type of its tokens and where they begin."""
     if file_sha256(shard.path) != shard.sha256:
         raise ValueError(sentence(str(shard.path), "damaged", "the shard that its digest was made of", _AGAIN))
-    if shard.path.suffix == MDS_SUFFIX:
-        return _mds(shard).dtype, 0
     with shard.path.open("rb") as file:
         np.lib.format.read_magic(file)
         _, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -108,21 +86,6 @@ def _version(path: Path) -> tuple[int, ...]:
     """What differs once a file was written again or another one has taken its place."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _mds(shard: Shard) -> MdsShard:
-    folder = shard.path.parent
-    return _mds_shards(folder, _version(folder / MDS_INDEX))[shard.path]
-
-
-@lru_cache(maxsize=8)
-def _mds_shards(folder: Path, version: tuple[int, ...]) -> dict[Path, MdsShard]:
-    return {shard.path: shard for shard in read_index(folder)}
-
-
-@lru_cache(maxsize=64)
-def _token_places(shard: Shard) -> np.ndarray:
-    return token_places(_mds(shard).places(), shard.document_starts(), shard.n_tokens)
 
 
 @lru_cache(maxsize=64)

@@ -1,5 +1,6 @@
 """Text as a data set: next-token prediction over a corpus in a folder."""
 
+import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,12 +21,17 @@ from recurra.checks import (
 from recurra.data.batches import BatchSource, Split
 from recurra.data.bpe import BytePairEncoding
 from recurra.data.byte_encoder import ByteEncoder
+from recurra.data.cache import saying_cache, user_cache_folder
 from recurra.data.corpus import TextCorpus, TextEncoder
+from recurra.data.mixture import MixtureSource
 from recurra.data.order import require_rank
-from recurra.data.shards import ShardCorpus, ShardedTokens
+from recurra.data.packed_batches import PackedSource
+from recurra.data.shards import TOKENIZER, ShardCorpus, ShardedTokens
 from recurra.data.step_lengths import DrawnLengths
 from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 from recurra.data.vocabulary import Vocabulary
+
+_WITHOUT = "0 without data.length_deviation"
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,11 @@ class TextConfig:
     """Folder for the encoded corpus; null: one in the user's cache folder."""
     seed: int = 0
     """Seed of the random places, lengths and shifts, and of the order of shards."""
-    source: Literal["folder", "shards", "parquet", "jsonl", "mds", "hf"] = "folder"
-    """What data.path is: a folder of text files; shards that `recurra prepare` wrote, numpy's or MDS; or parquet files,
-    JSON lines, MDS shards of texts or a data set of the Hugging Face hub, prepared in the cache on first use."""
+    source: Literal["folder", "shards", "parquet", "jsonl", "hf"] = "folder"
+    """What data.path is: a folder of text files; shards that `recurra prepare` wrote; or parquet files,
+    JSON lines or a data set of the Hugging Face hub, prepared in the cache on first use."""
     text_field: str = "text"
-    """For parquet, jsonl, mds and hf: the column with the text."""
+    """For parquet, jsonl and hf: the column with the text."""
     subset: str | None = None
     """For hf: the configuration of the data set."""
     mixture: dict[str, float] = field(default_factory=dict)
@@ -90,7 +96,7 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         require_choice(("words", "bpe", "bytes"), **fields_of(self, "data", "vocabulary"))
-        require_choice(("folder", "shards", "parquet", "jsonl", "mds", "hf"), **fields_of(self, "data", "source"))
+        require_choice(("folder", "shards", "parquet", "jsonl", "hf"), **fields_of(self, "data", "source"))
         require_choice(("streams", "windows", "packed"), **fields_of(self, "data", "sampling"))
         self._check_source()
         sizes = fields_of(self, "data", "batch_size", "eval_batch_size", "segment_length", "bptt_segments")
@@ -124,7 +130,7 @@ class TextConfig:
         require(of_shards or self.sampling != "packed", "data.sampling", self.sampling, "packed only for shards")
         require(of_shards or self.vocabulary != "bytes", "data.vocabulary", self.vocabulary, "bytes only for shards")
         require(self.source == "hf" or self.subset is None, "data.subset", self.subset, "null unless data.source is hf")
-        read = self.source in ("parquet", "jsonl", "mds", "hf")
+        read = self.source in ("parquet", "jsonl", "hf")
         require(read or self.text_field == "text", "data.text_field", self.text_field, "text, for data without columns")
         mixed = self.source == "shards" and self.sampling == "windows"
         expected = "none unless data.source is shards and data.sampling is windows"
@@ -142,9 +148,7 @@ class TextConfig:
         require_rank(rank, world_size, self.batch_size)
         own = None if self.tokenizer is None else self.load_tokenizer(self.tokenizer)
         if self.source != "folder":
-            from recurra.data.large_text import open_shards  # what it needs is an extra
-
-            return TextData(self, open_shards(self, own), rank=rank, world_size=world_size)
+            return TextData(self, _open_shards(self, own), rank=rank, world_size=world_size)
         assert self.vocabulary != "bytes"  # checked above
         vocabulary: Literal["words", "bpe"] | TextEncoder = self.vocabulary if own is None else own
         corpus = TextCorpus.load(self.path, vocabulary=vocabulary, bpe_vocab_size=self.bpe_vocab_size, cache=self.cache)
@@ -203,11 +207,17 @@ class TextData:
         training = split == "train"
         n_steps = config.segment_length * (config.bptt_segments if training else 1)
         sharded = self.corpus if isinstance(self.corpus, ShardCorpus) else None
-        if training and sharded is not None and (config.mixture or config.sampling == "packed"):
-            from recurra.data.large_text import mixture_source, packed_source
-
-            source = mixture_source if config.mixture else packed_source
-            return source(config, sharded, self.rank, self.world_size)
+        if training and sharded is not None and config.mixture:
+            return self._mixture(n_steps, sharded.encoder)
+        if training and sharded is not None and config.sampling == "packed":
+            return PackedSource(
+                sharded.tokens("train"),
+                batch_size=config.batch_size,
+                row_length=n_steps,
+                seed=config.seed,
+                rank=self.rank,
+                world_size=self.world_size,
+            )
         if training and config.sampling == "windows":
             return ExcerptSource(
                 self.tokens(split),
@@ -239,6 +249,24 @@ class TextData:
             world_size=self.world_size,
         )
 
+    def _mixture(self, n_steps: int, vocabulary: TextEncoder) -> BatchSource:
+        """Return excerpts from the training splits of several prepared corpora."""
+        config = self.config
+        corpora = [ShardCorpus(Path(path).expanduser()) for path in config.mixture]
+        for path, corpus in zip(config.mixture, corpora):
+            if corpus.encoder.fingerprint != vocabulary.fingerprint:
+                came, mend = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
+                raise ValueError(sentence("data.mixture", came, f"shards with the vocabulary of {config.path}", mend))
+        return MixtureSource(
+            [corpus.tokens("train") for corpus in corpora],
+            list(config.mixture.values()),
+            batch_size=config.batch_size,
+            segment_length=n_steps,
+            seed=config.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
     def _drawn(self, usual: int) -> DrawnLengths | None:
         config = self.config
         if not config.length_deviation:
@@ -246,4 +274,57 @@ class TextData:
         return DrawnLengths(usual, config.length_deviation, config.half_length_share, config.seed)
 
 
-_WITHOUT = "0 without data.length_deviation"
+def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus:
+    """Open a prepared corpus with this vocabulary (None: any); other sources are prepared first, in the cache."""
+    folder = Path(config.path).expanduser()
+    if config.source != "shards":
+        folder = _prepared(config)
+    corpus = ShardCorpus(folder)
+    if corpus.vocabulary != config.vocabulary:  # a run reads its tokenizer by what its settings say
+        expected = f"{corpus.vocabulary}, as the shards in {folder} have"
+        raise ValueError(sentence("data.vocabulary", config.vocabulary, expected))
+    if encoder is not None and corpus.encoder.fingerprint != encoder.fingerprint:
+        came, mend = f"{folder}, whose vocabulary is another one", "prepare the corpus with --tokenizer"
+        raise ValueError(sentence("data.path", came, "shards of that vocabulary", mend))
+    return corpus
+
+
+def has_prepared(config: TextConfig, vocabulary: TextEncoder) -> bool:
+    """Say whether the cache has the shards of parquet, jsonl or hf, with this vocabulary."""
+    tokenizer = shards_folder(config) / TOKENIZER
+    return tokenizer.is_file() and config.load_tokenizer(tokenizer).fingerprint == vocabulary.fingerprint
+
+
+def shards_folder(config: TextConfig) -> Path:
+    """Name the folder of the cache into which a corpus is prepared."""
+    from recurra.data.documents import corpus_path, training_identity
+
+    assert config.source != "folder"
+    assert config.source != "shards"
+    path = corpus_path(config.source, config.path)
+    training = training_identity(config.source, config.path)  # of which a vocabulary is made
+    words = (config.source, path, training, config.subset, config.text_field, config.vocabulary, config.bpe_vocab_size)
+    own = None if config.tokenizer is None else config.load_tokenizer(config.tokenizer).fingerprint
+    key = hashlib.sha256("\n".join(map(str, (*words, own))).encode()).hexdigest()[:16]
+    return (user_cache_folder() if config.cache is None else Path(config.cache).expanduser()) / f"shards-{key}"
+
+
+def _prepared(config: TextConfig) -> Path:
+    from recurra.data.prepare import Preparation, prepare
+
+    assert config.source != "folder"
+    assert config.source != "shards"
+    folder = shards_folder(config)
+    what = Preparation(
+        source=config.source,
+        path=config.path,
+        out=folder,
+        vocabulary=config.vocabulary,
+        vocab_size=config.bpe_vocab_size,
+        tokenizer=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
+        name=config.subset,
+        field=config.text_field,
+    )
+    with saying_cache(folder):
+        prepare(what)
+    return folder

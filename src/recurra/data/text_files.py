@@ -110,7 +110,7 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
         raise FileNotFoundError(sentence("path", came, f"a train, a valid and a test file named {_NAMES}", mend))
 
 
-def joined(texts: Iterable[str], n_characters: int, between: str = "") -> Iterator[str]:
+def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
     """Join texts to longer ones, each of at least `n_characters` but for the last."""
     waiting: list[str] = []
     size = 0
@@ -118,7 +118,7 @@ def joined(texts: Iterable[str], n_characters: int, between: str = "") -> Iterat
         waiting.append(text)
         size += len(text)
         if size >= n_characters:
-            yield between.join(waiting)
+            yield "".join(waiting)
             waiting, size = [], 0
     if waiting:
-        yield between.join(waiting)
+        yield "".join(waiting)

@@ -4,11 +4,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from itertools import repeat
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -16,17 +15,11 @@ from recurra.checks import kind_of, require, sentence
 from recurra.files.digests import text_sha256
 from recurra.files.reading import parse_json, read_text
 from recurra.files.writing import replacing
-from recurra.kernels.backends import NUMBA_IS_MISSING
-
-if TYPE_CHECKING:
-    from recurra.data.word_table import WordTable
 
 EOS = "<eos>"
 UNK = "<unk>"
 _FORMAT = "recurra vocabulary 1"
 _MOST_BYTES = 256 * 2**20
-LONG = 2**18
-"""Texts of as many characters are split by a kernel: it has to be compiled, or read from the disk."""
 _OWN_FILE = "a file written by Vocabulary.save"
 
 
@@ -71,9 +64,7 @@ class Vocabulary:
         <eos> is counted at each line end. <unk> is counted like any other word if the text has it, and added at the end
         if not.
         """
-        from recurra.data.word_counts import count_words  # which needs this module
-
-        counts = Counter(count_words(blocks))
+        counts = count_words(blocks)
         counts.setdefault(EOS, 0)
         counts.setdefault(UNK, 0)
         return cls([word for word, _ in counts.most_common()])
@@ -123,16 +114,8 @@ class Vocabulary:
 
     def encode(self, text: str) -> np.ndarray:
         """Turn text into tokens: (n,) int64."""
-        if len(text) >= LONG and has_kernels():
-            return self._table.find(with_ends(text), self.unk).astype(np.int64)
-        words = with_ends(text).split()
+        words = _split(text)
         return np.fromiter(map(self._numbers.get, words, repeat(self.unk)), np.int64, len(words))
-
-    @cached_property
-    def _table(self) -> "WordTable":
-        from recurra.data.word_table import WordTable
-
-        return WordTable(self.words)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """Turn tokens back into text: words with a space between them, and a line feed for each <eos>.
@@ -159,11 +142,14 @@ def _are_words(words: tuple[object, ...]) -> bool:
     return tuple(text.split()) == words and _can_be_written(text)
 
 
-def with_ends(text: str) -> str:
-    """Write each line feed as the word <eos>."""
-    return text.replace("\n", f" {EOS} ")
+def _split(text: str) -> list[str]:
+    """Split text into words, with <eos> for each line feed."""
+    return text.replace("\n", f" {EOS} ").split()
 
 
-def has_kernels() -> bool:
-    """Whether long texts are split by a kernel."""
-    return not NUMBA_IS_MISSING
+def count_words(blocks: Iterable[str]) -> Counter[str]:
+    """Count the words of a text in blocks of whole lines, <eos> at each line end, in order of appearance."""
+    counts: Counter[str] = Counter()
+    for block in blocks:
+        counts.update(_split(block))
+    return counts

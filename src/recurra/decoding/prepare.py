@@ -14,9 +14,9 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
     """Copy `model` with its linear layers laid out for decoding, and compile or record its single steps if possible.
 
     The result is called as the model is, under torch.no_grad(), gives states of the same form, and serves one stream
-    or several side by side. Steps of recurrences can be compiled or recorded. A model whose state counts positions
-    (segment models) or has a growing window keeps the Python around its operations. The first compilation on a machine
-    takes about ten seconds.
+    or several side by side. It does not follow later changes of the model's weights. Steps of recurrences can be
+    compiled or recorded. A model whose state counts positions (segment models) or has a growing window keeps the Python
+    around its operations. The first compilation on a machine takes about ten seconds.
 
     Args:
         model: a language model, float32, on the CPU, with `config.vocab_size`.

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from recurra.cells import cells_prepared_once
 from recurra.checks import kind_of, require_positive, sentence
 from recurra.data import IGNORED_TARGET, Batch, BatchSource
 from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
@@ -211,16 +210,11 @@ def _scoring(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards.
-
-    The weights must not change inside: what a cell computes from its parameters (an NCGRU's orthogonal matrix) is made
-    once (`recurra.cells.cells_prepared_once`).
-    """
+    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with cells_prepared_once():
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training

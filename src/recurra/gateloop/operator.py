@@ -17,7 +17,6 @@ from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import PackedSequences, check_cu_seqlens
 from recurra.lengths.reset import check_reset, cut_transitions
-from recurra.scan.pieces import Pieces, active_pieces, entering_state, over
 
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
@@ -84,19 +83,7 @@ def gate_loop(
         a = cut_transitions(a, reset, a.dim())
     if cu_seqlens is not None:
         return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
-    if (pieces := active_pieces()) is not None:
-        with over(None):
-            return _over_pieces(lambda h0: _compute(q, k, v, a, h0, mode, backend), a, state, pieces)
     return _compute(q, k, v, a, state, mode, backend)
-
-
-def _over_pieces(
-    run: Callable[[Tensor | None], tuple[Tensor, Tensor]], a: Tensor, state: Tensor | None, pieces: Pieces
-) -> tuple[Tensor, Tensor]:
-    """Walk a piece from zeros for what it passes on, exchange, and walk it again from what comes in."""
-    _, last = run(None if state is None else torch.zeros_like(state))
-    start = torch.zeros_like(last) if state is None else state
-    return run(entering_state(a.prod(1)[..., None], last, start, pieces))
 
 
 def _compute(
@@ -159,15 +146,6 @@ def gate_loop_real_part(
     Raises:
         ValueError: a tensor has another shape or device than above; for d_h = 1, `state` has another type than a.
     """
-    if (pieces := active_pieces()) is not None:
-        whole = _join(a)
-
-        def run(h0: Tensor | None) -> tuple[Tensor, Tensor]:
-            assert h0 is not None
-            with over(None):
-                return gate_loop_real_part(q, k, v, a, state=h0, backend=backend)
-
-        return _over_pieces(run, whole, state, pieces)
     if not (q.shape[-1] == v.shape[-1] == 1 and q.numel()):
         if a.im is not None:
             require_layout("a.im", a.im, a.re.shape, a.re.dtype, a.re.device)

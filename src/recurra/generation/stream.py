@@ -62,8 +62,7 @@ class Stream:
     recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
     nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
 
-    The weights must not change while the stream lives. A model that computes matrices from its parameters in every call
-    (the NCGRU) computes them once inside `recurra.cells.cells_prepared_once()`: run a loop over steps in it.
+    The weights must not change while the stream lives.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To

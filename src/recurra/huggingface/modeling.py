@@ -20,7 +20,6 @@ from recurra.files.weights import require_finite
 from recurra.huggingface.cache import ASSISTED, RecurrentCache, fitting_cache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
 from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require_sound, write_origin
-from recurra.huggingface.watched import WatchedWeights, refuse_adapters
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
@@ -49,7 +48,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     model: Any
     _prepared: Any = None
-    _watched: WatchedWeights | None = None
 
     def __init__(self, config: RecurraConfig, model: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -148,9 +146,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
         if self.training or torch.is_grad_enabled() or self._prepared is None:
             return self.model
-        if self._watched is None or not self._watched.unchanged():  # trained, replaced or loaded behind our back
-            self.prepare_for_decoding(None)
-            return self.model
         return self._prepared
 
     def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
@@ -158,37 +153,24 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
         Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
         make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
-        The copy is dropped when a weight of the model changes, when a weight or a layer is replaced, or when the model
-        is put in training mode, or to another type or device. Writing through `weight.data`, as peft does when it
-        merges an adapter, does not count as a change in PyTorch: call this again after it.
+        The copy does not follow later changes of the model: call this again after you change weights or layers.
+        `train()` drops the copy.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
 
         Raises:
-            ValueError: the choice of numbers does not exist, the model is not float32 on the CPU, or it has adapters.
+            ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
         """
-        if numbers is not None:
-            refuse_adapters(self.model)
         prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
-        self._watched = None if prepared is None else WatchedWeights(self)
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
         """Set training or evaluation mode; training drops the copy for decoding, whose weights would grow old."""
         if mode:
             self.prepare_for_decoding(None)
         return super().train(mode)
-
-    def _apply(self, *arguments: Any, **options: Any) -> "RecurraForCausalLM":
-        self.prepare_for_decoding(None)  # the weights move to another type or device
-        return super()._apply(*arguments, **options)
-
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """Load weights; the copy for decoding, which has others, is dropped."""
-        self.prepare_for_decoding(None)
-        return super().load_state_dict(*arguments, **options)
 
     def prepare_inputs_for_generation(
         self,

@@ -1,8 +1,9 @@
 """The one contract, written once: `y, state = mixer(x, state)`, for any number of steps, padded and packed too."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +13,6 @@ from recurra.checks import kind_of, require_at_least, require_tensor, sentence
 from recurra.lengths.padded import blank
 from recurra.lengths.reset import run_resets
 from recurra.lengths.run import run_lengths
-from recurra.scan.pieces import active_pieces, passed_on
 from recurra.state import Ragged, require_streams
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -34,6 +34,20 @@ class Carried(NamedTuple):
 
     shape: tuple[int | Steps, ...]
     is_complex: bool = False
+
+
+Recurrence: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A linear recurrence over given steps, from the state before them to (y, the state after them)."""
+
+
+class Across(Protocol):
+    """How a mixer's call runs that computes a part of a sequence only."""
+
+    def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
+        """Run any mixer: `call` takes the state that enters its part."""
+
+    def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a linear recurrence, as `Mixer.recur`."""
 
 
 class Mixer(nn.Module, ABC):
@@ -61,10 +75,11 @@ class Mixer(nn.Module, ABC):
     starts_from_none: ClassVar[bool] = False
     """Whether `mix` takes None for the start of a stream, because it has a shorter way from there."""
 
-    composes: ClassVar[bool] = False
-    """Whether the state is that of one linear recurrence and no more, computed by `linear_scan`, `gate_loop` or
-    `gate_loop_real_part`: ranks that hold pieces of a sequence then compute them at once. If not, each waits for the
-    state of the piece before."""
+    is_linear_recurrence: ClassVar[bool] = False
+    """Whether the state is that of one linear recurrence and no more, which `mix` computes through `recur`: whoever
+    splits a sequence (`recurra.training.SequenceParallel`) can then compute its pieces at once."""
+    across: "Across | None" = None
+    """Set by whoever splits a sequence, while it calls the mixer."""
 
     def __init__(self, d_model: int, state_class: type[Any], **carried: Carried) -> None:
         super().__init__()
@@ -128,9 +143,20 @@ class Mixer(nn.Module, ABC):
             _check_state(state, self.state_layout, x.shape[0], real, x.device)
         if state is None and not (self.starts_from_none and x.shape[1]):
             state = self._start(x.shape[0], real, x.device)
-        if (pieces := active_pieces()) is not None and not self.composes:
-            return passed_on(lambda entering: self._mix(x, entering, mask, shared), state, pieces)
+        if self.across is not None and not self.is_linear_recurrence:
+            return self.across.run(lambda entering: self._mix(x, entering, mask, shared), state)
         return self._mix(x, state, mask, shared)
+
+    def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the linear recurrence of a mixer that `is_linear_recurrence`.
+
+        Args:
+            run: h0 -> (y, last state).
+            a: its transitions (B, L, ...), for each entry of the state or for all of its last dimension; or their
+                planes.
+            h0: the state before it.
+        """
+        return run(h0) if self.across is None else self.across.recur(run, a, h0)
 
     def _mix(self, x: Tensor, state: Any, mask: Tensor | None, shared: dict[str, Any]) -> tuple[Tensor, Any]:
         if not x.shape[1]:

@@ -45,7 +45,7 @@ class GateLoop(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class GateLoop(Mixer):
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
         a = Planes(self._heads(keep(re, mask)), self._heads(blank(im, mask)))  # type: ignore[arg-type]
-        y, h = gate_loop_real_part(q, blank(k, mask), v, a, state=state.h)
+        k = blank(k, mask)
+        y, h = self.recur(lambda h0: gate_loop_real_part(q, k, v, a, state=h0), a, state.h)
         return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class GatedLinearAttention(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class GatedLinearAttention(Mixer):
         a, _ = self.transition(x)
         q, k, v, a = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in (*qkv, a))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(q * q.shape[-1] ** -0.5, blank(k, mask), v, keep(a, mask), state=state.h)
+            q, k, a = q * q.shape[-1] ** -0.5, blank(k, mask), keep(a, mask)
+            y, h = self.recur(lambda h0: gate_loop(q, k, v, a, state=h0), a, state.h)
         y = (self.norm(y).flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), GatedLinearAttentionState(h)

@@ -47,7 +47,7 @@ class HGRN2(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(self, d_model: int, *, n_heads: int | None = None, lower_bound: float = 0.0) -> None:
         n_heads = max(1, d_model // _EXPANSION) if n_heads is None else n_heads
@@ -77,7 +77,8 @@ class HGRN2(Mixer):
         k = self._key(x)
         q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(q, blank(k, mask), v, keep(f, mask), state=state.h)
+            k, f = blank(k, mask), keep(f, mask)
+            y, h = self.recur(lambda h0: gate_loop(q, k, v, f, state=h0), f, state.h)
         return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)
 
     def _key(self, x: Float[Tensor, "B L d_model"]) -> Float[Tensor, "B L D"]:

@@ -49,7 +49,7 @@ class LinearAttention(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class LinearAttention(Mixer):
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            keys = blank(elu_plus_one(k), mask)
-            y, h = gate_loop(elu_plus_one(q), keys, self.average.extend(v), never, state=state.h)
+            q, k, v = elu_plus_one(q), blank(elu_plus_one(k), mask), self.average.extend(v)
+            y, h = self.recur(lambda h0: gate_loop(q, k, v, never, state=h0), never, state.h)
         y = self.average.reduce(y).flatten(-2).to(x.dtype)
         return self.output_projection(y), LinearAttentionState(h)
 

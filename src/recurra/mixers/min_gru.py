@@ -29,7 +29,7 @@ class MinGRU(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, MinGRUState, h=Carried((d_model,)))
@@ -41,5 +41,11 @@ class MinGRU(Mixer):
         """Run the recurrence by a parallel scan."""
         gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
         z = blank(torch.sigmoid(gate), mask)
-        h = linear_scan(1 - z, z * candidate, state.h)
-        return h.to(x.dtype), MinGRUState(last_step(h, state.h))
+        a, b = 1 - z, z * candidate
+
+        def run(h0: Tensor) -> tuple[Tensor, Tensor]:
+            h = linear_scan(a, b, h0)
+            return h, last_step(h, h0)
+
+        h, last = self.recur(run, a, state.h)
+        return h.to(x.dtype), MinGRUState(last)

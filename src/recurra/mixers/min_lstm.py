@@ -34,7 +34,7 @@ class MinLSTM(Mixer):
     """
 
     skips_padding = True
-    composes = True
+    is_linear_recurrence = True
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, MinLSTMState, h=Carried((d_model,)))
@@ -46,5 +46,11 @@ class MinLSTM(Mixer):
         """Run the recurrence by a parallel scan."""
         forget, write, candidate = at_least_float32(self.gates_and_candidate(x)).chunk(3, -1)
         share = blank(torch.sigmoid(functional.softplus(-forget) - functional.softplus(-write)), mask)
-        h = linear_scan(1 - share, share * candidate, state.h)
-        return h.to(x.dtype), MinLSTMState(last_step(h, state.h))
+        a, b = 1 - share, share * candidate
+
+        def run(h0: Tensor) -> tuple[Tensor, Tensor]:
+            h = linear_scan(a, b, h0)
+            return h, last_step(h, h0)
+
+        h, last = self.recur(run, a, state.h)
+        return h.to(x.dtype), MinLSTMState(last)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.cells import GRUCell, gru_sequence
+from recurra.cells import GRUCell, RecurrentWeights, gru_sequence
 from recurra.checks import kind_of, sentence
 from recurra.mixers.base import Carried, Mixer
 
@@ -37,9 +37,12 @@ class RNN(Mixer):
         self.d_output = cell.hidden_size
         self.cell = cell
 
-    def mix(self, x: Float[Tensor, "B L D"], state: RNNState, mask: None) -> tuple[Float[Tensor, "B L H"], RNNState]:
-        """Run the cell along time."""
+    def mix(
+        self, x: Float[Tensor, "B L D"], state: RNNState, mask: None, weights: RecurrentWeights | None = None
+    ) -> tuple[Float[Tensor, "B L H"], RNNState]:
+        """Run the cell along time; `weights`: what `cell.recurrent_weights()` returned, for several calls."""
         projected = self.cell.project(x)
-        weights = self.cell.recurrent_weights(projected.dtype)
+        weights = self.cell.recurrent_weights() if weights is None else weights
+        weights = RecurrentWeights(*(weight.to(projected.dtype) for weight in weights))
         y, h = gru_sequence(self.cell, projected, self.cell.entering(state.h, x.shape[0]), weights)
         return y.to(projected.dtype), RNNState(h)

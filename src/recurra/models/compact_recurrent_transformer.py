@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.cells import cells_prepared_once
+from recurra.cells import RecurrentWeights
 from recurra.checks import require, require_choice, require_layout
 from recurra.layers.attention_window import AttentionWindow
 from recurra.mixers.base import Mixer
@@ -124,10 +124,10 @@ class CompactRecurrentTransformer(AdaptiveShell):
         """Run segment by segment."""
         state = self._start(x) if state is None else self._entering(state, x)
         outputs = []
-        with cells_prepared_once():
-            for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
-                y, state = self._within_segment(piece, state)
-                outputs.append(y)
+        weights = self.memory.weights(), self.position.weights()
+        for piece in x.split(self._window.pieces(x.shape[1], state.position), 1):
+            y, state = self._within_segment(piece, state, *weights)
+            outputs.append(y)
         return self.output_dropout(torch.cat(outputs, 1)), state
 
     def _start(self, x: Tensor) -> CompactRecurrentTransformerState:
@@ -143,17 +143,21 @@ class CompactRecurrentTransformer(AdaptiveShell):
         return entering
 
     def _within_segment(
-        self, x: Tensor, state: CompactRecurrentTransformerState
+        self,
+        x: Tensor,
+        state: CompactRecurrentTransformerState,
+        of_memory: RecurrentWeights | None,
+        of_position: RecurrentWeights | None,
     ) -> tuple[Tensor, CompactRecurrentTransformerState]:
         """Run tokens of one segment; the memory stands in front of the segment's first."""
-        placed, placing = self.position(x, state.placing)
+        placed, placing = self.position(x, state.placing, of_position)
         inputs = placed if state.position else torch.cat([self.memory.tokens(state.memory, placed), placed], 1)
         layers = []
         for block, layer in zip(self.blocks, state.layers):
             inputs, layer = block(inputs, layer)
             layers.append(layer)
         y = inputs[:, inputs.shape[1] - x.shape[1] :]
-        reading = self.memory.read(y, state.reading)
+        reading = self.memory.read(y, state.reading, of_memory)
         position = state.position + x.shape[1]
         if position == self.config.segment_length:
             after = CompactRecurrentTransformerState(0, reading, reading, self.position.start(reading), tuple(layers))

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.cells import GRUCell, NCGRUCell
+from recurra.cells import GRUCell, NCGRUCell, RecurrentWeights
 from recurra.mixers.rnn import RNN, RNNState
 
 CELLS: dict[str, type[GRUCell]] = {"gru": GRUCell, "ncgru": NCGRUCell}
@@ -24,7 +24,12 @@ class NoMemory(nn.Module):
         """Return the tokens that the memory adds in front of a segment: none."""
         return x[:, :0]
 
-    def read(self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"]) -> Float[Tensor, "B 0"]:
+    def weights(self) -> None:
+        """Return what the calls of `read` share: nothing."""
+
+    def read(
+        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
+    ) -> Float[Tensor, "B 0"]:
         """Return the memory after a segment's outputs: none."""
         return memory
 
@@ -50,9 +55,15 @@ class RNNMemory(nn.Module):
         """Return the token that stands in front of a segment, in x's dtype."""
         return memory[:, None].to(x.dtype)
 
-    def read(self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
+    def weights(self) -> RecurrentWeights:
+        """Return what the calls of `read` share."""
+        return self.rnn.cell.recurrent_weights()
+
+    def read(
+        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
+    ) -> Float[Tensor, "B d"]:
         """Return the memory after the outputs y, continuing from the memory before them."""
-        return self.rnn(y, RNNState(memory))[1].h
+        return self.rnn(y, RNNState(memory), weights=weights)[1].h
 
 
 class RelativePosition(nn.Module):
@@ -62,8 +73,11 @@ class RelativePosition(nn.Module):
         """Return the state at the start of a segment: none."""
         return memory[:, :0]
 
+    def weights(self) -> None:
+        """Return what calls share: nothing."""
+
     def forward(
-        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"]
+        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
         """Return x."""
         return x, state
@@ -87,11 +101,15 @@ class RNNPosition(nn.Module):
         """Return the RNN's state at the start of a segment."""
         return memory if memory.shape[1] else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
+    def weights(self) -> RecurrentWeights:
+        """Return what calls share."""
+        return self.rnn.cell.recurrent_weights()
+
     def forward(
-        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"]
+        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
     ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B d"]]:
         """Return E for the embeddings x, continuing from the RNN's state in the open segment."""
-        e, last = self.rnn(x, RNNState(state))
+        e, last = self.rnn(x, RNNState(state), weights=weights)
         return e, last.h
 
 

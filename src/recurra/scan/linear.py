@@ -5,14 +5,13 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from recurra.checks import kind_of, require, require_layout, require_tensor, sentence
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
 from recurra.kernels.backends import choose_backend
 from recurra.kernels.operator import has_numbers, transforms_are_active
 from recurra.kernels.tensors import HALF
 from recurra.lengths.packed import check_cu_seqlens, start_anew
 from recurra.lengths.reset import check_reset, cut_transitions
 from recurra.scan.operators import differentiable_scan, scan_into
-from recurra.scan.pieces import active_pieces, over
 from recurra.scan.reference import linear_scan_reference
 
 _COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -69,13 +68,6 @@ def linear_scan(
     if reset is not None:
         check_reset(b, reset, cu_seqlens)
     chosen = choose_backend(backend, b.device)
-    if (pieces := active_pieces()) is not None:
-        from recurra.scan.sharded import sharded_scan  # which calls this function for its own piece
-
-        require(cu_seqlens is None and reset is None and not reverse, "a scan over pieces", "cut", "one sequence")
-        require(out is None, "out", "given for a scan over pieces", "None")
-        with over(None):
-            return sharded_scan(a, b, h0, group=pieces.group, backend=backend)
     computed = torch.float32 if dtype in HALF else dtype
     if out is not None:
         _check_out(out, a, b, h0, dtype, chosen)

@@ -21,7 +21,6 @@ from recurra.kernels.backends import choose_backend
 from recurra.kernels.tensors import HALF
 from recurra.scan.linear import check_shapes, common_dtype, linear_scan
 from recurra.scan.operators import previous_states
-from recurra.scan.pieces import refuse_second_derivative
 
 
 def sharded_scan(
@@ -81,6 +80,12 @@ def sharded_scan(
     start = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=computed) if h0 is None else h0.to(computed)
     a, b = a.to(computed).expand(b.shape), b.to(computed)
     return _ShardedScan.apply(a, b, start, group, backend, records).to(dtype)
+
+
+def refuse_second_derivative(what: str) -> None:
+    """Raise NotImplementedError in a backward pass whose result is to be differentiated: an exchange has no graph."""
+    if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through saved tensors
+        raise NotImplementedError(f"{what} can be differentiated once only: omit create_graph=True")
 
 
 class _ShardedScan(torch.autograd.Function):

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from recurra.cells import cells_prepared_once
 from recurra.checks import require_at_least
 from recurra.decoding.linear import MOST_VECTORS
 from recurra.generation.sampling import choose
@@ -190,7 +189,7 @@ class Engine:
     def _run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        with torch.inference_mode(), cells_prepared_once():
+        with torch.inference_mode():
             while not self._stopping.is_set():
                 self._wait()
                 self.round()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, DataSet, TextConfig, TextData
-from recurra.data.large_text import has_prepared
+from recurra.data.text import has_prepared
 from recurra.evaluation import perplexity
 from recurra.generation.continuation import first_tokens, start_of
 from recurra.models import DataSizes, ModelEntry, list_models

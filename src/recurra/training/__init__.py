@@ -13,6 +13,7 @@ from recurra.training.recipe_family import RecipeFamily, read_family, split_vari
 from recurra.training.recipe_files import RecipeError, find_recipe, recipe_names, recipes_folder
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor
+from recurra.training.sequence_parallel import SequenceParallel
 from recurra.training.task import Task, experiment_names, find_task, register_task
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "RecipeFamily",
     "RunFolder",
     "ScheduleConfig",
+    "SequenceParallel",
     "Task",
     "Trainer",
     "TrainingConfig",

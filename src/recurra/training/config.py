@@ -238,14 +238,10 @@ class TrainingConfig:
     """The validation score that decides which checkpoint is the best one; equal accuracies are ranked by loss."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV log."""
-    logger: list[Literal["wandb", "mlflow"]] = field(default_factory=list)
-    """Other places that get the records too: Weights & Biases, MLflow; both need the extra `loggers`."""
     patience: int | None = None
     """Stop once this many evaluations in a row were no better than the best; null: never."""
     compile: bool = False
     """Compile the model with torch.compile: the first steps take minutes, and lengths that vary compile again."""
-    profile: int = 0
-    """Write a trace of this many steps, after the first three, to trace.json in the run's folder; 0: none."""
     stop_at: float | None = None
     """Stop once the validation score that `monitor` names is this good: a loss of at most this, or an accuracy of at
     least this; null: never."""
@@ -258,9 +254,6 @@ class TrainingConfig:
         highest, expected = (1, "in (0, 1]") if self.monitor == "accuracy" else (math.inf, "above 0")
         is_possible = self.stop_at is None or 0 < self.stop_at <= highest
         require(is_possible, "training.stop_at", self.stop_at, f"{self.monitor} {expected}, or null")
-        require_whole_number(0, **fields_of(self, "training", "profile"))
-        for name in self.logger:
-            require_choice(("wandb", "mlflow"), **{"training.logger": name})
         require_at_least(0, **fields_of(self, "training", "activation_penalty", "change_penalty"))
         alone = self.sequence_parallel == 1 or not self.checkpoint_blocks
         expected = "false with training.sequence_parallel, whose exchanges cannot be repeated"

@@ -120,11 +120,9 @@ RESUMABLE = frozenset(
         "training.save_every",
         "training.keep_checkpoints",
         "training.tensorboard",
-        "training.logger",
         "training.patience",
         "training.stop_at",
         "training.compile",
-        "training.profile",
     }
 )
 """The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any

@@ -17,22 +17,20 @@ from torch.nn.utils import get_total_norm
 
 from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, DataSet
-from recurra.scan.pieces import final_state, over
 from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
 from recurra.training.checkpoint_space import checkpoint_bytes, space_note
 from recurra.training.csv_log import CsvLog
-from recurra.training.experiment import Experiment, to_plain
+from recurra.training.experiment import Experiment
 from recurra.training.hardware import hardware
-from recurra.training.loggers import LOGGERS
 from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
 from recurra.training.precision import precision_note
-from recurra.training.profiling import Trace
 from recurra.training.progress import RunProgress, watch
 from recurra.training.ranks import Ranks
 from recurra.training.resumable import OpenData, ResumableRun
 from recurra.training.run_folder import RunFolder
 from recurra.training.schedule import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
+from recurra.training.sequence_parallel import final_state
 from recurra.training.signals import StopSignal
 from recurra.training.strategy import local, whole
 
@@ -128,8 +126,7 @@ class Trainer(ResumableRun):
         logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
-        config = to_plain(self.experiment)
-        return [*logs, *(LOGGERS[name](self.folder, config) for name in self.config.logger)]
+        return logs
 
     def _write_summary(self, steps: int | None = None) -> None:
         """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
@@ -147,11 +144,9 @@ class Trainer(ResumableRun):
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()
-        trace = Trace(self.folder.trace, self.config.profile if self.ranks.is_first else 0)
         stopping, saved_at = False, self.position.step
         while not self.finished and not stopping:
             gradient_norm = self._update()
-            trace.step()
             self.folder.require_in_place()
             progress.advance(self.position.step)
             if record := self._record(gradient_norm):
@@ -172,17 +167,9 @@ class Trainer(ResumableRun):
                     saved_at = self.position.step
                     # Also now, in case the process is killed before the end.
                     self._write_summary()
-        trace.close()
         self.checkpoints.finish()
 
-    def update_at(self, factor: float) -> float:
-        """Make the next update at `factor` times the recipe's learning rates; return its loss in nats per target."""
-        self.sums = RunningSums(self.fabric.device)
-        self._update(factor)
-        self.sums.add_up(self.ranks)
-        return self.sums.mean_loss()
-
-    def _update(self, factor: float | None = None) -> Tensor:
+    def _update(self) -> Tensor:
         """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
         at, config = self.position, self.experiment
         scheduled = learning_rate_factor(
@@ -190,7 +177,7 @@ class Trainer(ResumableRun):
         )
         last = min(at.batch + self.config.accumulate, len(self.source))
         scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
-        scale_learning_rates(self.optimizer, scheduled if factor is None else factor)
+        scale_learning_rates(self.optimizer, scheduled)
         batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
         counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
         total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
@@ -222,7 +209,7 @@ class Trainer(ResumableRun):
         if batch.cu_seqlens is not None:
             extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
         carried = self.state if self.config.carry_state and batch.continues else None
-        with self.fabric.autocast(), over(self.pieces):
+        with self.fabric.autocast():
             loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
         if batch.cu_seqlens is not None:
             self.state = None  # one for each packed sequence, all of which have ended

@@ -16,8 +16,8 @@ from recurra.data import IGNORED_TARGET
 from recurra.layers.vocabulary import few_targets
 from recurra.models import LanguageModel
 from recurra.models.shell import LanguageModelShell
-from recurra.scan.pieces import active_pieces, passed_on
 from recurra.training.config import TrainingConfig
+from recurra.training.sequence_parallel import Pieces, in_pieces
 
 
 class Objective(nn.Module):
@@ -28,15 +28,16 @@ class Objective(nn.Module):
     Args:
         model: the model in training.
         config: the penalties, and the form of the loss.
+        pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
 
     Raises:
         ValueError: `config` has penalties, and the model is no language model; or FSDP and ranks that share sequences,
             and the model is one whose ranks take turns.
     """
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+    def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.pieces = model, config, pieces
         self._has_parts = isinstance(model, LanguageModelShell)
         if config.has_penalties and not self._has_parts:
             given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
@@ -58,8 +59,7 @@ class Objective(nn.Module):
             state: what the batch continues from; None for the start of streams.
             extra: what else the model's loss takes.
         """
-        pieces = active_pieces()
-        if pieces is None or isinstance(self.model, LanguageModel):  # whose mixers know of pieces
+        if self.pieces is None:
             return self._piece(inputs, targets, n_targets, state, **extra)
         kept = []
 
@@ -68,7 +68,7 @@ class Objective(nn.Module):
             kept.append(loss)
             return objective, leaving
 
-        objective, state = passed_on(whole_piece, state, pieces)
+        objective, state = in_pieces(self.model, whole_piece, state, self.pieces)
         return kept[0], objective, state
 
     def _piece(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from recurra.checks import require
 from recurra.data import Batch
-from recurra.scan.pieces import Pieces
+from recurra.training.sequence_parallel import Pieces
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

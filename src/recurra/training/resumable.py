@@ -81,7 +81,7 @@ class ResumableRun:
         self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
         if self.config.checkpoint_blocks:
             recompute_blocks(self.model)
-        objective = Objective(self.model, self.config).to(self.fabric.device)
+        objective = Objective(self.model, self.config, self.pieces).to(self.fabric.device)
         if self.config.compile:
             objective.compile()
         # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.

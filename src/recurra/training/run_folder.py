@@ -11,7 +11,6 @@ from recurra.training.checkpoint import REST, CheckpointFolder, Payload, load_ch
 from recurra.training.run_lock import RunLock
 
 _SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
-_TRACKING_AGAIN = "remove the file; a resumed run then begins a new page in its trackers"
 _SUMMARY_TYPES = {
     "finished": bool,
     "steps": int,
@@ -40,8 +39,6 @@ class RunFolder:
     tensorboard/    the same records for TensorBoard
     checkpoints/    step-*.pt, best.pt; of several ranks step-*/, best-*/
     summary.json    the results, versions and hardware, written with each checkpoint and at the end
-    tracking.json   what the run is called in W&B and MLflow, if the recipe asks for them
-    trace.json      a trace of some steps, if the recipe asks for one
     figures/        what `recurra plot` draws
     .lock           held by the process that trains the run (see `RunLock`)
     """
@@ -55,8 +52,6 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
-        self.tracking = self.path / "tracking.json"
-        self.trace = self.path / "trace.json"
         self.figures = self.path / "figures"
         self._lock = RunLock(self.path)
 
@@ -82,7 +77,7 @@ class RunFolder:
         self._lock.acquire()
         if not self._lock.exclusive:
             return
-        own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary, self.tracking)
+        own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary)
         for temporary, name in [*leftovers(self.path), *leftovers(self.checkpoints)]:
             if temporary.parent == self.checkpoints or name in {file.name for file in own}:
                 discard(temporary)
@@ -113,26 +108,6 @@ class RunFolder:
         """
         content = read_stamped(self.summary, allow_nan=True, mend=_SUMMARY_AGAIN)
         require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
-        return content
-
-    def write_tracked(self, tracker: str, number: str) -> None:
-        """Write down what the run is called in a tracker, for when it is resumed."""
-        write_stamped(self.tracking, {**self._tracked(), tracker: number})
-
-    def read_tracked(self, tracker: str) -> str | None:
-        """Return what the run is called in a tracker; None if it has no records there.
-
-        Raises:
-            OSError: tracking.json cannot be read.
-            ValueError: it is damaged.
-        """
-        return self._tracked().get(tracker)
-
-    def _tracked(self) -> dict[str, str]:
-        if not self.tracking.is_file():
-            return {}
-        content = read_stamped(self.tracking, mend=_TRACKING_AGAIN)
-        require_fields(content, dict.fromkeys(content, str), str(self.tracking))
         return content
 
 

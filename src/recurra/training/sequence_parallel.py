@@ -1,10 +1,8 @@
 """One sequence in consecutive pieces on several ranks: what passes from each piece to the next, and the gradients back.
 
-Inside `with over(pieces)`, a state that enters a module is that of the whole sequence, and every rank computes its own
-piece of it. There are two ways to let the states follow. A linear recurrence maps the state that enters a piece as
-h -> P h + S: all ranks compute their P and S at once, exchange them, and start from what the pieces before them leave
-(`entering_state`). Anything else waits for the piece before (`passed_on`): rank r works on layer n while rank r + 1
-works on layer n - 1.
+There are two ways to let the states follow. A linear recurrence maps the state that enters a piece as h -> P h + S: all
+ranks compute their P and S at once, exchange them, and start from what the pieces before them leave (`entering_state`).
+Anything else waits for the piece before (`passed_on`): rank r works on layer n while rank r + 1 works on layer n - 1.
 
 Gradients can be taken once: a backward pass that is to be differentiated itself raises NotImplementedError. As in any
 program of several ranks, an error of one leaves the others waiting for it.
@@ -12,14 +10,19 @@ program of several ranks, an error of one leaves the others waiting for it.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from recurra.mixers.base import Mixer, Recurrence
+from recurra.models import LanguageModel
+from recurra.scan.sharded import refuse_second_derivative
+
+_SHARED = "a sequence shared by several ranks"
 
 
 @dataclass(frozen=True)
@@ -42,34 +45,69 @@ class Pieces:
         """Return the rank, among all of the run, at a place of this group."""
         return dist.get_global_rank(self.group, place)
 
+    def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
+        """Run this rank's piece of a mixer once the piece before it has been computed."""
+        return passed_on(call, state, self)
 
-_SHARED = "a sequence shared by several ranks"
+    def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
+        """Walk a piece from zeros for what it passes on, exchange, and walk it again from what comes in."""
+        _, last = run(torch.zeros_like(h0))
+        if not isinstance(a, Tensor):  # planes
+            a = a.re if a.im is None else torch.complex(a.re, a.im)
+        product = a.prod(1)
+        product = product[(..., *(None for _ in range(last.dim() - product.dim())))]
+        return run(entering_state(product, last, h0, self))
 
-_active: ContextVar[Pieces | None] = ContextVar("pieces", default=None)
 
+class SequenceParallel(nn.Module):
+    """A module over several ranks, each with a consecutive piece of the sequence: y, state = parallel(piece, state).
 
-def active_pieces() -> Pieces | None:
-    """Return the ranks that share the sequence which is being computed; None for a sequence of one's own.
+    The first rank's `state` is that before the whole sequence; each rank returns the state after its own piece
+    (`final_state` gives the last one to all). Outputs and gradients are those of one rank. In a mixer or a
+    `LanguageModel`, every mixer exchanges its own state; any other module passes on its whole state.
 
-    Compiled code computes whole sequences: Dynamo cannot read a context variable.
+    Args:
+        module: it is shared with the caller and keeps its parameters.
+        group: the ranks that share a sequence, in the order of time.
     """
-    return None if torch.compiler.is_compiling() else _active.get()
+
+    def __init__(self, module: nn.Module, group: Any) -> None:
+        super().__init__()
+        self.module, self.pieces = module, Pieces.of(group)
+
+    def forward(self, x: Tensor, state: Any = None, **options: Any) -> tuple[Tensor, Any]:
+        """Compute this rank's piece."""
+        return in_pieces(self.module, lambda entering: self.module(x, entering, **options), state, self.pieces)
+
+
+def in_pieces(
+    module: nn.Module, call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pieces
+) -> tuple[Tensor, Any]:
+    """Return `call(state)`, which runs `module` once, for this rank's piece of a sequence."""
+    if not isinstance(module, (Mixer, LanguageModel)):
+        return passed_on(call, state, pieces)
+    with _exchanging(module, pieces):
+        return call(state)
 
 
 @contextmanager
-def over(pieces: Pieces | None) -> Iterator[None]:
-    """Let modules inside the block compute pieces of sequences that these ranks share; None: whole sequences."""
-    token = _active.set(pieces)
+def _exchanging(module: nn.Module, pieces: Pieces) -> Iterator[None]:
+    mixers = list(_outermost_mixers(module))
+    for mixer in mixers:
+        mixer.across = pieces
     try:
         yield
     finally:
-        _active.reset(token)
+        for mixer in mixers:
+            mixer.across = None
 
 
-def refuse_second_derivative(what: str) -> None:
-    """Raise NotImplementedError in a backward pass whose result is to be differentiated: an exchange has no graph."""
-    if torch.is_grad_enabled():  # torch's once_differentiable would silently lose what comes through saved tensors
-        raise NotImplementedError(f"{what} can be differentiated once only: omit create_graph=True")
+def _outermost_mixers(module: nn.Module) -> Iterator[Mixer]:
+    if isinstance(module, Mixer):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost_mixers(child)
 
 
 def entering_state(product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
@@ -127,8 +165,7 @@ def passed_on(call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pie
     link = None
     if pieces.rank > 0:
         link, state = _receive(pieces)
-    with over(None):
-        y, state = call(state)
+    y, state = call(state)
     if link is not None:
         y = y + link.to(y.dtype)
     if pieces.rank < pieces.count - 1:

@@ -1,0 +1,128 @@
+"""`recurra sweep`: what is tried, in which folders, and what a second call does."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.printed_tables import printed_columns
+
+from recurra.cli import main, sweep
+from recurra.cli.sweep import SweptRun, sweep_table
+from recurra.runs.start import start_run
+from recurra.training import CheckpointFolder, load_recipe, read_metrics
+
+
+@pytest.fixture
+def words(tmp_path, text_recipe):
+    """A sweep over two seeds."""
+    return ["sweep", str(text_recipe), "--out", str(tmp_path / "out"), "--training.seed", "0,1"]
+
+
+def test_values_with_commas_are_varied():
+    given = ["--a.b=1,2", "--c.d", "x,y", "--e.f", "[1, 2]", "--g.h={k: 1, l: 2}", "--i.j", "3"]
+    assert sweep._space(given) == (
+        {"a.b": ["1", "2"], "c.d": ["x", "y"]},
+        {"e.f": "[1, 2]", "g.h": "{k: 1, l: 2}", "i.j": "3"},
+    )
+
+
+def test_a_sweep_without_values_is_refused(text_recipe, capsys):
+    assert main(["sweep", str(text_recipe), "--training.seed", "1"]) == 2
+    assert "the values to sweep over is none; expected several for at least one key" in capsys.readouterr().err
+
+
+def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    words += ["--training.log_every", "1", "--optimizer.learning_rate", "0.001,1e30"]
+    assert main(words) == 0
+    names = [f"seed={seed},learning_rate={rate}" for seed in (0, 1) for rate in ("0.001", "1e30")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    rows = read_metrics(tmp_path / "out" / names[0] / "metrics.csv")
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
+    assert capsys.readouterr().out.count("diverged") == 2
+    fitted, fit = [], sweep.Trainer.fit
+    monkeypatch.setattr(sweep.Trainer, "fit", lambda trainer: fitted.append(trainer.folder.path.name) or fit(trainer))
+    assert main(words) == 0
+    assert fitted == names[1::2]  # those that diverged have no checkpoint, and begin again
+    assert capsys.readouterr().out.count("diverged") == 2
+
+
+def test_a_run_that_another_process_trains_keeps_its_recipe(words, text_recipe, tmp_path):
+    first = start_run(text_recipe, tmp_path / "out" / "seed=0", ["--training.seed=0"])
+    with pytest.raises(BlockingIOError):
+        main([*words, "--debug"])
+    assert first.folder.config.exists()
+    first.fit()
+    assert main(words) == 0
+
+
+def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_path):
+    assert main(words) == 0
+    text_recipe.write_text(text_recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
+    assert main(words) == 0
+    for run in (tmp_path / "out").iterdir():
+        assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+        length = load_recipe(run / "config.yaml").training
+        assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
+
+
+def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(words, tmp_path, capsys):
+    assert main([*words, "--training.max_steps", "3"]) == 0
+    config = (tmp_path / "out" / "seed=0" / "config.yaml").read_text()
+    assert main([*words, "--training.max_steps", "2"]) == 2
+    assert "is 2 steps in all; expected at least 3, which the run has already made" in capsys.readouterr().err
+    assert (tmp_path / "out" / "seed=0" / "config.yaml").read_text() == config
+
+
+def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_best(words, tmp_path):
+    assert main([*words, "--training.eval_every", "1"]) == 0
+    for path in CheckpointFolder(tmp_path / "out" / "seed=0" / "checkpoints").steps():
+        path.unlink()
+    assert main([*words, "--training.eval_every", "1", "--training.max_steps", "3"]) == 0
+    assert read_metrics(tmp_path / "out" / "seed=0" / "metrics.csv")[-1]["step"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate (was "),
+        (["--training.seed", "3", "--data.seed", "0,1"], "training.seed (was 0, now 3)"),  # a key of the same name
+        (["--data.path", "OTHER"], "with which this run was trained; or choose another folder with --out"),
+    ],
+    ids=["another setting", "another key of the same name", "another corpus"],
+)
+def test_runs_of_other_settings_are_not_taken_for_those_of_a_sweep(words, text_recipe, tmp_path, capsys, more, said):
+    (tmp_path / "other").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "other" / f"{split}.txt").write_text((tmp_path / f"{split}.txt").read_text())
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, *(word.replace("OTHER", str(tmp_path / "other")) for word in more)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_column_has_the_values_of_its_key():
+    runs = [SweptRun(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
+    runs += [SweptRun(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
+    table = sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
+    assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
+    assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
+
+
+def test_values_and_folders_are_whole_on_a_narrow_terminal(capsys):
+    keys = ["optimizer.learning_rate", "training.seed", "model.d_model"]
+    rates = ("0.00123456789", "0.00323456789")
+    folders = [Path(f"runs/memory-horizon-data-controlled-sweep/learning_rate={rate},seed=0") for rate in rates]
+    scores = {"loss": 1.23456, "accuracy": 0.75, "step": 12000}
+    runs = [SweptRun(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
+    Console(width=80, markup=False).print(sweep_table("sweep", keys, runs, "loss"))
+    columns = printed_columns(capsys.readouterr().out)
+    assert columns[0] == "".join(("learning_rate", *rates))
+    assert columns[-1] == "".join(("run", *map(str, folders)))
+
+
+def test_brackets_in_names_are_printed(words, tmp_path, capsys):
+    """In a table of rich they would be markup."""
+    words[3] = str(tmp_path / "[wide]")
+    assert main(words) == 0
+    assert "[wide]" in capsys.readouterr().out
