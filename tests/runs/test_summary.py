@@ -105,12 +105,6 @@ def without_stamp(text, old, new):
     return before.replace(old, new) + "\n}\n"
 
 
-def test_older_summaries_without_a_digest_are_read(tmp_path, make_summary):
-    path = write_summary(tmp_path, make_summary())
-    path.write_text(without_stamp(path.read_text(), "a-run", "a-run"))
-    assert read_summary(path) == make_summary()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -89,7 +89,7 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(recipe, tmp_path
     assert main(words) == 0
     names = [f"learning_rate={rate},seed={seed}" for rate in ("0.001", "1e30") for seed in (0, 1)]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
-    rows = read_metrics(out / names[0] / "metrics.csv")
+    rows = read_metrics(out / names[0] / "log.jsonl")
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
     assert capsys.readouterr().out.count("diverged") == 2
     started = []
@@ -159,8 +159,8 @@ def test_a_longer_sweep_trains_its_runs_on(recipe, tmp_path):
     words += ["--training.log_every", "1"]
     assert main(words) == 0
     assert main([*words, "--training.max_steps", "3"]) == 0
-    rows = read_metrics(tmp_path / "out" / "learning_rate=0.001" / "metrics.csv")
-    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    rows = read_metrics(tmp_path / "out" / "learning_rate=0.001" / "log.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
 
 
 def test_a_recipe_that_became_longer_trains_its_runs_on(recipe, tmp_path):
@@ -170,7 +170,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(recipe, tmp_path):
     recipe.write_text(recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
     for rate in ("0.001", "0.002"):
         run = sweep.try_values(str(recipe), out, {"optimizer.learning_rate": rate}, []).folder
-        assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+        assert read_metrics(run / "log.jsonl")[-1]["step"] == 3
         length = load_recipe(run / "config.yaml").training
         assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
 
@@ -183,7 +183,7 @@ def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_bes
     monkeypatch.setattr(sweep, "start_run", lambda *given: 1 / 0)
     again = sweep.try_values(str(recipe), out, values, [*words, "--training.max_steps", "3"])
     assert again.scores
-    assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+    assert read_metrics(run / "log.jsonl")[-1]["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_an_optimiser_of_ones_own_trains_and_resumes(recipe, tmp_path, monkeypat
     assert expected in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--training.max_steps", "4", *own]) == 0
     assert main([*words, "--training.max_steps", "4", "--run", str(tmp_path / "whole"), *own]) == 0
-    ends = [read_metrics(folder / "metrics.csv")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
+    ends = [read_metrics(folder / "log.jsonl")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
     assert ends[0] == ends[1]
 
 

@@ -80,9 +80,9 @@ def test_the_evaluation_that_ends_a_run_does_not_swallow_its_last_record(make_tr
     trainer.fit(quiet())
     rows = read_metrics(trainer.folder.metrics)
     assert [(row["step"], bool(row["train_loss"]), bool(row["valid_loss"])) for row in rows] == [
-        ("3", False, True),
-        ("4", True, False),
-        ("6", True, True),
+        (3, False, True),
+        (4, True, False),
+        (6, True, True),
     ]
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_the_mlflow_server_does_not_know_begins_anew(monkeypatch, tmp
     runs["elsewhere"] = runs.pop("run-0")
     MlflowLog(folder, {}).write({"step": 12, "loss": 1.0})
     assert runs == {"elsewhere": [4, 8], "run-1": [12]}
-    folder.tracking.write_text(folder.tracking.read_text().replace("run-1", "run-2"))
+    folder.tracking.write_text("{")
     with pytest.raises(ValueError, match="a resumed run then begins a new page in its trackers"):
         MlflowLog(folder, {})
 

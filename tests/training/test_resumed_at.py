@@ -21,7 +21,7 @@ def summary(trainer) -> dict:
     return json.loads(trainer.folder.summary.read_text())
 
 
-def losses(trainer) -> list[tuple[str, ...]]:
+def losses(trainer) -> list[tuple[float, ...]]:
     rows = read_metrics(trainer.folder.metrics)
     return [(row["step"], row["epoch"], row["train_loss"], row["valid_loss"]) for row in rows]
 

@@ -29,10 +29,8 @@ from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MDS_S
 from recurra.data.vocabulary import EOS, UNK, Vocabulary
 from recurra.data.word_counts import count_words, merged_counts
 from recurra.data.workers import Map, worker_map
-from recurra.files.digests import file_sha256
-from recurra.files.locking import locked
-from recurra.files.stamped_json import read_stamped, write_stamped
-from recurra.files.writing import leftovers, replacing
+from recurra.files.digests import file_sha256, read_stamped, write_stamped
+from recurra.files.writing import leftovers, locked, replacing
 
 FORMATS = ("npy", "mds")
 SAMPLE_CHARACTERS = 100_000_000

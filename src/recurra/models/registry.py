@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from recurra.models.room import make_within_memory
+from recurra.checks import sentence
 from recurra.registry import Registry
 
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -82,7 +82,19 @@ class ModelEntry:
         if given.get("segment_length", 0) is None:
             raise ValueError(f"segment_length is None; expected data with segments: model {self.name!r} reads segments")
         set_by_recipe = {field.name: getattr(shape, field.name) for field in fields(self.shape)}
-        return make_within_memory(self.model, self.config(**given, **set_by_recipe))
+        return self.make(self.config(**given, **set_by_recipe))
+
+    def make(self, config: Any) -> nn.Module:
+        """Make a model with fresh weights. Raises ValueError if memory for them could not be allocated."""
+        try:
+            return self.model(config)
+        except (MemoryError, RuntimeError) as error:
+            if "allocate" not in str(error) and not isinstance(error, MemoryError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                sentence("model", f"one that does not fit in memory ({reason})", "smaller sizes")
+            ) from error
 
     def shape_of(self, config: Any) -> dict[str, Any]:
         """Return what a recipe would set to get this configuration, as plain data."""

@@ -124,18 +124,18 @@ def draw_comparison(
     return files
 
 
-def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, str]]]:
+def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     """The logs of the runs that have records: one that was converted, or killed before its first record, has none."""
     rows = {run.name: curve_rows(run) for run in runs if run.folder.metrics.is_file()}
     return {name: records for name, records in rows.items() if records}
 
 
-def curve_rows(run: Run) -> list[dict[str, str]]:
+def curve_rows(run: Run) -> list[dict[str, Any]]:
     """Read a run's log. Rows of a text run also get the validation perplexity."""
     rows = read_metrics(run.folder.metrics)
     if isinstance(run.experiment, TextExperiment):
         for row in rows:
-            row["valid_perplexity"] = str(perplexity(float(row["valid_loss"]), 1)) if row["valid_loss"] else ""
+            row["valid_perplexity"] = None if row["valid_loss"] is None else perplexity(row["valid_loss"], 1)
     return rows
 
 

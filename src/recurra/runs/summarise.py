@@ -130,13 +130,15 @@ def _ended_early(run: Run, step: int) -> bool:
     return bool(summary["finished"]) and summary["steps"] == step
 
 
-def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
+def _validation(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
     """The last evaluation and the best one, chosen as in the trainer: of equal accuracies the surest."""
     scores = []
     for row in rows:
-        if row["valid_loss"]:
+        if row["valid_loss"] is not None:
             score: dict[str, int | float] = {"step": int(row["step"]), "loss": float(row["valid_loss"])}
-            scores.append(score | ({"accuracy": float(row["valid_accuracy"])} if row["valid_accuracy"] else {}))
+            if row["valid_accuracy"] is not None:
+                score["accuracy"] = float(row["valid_accuracy"])
+            scores.append(score)
     if not scores:
         return {}
     by_accuracy = experiment.training.monitor == "accuracy"

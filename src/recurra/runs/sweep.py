@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recurra.checks import require, sentence
-from recurra.files.locking import locked
+from recurra.files.writing import locked
 from recurra.runs.departures import LENGTH
 from recurra.runs.start import resume_run, start_run
 from recurra.training import CheckpointFolder, Experiment, RunFolder, Trainer, load_recipe

@@ -5,7 +5,6 @@ thread, and those that wait when a transaction begins share it: many small turns
 """
 
 import asyncio
-import os
 import queue
 import sqlite3
 import threading
@@ -14,8 +13,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from filelock import FileLock
+
 from recurra.checks import sentence
-from recurra.files.locking import lock
+from recurra.files.writing import take_lock
 from recurra.serving.transcript import Piece
 
 Result = TypeVar("Result")
@@ -138,22 +139,19 @@ class SessionStore:
             future.set_result(result)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path) -> FileLock | None:
     """Make this the only server of a file: each keeps sessions in memory, and would write over the other's."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        lock(descriptor)
+        return take_lock(path.with_name(f"{path.name}.lock"))
     except BlockingIOError:
-        os.close(descriptor)
         came, mend = f"{path}, which another server has open", "choose another one with --sessions"
         raise BlockingIOError(sentence("sessions file", came, "one that no server uses", mend)) from None
-    return descriptor
 
 
-def _unlock(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
+def _unlock(held: FileLock | None) -> None:
+    if held is not None:
+        held.release()
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:

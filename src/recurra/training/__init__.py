@@ -3,7 +3,6 @@
 from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights, scored_weights
 from recurra.training.checkpointed import checkpointed
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
-from recurra.training.csv_log import read_metrics
 from recurra.training.experiment import (
     EXPERIMENTS,
     CompactRecurrentViTExperiment,
@@ -15,6 +14,7 @@ from recurra.training.experiment import (
     VideoExperiment,
 )
 from recurra.training.loop import Trainer, TrainingDiverged
+from recurra.training.metrics import read_metrics
 from recurra.training.models import CompactRecurrentViTRecipe, ModelRecipe, PIViTRecipe, TimeSformerRecipe
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.optimizer_registry import list_optimizers, register_optimizer

@@ -19,10 +19,9 @@ from recurra.training.losses import Objective
 from recurra.training.metrics import RunningSums
 from recurra.training.optimizer import build_optimizer
 from recurra.training.process import reseed, set_up_process, settled
-from recurra.training.random_state import random_state, set_random_state
 from recurra.training.ranks import Ranks
 from recurra.training.recomputed_blocks import recompute_blocks
-from recurra.training.resuming import resumed_state
+from recurra.training.resuming import random_state, resumed_state, set_random_state
 from recurra.training.run_folder import RunFolder
 
 OpenData = Callable[[Experiment, Ranks], DataSet]
@@ -103,7 +102,7 @@ class ResumableRun:
         path, keep = self.folder.checkpoints, self.config.keep_checkpoints
         if not self.ranks.several:
             return CheckpointFolder(path, keep=keep)
-        from recurra.training.rank_checkpoints import RankCheckpoints, RankLayout  # slow to import
+        from recurra.training.distributed_checkpoint import RankCheckpoints, RankLayout  # slow to import
 
         self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
         asynchronous = self.config.asynchronous_saving
