@@ -21,6 +21,7 @@ from recurra.training import (
     TimeSformerRecipe,
     Trainer,
     TrainingConfig,
+    load_checkpoint,
     load_recipe,
     read_metrics,
     to_yaml,
@@ -160,7 +161,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(make, kind, tmp_path):
 def test_a_run_starts_from_another_and_says_so(make, tmp_path):
     first = make("first", "motions-timesformer", max_steps=2)
     fit(first)
-    weights = torch.load(first.checkpoints.best, weights_only=True)["model"]
+    weights = load_checkpoint(first.checkpoints.best)["model"]
     recipe = replace(MODELS["motions-crvit"], init_from=str(tmp_path / "first"))
     second = make("second", "motions-crvit", model=recipe, max_steps=1)
     assert not torch.equal(second.model.norm.weight, weights["norm.weight"])

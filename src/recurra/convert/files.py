@@ -41,7 +41,7 @@ def _load_pickled(path: Path) -> Any:
         content = torch.load(path, map_location="cpu", weights_only=True)
         for leaf in tree_leaves(content):
             # A tensor with strides of 0 can have any shape, and whoever copies it would allocate that.
-            if isinstance(leaf, Tensor) and leaf.nbytes > path.stat().st_size:
+            if isinstance(leaf, Tensor) and leaf.numel() * leaf.element_size() > path.stat().st_size:
                 raise ValueError(f"a tensor of shape {tuple(leaf.shape)} is larger than the file")
     except Exception as error:  # whatever torch raises for content that it cannot read
         if isinstance(error, OSError) and error.filename is not None:
