@@ -1,5 +1,5 @@
 import json
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import pytest
 import yaml
@@ -144,9 +144,12 @@ def test_yaml_of_any_kind_can_be_parsed():
 # --- plain data ---
 
 
-class Record(TypedDict):
+class Required(TypedDict):
     n: int
-    more: NotRequired[str]
+
+
+class Record(Required, total=False):
+    more: str
 
 
 TYPES = {

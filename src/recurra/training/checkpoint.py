@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -79,11 +79,14 @@ class _Levels(TypedDict):
     epoch: _Sums
 
 
-class _Score(TypedDict):
+class _Measured(TypedDict):
     step: int
     loss: float
-    accuracy: NotRequired[float]
-    since_best: NotRequired[int]
+
+
+class _Score(_Measured, total=False):
+    accuracy: float
+    since_best: int
 
 
 class _Numpy(TypedDict):
@@ -100,7 +103,15 @@ class _Random(TypedDict):
     cuda: list[Tensor]
 
 
-class _Checkpoint(TypedDict):
+class _Training(TypedDict, total=False):
+    """What `recurra convert` leaves out, and what it alone writes."""
+
+    levels: _Levels
+    resumed_at: list[int]
+    converted_from: str
+
+
+class _Checkpoint(_Training):
     format: str
     versions: dict[str, str]
     config: dict[str, Any]
@@ -110,12 +121,8 @@ class _Checkpoint(TypedDict):
     optimizer: dict[str, Any] | None
     state: Any
     window: _Sums | None
-    levels: NotRequired[_Levels]
     scores: dict[str, _Score]
-    resumed_at: NotRequired[list[int]]
     random: _Random | list[_Random] | None
-    converted_from: NotRequired[str]
-    """Written by `recurra convert` alone, which writes neither levels nor the steps at which a run resumed."""
 
 
 def versions() -> dict[str, str]:

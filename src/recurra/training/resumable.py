@@ -191,13 +191,12 @@ class ResumableRun:
         self.average.load_state_dict(self._resumed_average(saved))
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
-        if "levels" in saved:  # older checkpoints have none
-            self.levels.load_state_dict(saved["levels"], self.ranks)
+        self.levels.load_state_dict(saved["levels"], self.ranks)
         self.scores = saved["scores"]
         if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
             self.scores.pop("best", None)
-        # Older checkpoints lack this key. A finished run has nothing to resume.
-        self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
+        # A finished run has nothing to resume.
+        self.resumed_at = [*saved["resumed_at"], *([] if self.finished else [self.position.step])]
         if self.ranks.is_first:
             self.folder.lock()
         self._resume_random(saved["random"])
@@ -309,10 +308,7 @@ class ResumableRun:
         last, best = self.scores.get("last"), self.scores.get("best")
         if last is None or best is None:
             return 0
-        if "since_best" in last:
-            return int(last["since_best"])
-        every = self.config.eval_every or self.steps_per_epoch  # older checkpoints have no count
-        return int(last["step"] - best["step"]) // every
+        return int(last["since_best"])
 
 
 def _as_list(random: Any) -> list[Any]:

@@ -29,7 +29,8 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
     Raises:
         CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
     """
-    if saved["optimizer"] is None or saved["random"] is None or saved["window"] is None:
+    parts = ("optimizer", "random", "window", "levels", "resumed_at")
+    if any(saved.get(part) is None for part in parts):
         came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
         raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
     weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
