@@ -221,37 +221,22 @@ def test_a_damaged_last_one_is_refused_and_the_one_before_is_offered(tmp_path, w
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"position": {**PAYLOAD["position"], "step": "7"}},
-            r"checkpoint\.position\.step is a str; expected a whole",
-        ),
-        ({"position": {"step": 7}}, r"checkpoint\.position is without batch, epoch, seconds, tokens; expected an obj"),
-        ({"model": [1]}, r"checkpoint\.model is a list; expected an object"),
-        ({"model": {"weight": 3}}, r"checkpoint\.model\.weight is an int; expected a Tensor"),
-        ({"model": {3: torch.ones(2)}}, r"a key of checkpoint\.model is an int; expected a string"),
-        (
-            {"model": {"w": torch.tensor([1.0, torch.nan])}},
-            r"w in .*a\.safetensors is a tensor with numbers that are",
-        ),
-        (
-            {"model": {"w": torch.tensor([torch.inf * 1j])}},
-            r"w in .*a\.safetensors is a tensor with numbers that are",
-        ),
+        ({"position": {"step": "7"}}, r"position\.step is a str; expected a number"),
+        ({"model": [1]}, "model is a list; expected an object"),
+        ({"model": {"weight": 3}}, r"model\.weight is an int; expected a Tensor"),
+        ({"model": {3: torch.ones(2)}}, "a key of model is an int; expected a string"),
+        ({"model": {"w": torch.tensor([1.0, torch.nan])}}, r"w in .*a\.safetensors is a tensor with numbers that are"),
+        ({"model": {"w": torch.tensor([torch.inf * 1j])}}, r"w in .*a\.safetensors is a tensor with numbers that are"),
         (
             {"average": {"weights": {"w": torch.full((2,), torch.inf)}, "n_averaged": 2}},
             r"w in .*a\.safetensors is a tensor with numbers that are not finite; expected finite numbers",
         ),
-        (
-            {"average": {"n_averaged": 2}},
-            r"checkpoint\.average is without weights; expected an object with weights",
-        ),
-        ({"optimizer": {"state": {}}}, r"the optimizer in .*a\.safetensors is without param_groups"),
-        ({"optimizer": {"state": {"a": {}}, "param_groups": []}}, r"a key of state is a str; expected a whole number"),
-        ({"levels": {"level": 1}}, r"checkpoint\.levels is without epoch; expected an object with level, epoch"),
-        ({"random": {"python": []}}, r"checkpoint\.random is without cuda, numpy, torch; expected an object with pyt"),
-        ({"random": [3]}, r"checkpoint\.random\[0\] is an int; expected an object with python"),
-        ({"resumed_at": [True]}, r"checkpoint\.resumed_at\[0\] is a bool; expected a whole number"),
-        ({"betas": (0.9, 0.98)}, r"checkpoint is one with betas; expected an object with format, versions"),
+        ({"average": {"n_averaged": 2}}, r"a\.safetensors is without a part of a checkpoint \('weights'\)"),
+        ({"optimizer": {"state": {"a": {}}}}, "a key of state is a str; expected a whole number"),
+        ({"optimizer": {"param_groups": [3]}}, r"param_groups\[0\] is an int; expected an object"),
+        ({"random": [3]}, r"random\[0\] is an int; expected an object"),
+        ({"resumed_at": [True]}, r"resumed_at\[0\] is a bool; expected a whole number"),
+        ({"betas": (0.9, 0.98)}, r"a\.safetensors is one with betas; expected one with format, versions"),
     ],
 )
 def test_a_payload_that_is_not_what_it_should_be_is_refused(tmp_path, change, message):
@@ -264,7 +249,7 @@ def test_a_payload_that_is_not_what_it_should_be_is_refused(tmp_path, change, me
 @pytest.mark.parametrize("section", [name for name in PAYLOAD if name not in ("levels", "resumed_at")])
 def test_a_missing_section_is_refused(tmp_path, section):
     save_checkpoint(tmp_path / "a.safetensors", {name: value for name, value in PAYLOAD.items() if name != section})
-    with pytest.raises(CheckpointError, match=rf"checkpoint is without {section}; expected an object with format"):
+    with pytest.raises(CheckpointError, match=f"is without {section}; expected one with format"):
         load_checkpoint(tmp_path / "a.safetensors")
 
 

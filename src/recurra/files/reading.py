@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 
@@ -236,7 +236,7 @@ def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: s
     Args:
         content: an object as JSON gives it.
         types: the types by key, as `get_type_hints` gives them: int, float, str, bool, None, Any, lists, dictionaries,
-            typed ones among them, classes such as Tensor, and unions of these.
+            classes such as Tensor, and unions of these.
         name: what the object is, for the message.
         finite: refuse numbers that are not finite.
 
@@ -255,8 +255,6 @@ def _require(value: Any, hint: Any, name: str, finite: bool) -> None:
     kind, inside = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         _require_one_of(value, inside, name, finite)
-    elif is_typeddict(hint):
-        _require_keys(value, hint, name, finite)
     elif kind is dict:
         _require_kind(isinstance(value, dict), name, value, "an object")
         for key, item in value.items():
@@ -281,18 +279,6 @@ def _require_one_of(value: Any, hints: tuple[Any, ...], name: str, finite: bool)
     choices = [hint for hint in hints if hint is not NoneType]
     of_kind = [hint for hint in choices if (get_origin(hint) is list) == isinstance(value, list)]
     _require(value, float if float in choices else (of_kind or choices)[0], name, finite)
-
-
-def _require_keys(value: Any, hint: Any, name: str, finite: bool) -> None:
-    """Compare with a TypedDict: no key that is required may be missing, and none be there that it lacks."""
-    types = get_type_hints(hint)
-    expected = f"an object with {', '.join(types)}"
-    _require_kind(isinstance(value, dict), name, value, expected)
-    for said, keys in (("without", hint.__required_keys__ - value.keys()), ("one with", value.keys() - types.keys())):
-        if keys:
-            raise ValueError(sentence(name, f"{said} {', '.join(sorted(map(str, keys)))}", expected))
-    for key, item in value.items():
-        _require(item, types[key], f"{name}.{key}", finite)
 
 
 def _require_kind(fits: bool, name: str, value: object, expected: str) -> None:

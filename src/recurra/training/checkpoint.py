@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -49,80 +49,25 @@ class CheckpointError(ValueError):
 # --- what a checkpoint holds ---
 
 
-class _Position(TypedDict):
-    step: int
-    epoch: int
-    batch: int
-    tokens: int
-    seconds: float
-
-
-class _Average(TypedDict):
-    weights: dict[str, Tensor]
-    n_averaged: int
-
-
-class _Optimizer(TypedDict):
-    state: dict[int, dict[str, Any]]
-    param_groups: list[dict[str, Any]]
-
-
-class _Sums(TypedDict):
-    loss: float
-    n_targets: int
-    n_tokens: int
-    seconds: float
-
-
-class _Levels(TypedDict):
-    level: int
-    epoch: _Sums
-
-
-class _Measured(TypedDict):
-    step: int
-    loss: float
-
-
-class _Score(_Measured, total=False):
-    accuracy: float
-    since_best: int
-
-
-class _Numpy(TypedDict):
-    bit_generator: str
-    state: dict[str, Any]
-    has_gauss: int
-    gauss: float
-
-
-class _Random(TypedDict):
-    python: list[Any]
-    numpy: _Numpy
-    torch: Tensor
-    cuda: list[Tensor]
-
-
-class _Training(TypedDict, total=False):
-    """What `recurra convert` leaves out, and what it alone writes."""
-
-    levels: _Levels
-    resumed_at: list[int]
-    converted_from: str
-
-
-class _Checkpoint(_Training):
-    format: str
-    versions: dict[str, str]
-    config: dict[str, Any]
-    position: _Position
-    model: dict[str, Tensor]
-    average: _Average | None
-    optimizer: dict[str, Any] | None
-    state: Any
-    window: _Sums | None
-    scores: dict[str, _Score]
-    random: _Random | list[_Random] | None
+_TYPES: dict[str, Any] = {
+    "format": str,
+    "versions": dict[str, str],
+    "config": dict[str, Any],
+    "position": dict[str, float],
+    "model": dict[str, Tensor],
+    "average": dict[str, Any] | None,
+    "optimizer": dict[str, Any] | None,
+    "state": Any,
+    "window": dict[str, float] | None,
+    "scores": dict[str, dict[str, float]],
+    "random": dict[str, Any] | list[dict[str, Any]] | None,  # a list: of several ranks
+    "levels": dict[str, Any],
+    "resumed_at": list[int],
+    "converted_from": str,
+}
+_OPTIONAL = {"levels", "resumed_at", "converted_from"}
+"""`recurra convert` leaves out the first two, and alone writes the last."""
+_OPTIMIZER = {"state": dict[int, dict[str, Any]], "param_groups": list[dict[str, Any]]}
 
 
 def versions() -> dict[str, str]:
@@ -139,13 +84,15 @@ def _require_payload(payload: Payload, path: Path) -> None:
     """Refuse a payload with a key that is missing or unknown or a value of another type; weights must be finite."""
     if (found := payload.get("format")) != FORMAT:
         raise ValueError(sentence(f"the format of {path}", repr(found), repr(FORMAT)))
-    require_fields({"checkpoint": payload}, {"checkpoint": _Checkpoint}, str(path), finite=False)
-    if payload["optimizer"] is not None:  # a registered one may add keys
-        parts = get_type_hints(_Optimizer)
-        missing = parts.keys() - payload["optimizer"].keys()
-        if missing:
-            raise ValueError(sentence(f"the optimizer in {path}", f"without {', '.join(sorted(missing))}", "all of it"))
-        require_fields(payload["optimizer"], parts, f"the optimizer in {path}", finite=False)
+    for came, keys in (
+        ("without", _TYPES.keys() - _OPTIONAL - payload.keys()),
+        ("one with", payload.keys() - _TYPES.keys()),
+    ):
+        if keys:
+            raise ValueError(sentence(str(path), f"{came} {', '.join(sorted(keys))}", f"one with {', '.join(_TYPES)}"))
+    require_fields(payload, _TYPES, str(path), finite=False)
+    if payload["optimizer"] is not None:
+        require_fields(payload["optimizer"], _OPTIMIZER, f"the optimizer in {path}", finite=False)
     require_finite(payload["model"], path)
     if payload["average"] is not None:
         require_finite(payload["average"]["weights"], path)
@@ -261,6 +208,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
         raise CheckpointError(sentence(str(path), f"unreadable ({error})", _CHECKPOINT)) from error
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+    except _MALFORMED as error:
+        came = f"without a part of a checkpoint ({error})"
+        raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
     return payload
 
 
@@ -279,21 +229,13 @@ def _load_file(path: Path, device: torch.device | str) -> Payload:
     except _MALFORMED as error:
         came = "damaged: its content does not match its digest"
         raise ValueError(sentence(str(path), came, _CHECKPOINT)) from error
-    return joined(found["content"], tensors, path)
+    return dict(join_tensors(found["content"], tensors))
 
 
 def _copy(tensor: Tensor, device: torch.device | str, strides: list[int] | None) -> Tensor:
     if strides is None:
         return tensor.to(device, copy=True)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device).copy_(tensor)
-
-
-def joined(plain: Any, tensors: Mapping[str, Tensor], path: Path) -> Payload:
-    """Put a payload together. Raises ValueError, naming `path`, if it is not what `split_tensors` returned."""
-    try:
-        return dict(join_tensors(plain, tensors))
-    except _MALFORMED as error:
-        raise ValueError(sentence(str(path), f"without a part of a checkpoint ({error})", _CHECKPOINT)) from error
 
 
 def _load_folder(path: Path, target: "Target | None") -> Payload:

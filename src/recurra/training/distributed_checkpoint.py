@@ -29,7 +29,6 @@ from recurra.training.checkpoint import (
     CheckpointFolder,
     Payload,
     join_tensors,
-    joined,
     split_tensors,
     with_versions,
 )
@@ -124,11 +123,11 @@ class Writer:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        error: OSError | None = None
+        error: Exception | None = None
         digest = ""
         try:
             digest = pending.digest.result()
-        except OSError as failed:
+        except (OSError, ValueError) as failed:
             error = failed
         parts = self._ranks.gather((digest, pending.boxes, None if error is None else str(error)))
         if self._ranks.is_first and all(reason is None for *_, reason in parts):
@@ -192,18 +191,14 @@ def load_sharded(path: Path, target: Target | None = None) -> Payload:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is damaged, or something else.
+        ValueError: it is damaged.
+        LookupError, TypeError, AttributeError, RuntimeError: it is something else.
     """
     manifest = read_stamped(path / MANIFEST, most_bytes=_MOST_BYTES, allow_nan=True)
-    try:
-        files, entries, plain = manifest["files"], manifest["tensors"], manifest["content"]
-        require_files(path, files)
-        parts = [safe_open(path / name, framework="pt") for name in sorted(files)]
-        tensors = {name: _read(name, entry, parts, target) for name, entry in entries.items()}
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        came = f"not a checkpoint of several ranks ({error})"
-        raise ValueError(sentence(str(path), came, "one of recurra train")) from error
-    return joined(plain, tensors, path)
+    require_files(path, manifest["files"])
+    parts = [safe_open(path / name, framework="pt") for name in sorted(manifest["files"])]
+    tensors = {name: _read(name, entry, parts, target) for name, entry in manifest["tensors"].items()}
+    return dict(join_tensors(manifest["content"], tensors))
 
 
 def _read(name: str, entry: Mapping[str, Any], parts: list[Any], target: Target | None) -> Tensor:
@@ -306,8 +301,7 @@ class RankLayout:
                 parts[name] = share_of(self._ranks, whole)
             else:
                 parts[name] = whole
-        joined: Payload = join_tensors(plain, parts)
-        return joined
+        return dict(join_tensors(plain, parts))
 
     def whole_state(self, state: object) -> object:
         """Turn this rank's streams into tensors of all streams, for a checkpoint."""
