@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import recurra.files.archives
 import torch
 from lightning_fabric.accelerators import CPUAccelerator
 from lightning_fabric.strategies import SingleDeviceStrategy
 from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor
 
-import recurra.training.checkpoint
 import recurra.training.process
 from recurra.cli import main
 from recurra.training import read_metrics
