@@ -105,7 +105,7 @@ def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
     return checkpoints.load("last" if checkpoints.steps() else "best")[1]
 
 
-def _reached(rows: Sequence[Mapping[str, str]], position: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _reached(rows: Sequence[Mapping[str, Any]], position: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
     """How far the run has got: by the log's last row or the newest checkpoint, whichever is later."""
     last = rows[-1] if rows else None
     if last is None or int(last["step"]) < position["step"]:

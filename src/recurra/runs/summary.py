@@ -119,7 +119,7 @@ class Summary:
 
 
 def thinned_curve(
-    rows: Sequence[Mapping[str, str]], at_most: int = TRAINING_POINTS
+    rows: Sequence[Mapping[str, Any]], at_most: int = TRAINING_POINTS
 ) -> dict[str, list[int | float | None]]:
     """Thin a curve: keep every row with a validation, and at most `at_most` others, evenly spaced with both ends.
 
@@ -139,15 +139,8 @@ def thinned_curve(
         others = [others[round(place * (len(others) - 1) / (at_most - 1))] for place in range(at_most)]
     kept = set(others)
     chosen = [row for number, row in enumerate(rows) if number in kept or row.get("valid_loss") is not None]
-    columns = {name: [_number(row.get(name)) for row in chosen] for name in CURVE_COLUMNS}
+    columns = {name: [row.get(name) for row in chosen] for name in CURVE_COLUMNS}
     return {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def _number(cell: str | None) -> int | float | None:
-    if cell is None:
-        return None
-    number = float(cell)
-    return int(number) if number.is_integer() and "." not in cell else number
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
