@@ -107,7 +107,7 @@ def draw_comparison(
     spans: Mapping[str, SpanAccuracy],
     folder: Path,
     *,
-    metrics: Mapping[str, list[dict[str, str]]] | None = None,
+    metrics: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> list[Path]:
     """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
 
