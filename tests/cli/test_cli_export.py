@@ -54,7 +54,7 @@ def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "the logits of both differ by 0.0e+00 at most" in printed.out
     assert printed.err == ""
-    files = ("config", "generation_config", "tokenizer", "tokenizer_config", "recurra")
+    files = ("config", "generation_config", "tokenizer", "tokenizer_config", "manifest")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.json" for name in files} | {
         "model.safetensors"
     }

@@ -23,7 +23,7 @@ def test_train_writes_a_complete_run(trained):
     }
     rows = measured(run)
     assert [int(row["step"]) for row in rows] == list(range(1, 13))
-    assert [row["step"] for row in rows if row["valid_loss"]] == ["4", "8", "12"]
+    assert [row["step"] for row in rows if row["valid_loss"]] == [4, 8, 12]
     assert json.loads((run / "summary.json").read_text())["finished"] is True
 
 
