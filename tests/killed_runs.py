@@ -11,9 +11,9 @@ from tests.processes import Ended, Program
 PROGRAM = """
 import json, os
 from recurra.cli import main
-from recurra.training.csv_log import CsvLog
+from recurra.training.metrics import JsonLog
 
-write, records = CsvLog.write, []
+write, records = JsonLog.write, []
 
 def write_and_end(self, record):
     write(self, record)
@@ -21,7 +21,7 @@ def write_and_end(self, record):
     if len(records) == run["last_record"]:
         os.kill(os.getpid(), run["number"])
 
-CsvLog.write = write_and_end
+JsonLog.write = write_and_end
 for run in json.loads(RUNS):
     records.clear()
     status = main(["train", *run["words"]])

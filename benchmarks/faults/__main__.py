@@ -7,7 +7,6 @@ of the kills. Results go to runs/faults.json, and the table is printed as Markdo
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
 import sys
@@ -42,8 +41,7 @@ def main() -> int:
     arguments = parser.parse_args()
     share = SAMPLE if arguments.sample else 1
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # files without a digest are noted; there are thousands of them
-    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     chosen = arguments.only or ["kills", "disk", *kinds]
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch, Progress(transient=True, disable=not sys.stderr.isatty()) as bar:

@@ -4,21 +4,14 @@ Each function takes the bytes of a file and returns those of its mutant. Where c
 `random.Random`, so the same seed gives the same mutant.
 """
 
-import io
 import json
 import math
 import struct
-import zipfile
-from collections.abc import Mapping
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
 from benchmarks.faults.mutants import Mutator, drop_bytes, flip_bit, flip_bits, truncate
-
-Members = dict[str, bytes]
-"""The members of a zip archive, in order."""
-
 
 # --- damage, in any file ---
 
@@ -44,97 +37,6 @@ DAMAGES: dict[str, Mutator] = {
     "bytes added": append_bytes,
 }
 """Damage that can happen to any file, by name."""
-
-
-# --- archives, such as torch.save writes ---
-
-
-def archive_members(content: bytes) -> Members:
-    """Unpack an archive."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return {member.filename: archive.read(member) for member in archive.infolist()}
-
-
-def pack(members: Mapping[str, bytes], *, compressed: bool = False, comment: bytes = b"") -> bytes:
-    """Make an archive, with checksums that fit its members."""
-    packed = io.BytesIO()
-    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(packed, "w", kind) as archive:
-        for name, member in members.items():
-            archive.writestr(zipfile.ZipInfo(name), member, kind)
-        archive.comment = comment
-    return packed.getvalue()
-
-
-def archive_comment(content: bytes) -> bytes:
-    """Return the comment at the end of an archive."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.comment
-
-
-def swap_members(content: bytes) -> bytes:
-    """Let two tensors of one size and different content change places, with their checksums."""
-    members = archive_members(content)
-    tensors = [name for name in members if "/data/" in name]
-    for one in tensors:
-        for other in tensors:
-            if one < other and len(members[one]) == len(members[other]) and members[one] != members[other]:
-                swapped = {**members, one: members[other], other: members[one]}
-                return pack(swapped, comment=archive_comment(content))
-    raise ValueError("the archive has no two tensors of one size")
-
-
-def compress_members(content: bytes) -> bytes:
-    """Pack the same members compressed, as PyTorch never does."""
-    return pack(archive_members(content), compressed=True, comment=archive_comment(content))
-
-
-def zip_bomb(n_bytes: int, like: bytes | None = None) -> bytes:
-    """Make an archive of PyTorch's form with a member of `n_bytes` zeros, compressed to a thousandth.
-
-    Args:
-        n_bytes: size of the member when it is unpacked.
-        like: an archive whose other members it has; one with no tensors if None.
-    """
-    members = (
-        archive_members(like) if like is not None else {"archive/data.pkl": b"\x80\x02}.", "archive/version": b"3"}
-    )
-    folder = next(iter(members)).partition("/")[0]
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, member in members.items():
-            archive.writestr(name, member)
-        with archive.open(f"{folder}/data/999999", "w", force_zip64=True) as bomb:
-            for start in range(0, n_bytes, 2**20):
-                bomb.write(bytes(min(2**20, n_bytes - start)))
-    return packed.getvalue()
-
-
-def overlapping_members(content: bytes, n_copies: int) -> bytes:
-    """List one member many times in the directory: a small file whose members add up to any size."""
-    members = archive_members(content)
-    largest = max(members, key=lambda name: len(members[name]))
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, member in members.items():
-            archive.writestr(zipfile.ZipInfo(name), member)
-        folder = largest.partition("/")[0]
-        first = archive.getinfo(largest)
-        for number in range(n_copies):
-            copy = zipfile.ZipInfo(f"{folder}/data/copy{number}")
-            copy.header_offset, copy.CRC = first.header_offset, first.CRC
-            copy.file_size = copy.compress_size = first.file_size
-            archive.filelist.append(copy)
-    return packed.getvalue()
-
-
-def poison_archive(content: bytes, random: Random, value: float = math.nan) -> bytes:
-    """Put a number that is not finite in a random place of a random tensor, with a checksum that fits."""
-    members = archive_members(content)
-    name = random.choice([name for name in members if "/data/" in name and len(members[name]) >= 4])
-    place = 4 * random.randrange(len(members[name]) // 4)
-    members[name] = members[name][:place] + struct.pack("<f", value) + members[name][place + 4 :]
-    return pack(members, comment=archive_comment(content))
 
 
 # --- safetensors ---
@@ -204,17 +106,6 @@ def drop_metadata(content: bytes) -> bytes:
     """Leave out the metadata, and with them every digest."""
     return write_safetensors(parse_safetensors(content)._replace(metadata={"format": "pt"}))
 
-
-ARCHIVE_MUTATORS: dict[str, Mutator] = {
-    **DAMAGES,
-    "swapped members": lambda content, random: swap_members(content),
-    "compressed members": lambda content, random: compress_members(content),
-    "zip bomb": lambda content, random: zip_bomb(2**22, content),
-    "overlapping members": lambda content, random: overlapping_members(content, 1 + random.randrange(1000)),
-    "NaN": poison_archive,
-    "infinity": lambda content, random: poison_archive(content, random, math.inf),
-}
-"""What can happen to a file of torch.save, by name."""
 
 SAFETENSORS_MUTATORS: dict[str, Mutator] = {
     **DAMAGES,

@@ -149,6 +149,6 @@ def _end(child: int) -> int:
 
 def _result(run: Path) -> tuple[list, dict, list]:
     """What must not depend on interruptions: the log, the last weights, and no file that is half written."""
-    rows = [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "metrics.csv")]
+    rows = [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "log.jsonl")]
     _, last = CheckpointFolder(RunFolder(run).checkpoints).load("last")
     return rows, last["model"], [path.name for path in run.rglob(".*.tmp")]

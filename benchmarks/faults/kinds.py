@@ -27,8 +27,8 @@ from recurra.state import tensors
 from recurra.tasks.video import read_classes
 from recurra.training import RunFolder, load_recipe, read_metrics
 from recurra.training.checkpoint import load_checkpoint
-from recurra.training.csv_log import CsvLog
 from recurra.training.experiment import to_plain
+from recurra.training.metrics import JsonLog
 from recurra.training.recipe_family import read_family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,14 +55,13 @@ def all_kinds() -> dict[str, Kind]:
 
 # --- mutants ---
 
-_TEXT, _CSV, _JSON, _YAML, _ARCHIVE, _SAFETENSORS, _DAMAGE = (
+_TEXT, _CSV, _JSON, _YAML, _SAFETENSORS, _DAMAGE = (
     partial(mutants.mutants, mutators)
     for mutators in (
         mutants.TEXT,
         mutants.CSV,
         mutants.JSON,
         mutants.YAML,
-        binary_mutants.ARCHIVE_MUTATORS,
         binary_mutants.SAFETENSORS_MUTATORS,
         binary_mutants.DAMAGES,
     )
@@ -91,7 +90,7 @@ def _write_videos(path: Path) -> None:
 
 def _write_log(path: Path) -> None:
     path.unlink(missing_ok=True)
-    log = CsvLog(path)
+    log = JsonLog(path)
     for step in range(1, 12):
         log.write({"step": step, "epoch": 1, "train_loss": 1 / step, "tokens": 5 * step, "seconds": 0.1 * step})
     log.close()
@@ -106,9 +105,11 @@ def _text_kinds() -> dict[str, Kind]:
         "tokenizer.json, byte pairs": Kind(
             "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, _JSON
         ),
-        "eval-test.json": Kind("eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON),
+        "eval-test.json": Kind(
+            "eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON, digest=False
+        ),
         "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), _JSON),
-        "metrics.csv": Kind("metrics.csv", _write_log, read_metrics, _CSV, grows=True),
+        "log.jsonl": Kind("log.jsonl", _write_log, read_metrics, _TEXT, digest=False, grows=True),
         "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), _YAML, digest=False),
         "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, _YAML, digest=False),
         "classes.txt": Kind(
@@ -200,16 +201,17 @@ def _resumed(path: Path) -> Any:
 
 
 def _run_kinds() -> dict[str, Kind]:
-    best, last = "checkpoints/best.pt", "checkpoints/step-0000000012.pt"
+    best, last = "checkpoints/best.safetensors", "checkpoints/step-0000000012.safetensors"
     return {
         "summary.json": Kind(
             "summary/summary.json",
             partial(_trained, "summary.json"),
             lambda p: RunFolder(p.parent).read_summary(),
             _JSON,
+            digest=False,
         ),
-        "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _ARCHIVE),
-        "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _ARCHIVE),
+        "checkpoint, read": Kind(f"read/{best}", partial(_trained, best), load_checkpoint, _SAFETENSORS),
+        "checkpoint, resumed from": Kind(f"resumed/{last}", partial(_trained, last), _resumed, _SAFETENSORS),
     }
 
 
@@ -219,7 +221,7 @@ FOLDER_FILES = (
     "model.safetensors",
     "config.json",
     "generation_config.json",
-    "recurra.json",
+    "manifest.json",
     "tokenizer.json",
     "tokenizer_config.json",
 )
@@ -262,7 +264,7 @@ def _weight_kinds() -> dict[str, Kind]:
             _SAFETENSORS,
         ),
         "saved stream": Kind("stream", _write_stream, _read_stream, _SAFETENSORS),
-        "weights of others": Kind("weights.pt", _write_foreign, read_weights, _ARCHIVE, digest=False),
+        "weights of others": Kind("weights.pt", _write_foreign, read_weights, _DAMAGE, digest=False),
     }
     for name in FOLDER_FILES:
         kinds[f"folder for transformers, {name}"] = Kind(

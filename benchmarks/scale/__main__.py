@@ -18,8 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from recurra.data.shards import INDEX
-from recurra.files.digests import file_sha256, json_sha256
-from recurra.files.stamped_json import read_stamped
+from recurra.files.digests import file_sha256, json_sha256, read_stamped
 from recurra.training import read_metrics
 
 RECIPE = """
@@ -96,15 +95,15 @@ def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
     took, memory, status = watched([*RECURRA, "train", str(recipe), "--run", str(whole)], None)
     print(f"training: {took:.0f} s, {quarters(memory)} MiB, ended with {status}", flush=True)
     for _ in range(arguments.kills):
-        begun = any(parts.glob("checkpoints/step-*.pt"))
+        begun = any(parts.glob("checkpoints/step-*.safetensors"))
         shutil.rmtree(parts, ignore_errors=True) if not begun else None
         words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
         took_part, _, status = watched([*RECURRA, "train", *words], draw.uniform(0.4, 0.9) * took)
         print(f"training in parts: {took_part:.0f} s, ended with {status}", flush=True)
-    begun = any(parts.glob("checkpoints/step-*.pt"))
+    begun = any(parts.glob("checkpoints/step-*.safetensors"))
     words = ["--resume", str(parts)] if begun else [str(recipe), "--run", str(parts)]
     watched([*RECURRA, "train", *words], None)
-    rows = read_metrics(whole / "metrics.csv")
+    rows = read_metrics(whole / "log.jsonl")
     speeds = sorted(float(row["tokens_per_second"]) for row in rows[2:] if row["tokens_per_second"])
     return {
         "train_kills": arguments.kills,
@@ -115,7 +114,7 @@ def trained(arguments: argparse.Namespace, draw: random.Random) -> dict:
 
 
 def measured(run: Path) -> list[dict]:
-    return [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "metrics.csv")]
+    return [{key: value for key, value in row.items() if key not in CLOCK} for row in read_metrics(run / "log.jsonl")]
 
 
 def watched(words: list[str], kill_after: float | None) -> tuple[float, list[int], int]:

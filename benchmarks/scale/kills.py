@@ -185,7 +185,7 @@ def wait(run: Path, job: launched, draw: Random) -> str:
 
 
 def steps(run: Path) -> int:
-    file = run / "metrics.csv"
+    file = run / "log.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
@@ -203,7 +203,8 @@ def kill(process: int) -> None:
 
 def curve(run: Path) -> list[list[float]]:
     names = ("step", "tokens", "train_loss", "valid_loss", "gradient_norm")
-    return [[float(row[name] or "nan") for name in names] for row in read_metrics(run / "metrics.csv")]
+    rows = read_metrics(run / "log.jsonl")
+    return [[float("nan" if row[name] is None else row[name]) for name in names] for row in rows]
 
 
 def same(one: list[list[float]], other: list[list[float]]) -> bool:

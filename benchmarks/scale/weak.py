@@ -63,7 +63,7 @@ def speed(ranks: int, batch: int, updates: int) -> float:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        logged = [row["tokens_per_second"] for row in read_metrics(run / "metrics.csv")]
+        logged = [row["tokens_per_second"] for row in read_metrics(run / "log.jsonl")]
         return statistics.median(float(rate) for rate in logged[1:] if rate)
 
 

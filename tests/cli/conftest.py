@@ -1,14 +1,15 @@
 """A small trained run on Memory Horizon, and what tests of commands share."""
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.small_figures import dots_per_inch, small_figures, unrendered_figures  # noqa: F401
 
 from recurra.cli import main
+from recurra.training import read_metrics
 
 RECIPE = """
 experiment: memory-horizon
@@ -50,11 +51,10 @@ def trained(tmp_path_factory) -> str:
     return str(folder / "run")
 
 
-def measured(run: Path) -> list[dict[str, str]]:
-    """Read a run's log, without what depends on the clock: the check of a line covers it too."""
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [{name: row[name] for name in row if name not in ("seconds", "tokens_per_second", "check")} for row in rows]
+def measured(run: Path) -> list[dict[str, Any]]:
+    """Read a run's log, without what depends on the clock."""
+    rows = read_metrics(run / "log.jsonl")
+    return [{name: row[name] for name in row if name not in ("seconds", "tokens_per_second")} for row in rows]
 
 
 def failure(capsys, *words: str) -> str:

@@ -54,7 +54,7 @@ def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
     printed = capsys.readouterr()
     assert "the logits of both differ by 0.0e+00 at most" in printed.out
     assert printed.err == ""
-    files = ("config", "generation_config", "tokenizer", "tokenizer_config", "recurra")
+    files = ("config", "generation_config", "tokenizer", "tokenizer_config", "manifest")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.json" for name in files} | {
         "model.safetensors"
     }
@@ -76,7 +76,7 @@ def test_transformers_loads_what_was_exported(run, tmp_path, capsys):
 def test_the_checkpoint_and_the_keys_of_the_recipe_are_the_commands(run, tmp_path):
     words = ["export", "hf", run, str(tmp_path / "out"), "--checkpoint", "last", "--data.segment_length", "6"]
     assert main(words) == 0
-    origin = json.loads((tmp_path / "out" / "recurra.json").read_text())
+    origin = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert origin["experiment"]["data"]["segment_length"] == 6
     assert origin["step"] == open_run(run, checkpoint="last").step > 0
 

@@ -95,7 +95,7 @@ def test_a_corpus_that_moved_is_no_change(workplace, capsys):
         (["--model.cutoffs", "[5, 3]"], "cutoffs is [5, 3]; expected increasing numbers"),
         (["--model.cutoffs", "[300]"], "cutoffs is [300]; expected increasing numbers from 1 to"),
         (["--model.n_layer", "2"], "is a checkpoint of another model"),
-        (["--checkpoint", "runs/toy-crt/checkpoints/best.pt"], "is a checkpoint of another model"),
+        (["--checkpoint", "runs/toy-crt/checkpoints/best.safetensors"], "is a checkpoint of another model"),
     ],
 )
 def test_bad_input_is_named(capsys, words, message):

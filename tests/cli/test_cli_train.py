@@ -17,13 +17,13 @@ def test_train_writes_a_complete_run(trained):
     run = Path(trained)
     assert {path.name for path in run.iterdir()} >= {
         "config.yaml",
-        "metrics.csv",
+        "log.jsonl",
         "summary.json",
         "checkpoints",
     }
     rows = measured(run)
     assert [int(row["step"]) for row in rows] == list(range(1, 13))
-    assert [row["step"] for row in rows if row["valid_loss"]] == ["4", "8", "12"]
+    assert [row["step"] for row in rows if row["valid_loss"]] == [4, 8, 12]
     assert json.loads((run / "summary.json").read_text())["finished"] is True
 
 
@@ -144,14 +144,14 @@ def test_a_terminated_run_saves_and_says_how_to_go_on(ended):
     assert f"recurra train --resume {run}" in errors
     assert json.loads((run / "summary.json").read_text())["finished"] is False
     last = int(measured(run)[-1]["step"])
-    assert (run / "checkpoints" / f"step-{last:010d}.pt").is_file()
+    assert (run / "checkpoints" / f"step-{last:010d}.safetensors").is_file()
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, recipe, tmp_path):
     run = tmp_path / "run"
     assert main(["train", recipe, "--run", str(run)]) == 0
     expected = measured(run)
-    last = run / "checkpoints" / "step-0000000012.pt"
+    last = run / "checkpoints" / "step-0000000012.safetensors"
     last.write_bytes(last.read_bytes()[:-100])
     message = failure(capsys, "train", "--resume", str(run))
     assert str(last) in message

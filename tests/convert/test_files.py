@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.faults.binary_mutants import compress_members, swap_members, zip_bomb
 from safetensors.torch import save_file
 
 from recurra.convert import read_weights
@@ -46,38 +45,23 @@ def test_weights_that_are_not_finite_are_refused_by_name(saved, value):
         read_weights(saved)
 
 
-def test_a_flipped_bit_in_an_archive_is_refused(tmp_path):
-    torch.save(WEIGHTS, tmp_path / "a.pt")
-    content = bytearray((tmp_path / "a.pt").read_bytes())
-    content[content.index(WEIGHTS["a"].numpy().tobytes()) + 9] ^= 1
-    (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(wrong checksum in a/data/0\); expected"):
-        read_weights(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("change", [compress_members, lambda content: zip_bomb(10**7, content)])
-def test_an_archive_that_is_compressed_is_refused(tmp_path, change):
-    torch.save(WEIGHTS, tmp_path / "a.pt")
-    (tmp_path / "a.pt").write_bytes(change((tmp_path / "a.pt").read_bytes()))
-    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(its member .* is compressed, to"):
-        read_weights(tmp_path / "a.pt")
-
-
-def test_others_archives_have_no_digest(tmp_path):
-    torch.save(WEIGHTS, tmp_path / "a.pt")
-    (tmp_path / "a.pt").write_bytes(swap_members((tmp_path / "a.pt").read_bytes()))
-    assert torch.equal(read_weights(tmp_path / "a.pt")["a"], WEIGHTS["b"])
-
-
 class Call:
     def __reduce__(self):
-        return bytearray, (10**12,)
+        return Path.write_text, (Path("trace"), "was here")
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_memory_by_number_is_not_handed_out(tmp_path, new):
+def test_reading_runs_no_code(tmp_path, monkeypatch, new):
+    monkeypatch.chdir(tmp_path)
     torch.save({"a": Call()}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
-    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(it calls (builtins|__builtin__) bytearray\)"):
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \("):
+        read_weights(tmp_path / "a.pt")
+    assert not Path("trace").exists()
+
+
+def test_a_tensor_larger_than_its_file_is_refused(tmp_path):
+    torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt is no file of weights \(a tensor of shape .* is larger than the file"):
         read_weights(tmp_path / "a.pt")
 
 

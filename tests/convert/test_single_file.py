@@ -1,7 +1,6 @@
-"""The single file: its digest, older files without one, and files that are not what they should be."""
+"""The single file: its digest, and files that are not what they should be."""
 
 import json
-import logging
 from pathlib import Path
 from random import Random
 
@@ -19,6 +18,8 @@ from benchmarks.faults.binary_mutants import (
 
 from recurra.convert import PortableModel, load_single_file, save_single_file
 from recurra.data import Vocabulary
+from recurra.files.digests import content_digest
+from recurra.files.weights import read_safetensors
 from recurra.models import LanguageModel, LanguageModelConfig
 
 WORDS = Vocabulary.from_text(["a cat and a dog\n"])
@@ -44,28 +45,14 @@ def test_a_model_keeps_its_type(tmp_path, dtype):
     assert found.head.weight is found.embedding.weight
 
 
-def describe(path: Path, *, to: str = "recurra model 2", **changes) -> None:
-    """Change the description; without a digest in format 1, with the old one in format 2."""
-    parts = parse_safetensors(path.read_bytes())
-    description = {**json.loads(parts.metadata["recurra"]), "format": to, **changes}
-    if to.endswith("1"):
-        del description["digest"]
+def sign(path: Path, **changes) -> None:
+    """Change the description, and give the file the digest of what it has now."""
+    parts, (weights, _) = parse_safetensors(path.read_bytes()), read_safetensors(path)
+    description = {**json.loads(parts.metadata["recurra"]), **changes}
+    del description["digest"]
+    description["digest"] = content_digest({**description, "tokenizer": parts.metadata["tokenizer"]}, weights)
     metadata = {**parts.metadata, "recurra": json.dumps(description)}
     path.write_bytes(write_safetensors(parts._replace(metadata=metadata)))
-
-
-def test_a_file_without_a_digest_is_read_with_a_note(saved, caplog):
-    expected = load_single_file(saved)
-    assert not caplog.records
-    describe(saved, to="recurra model 1")
-    with caplog.at_level(logging.WARNING):
-        found = load_single_file(saved)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{saved} has no digest, so damage to it would not be recognised: it is older, or of others"
-    ]
-    assert found[2:] == expected[2:] == ({"seed": 3}, 7)
-    weights = found.model.state_dict()
-    assert all(torch.equal(weights[name], value) for name, value in expected.model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -88,8 +75,11 @@ def test_another_content_does_not_match_the_digest(saved, change):
         load_single_file(saved)
 
 
-def test_a_missing_digest_is_only_for_older_files(saved):
-    describe(saved, digest=None)
+def test_a_missing_digest_is_refused(saved):
+    parts = parse_safetensors(saved.read_bytes())
+    description = {key: value for key, value in json.loads(parts.metadata["recurra"]).items() if key != "digest"}
+    metadata = {**parts.metadata, "recurra": json.dumps(description)}
+    saved.write_bytes(write_safetensors(parts._replace(metadata=metadata)))
     with pytest.raises(ValueError, match="its content does not match its digest"):
         load_single_file(saved)
 
@@ -97,8 +87,8 @@ def test_a_missing_digest_is_only_for_older_files(saved):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"config": 3}, r"config in .*model\.safetensors is an int; expected dict"),
-        ({"step": "7"}, r"step in .*model\.safetensors is a str; expected int or null"),
+        ({"config": 3}, r"the description in .*model\.safetensors: config is an int; expected an object"),
+        ({"step": "7"}, r"the description in .*model\.safetensors: step is a str; expected a whole number"),
         ({"more": 1}, r"the description in .* is one with config, .*more.*; expected format, model"),
         ({"model": "Other"}, r"model\.safetensors is of a Other; expected a model that this version knows"),
         ({"config": {"vocab_size": 0}}, r"model\.safetensors: .*vocab_size"),
@@ -109,18 +99,18 @@ def test_a_missing_digest_is_only_for_older_files(saved):
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(saved, change, message):
-    describe(saved, to="recurra model 1", **change)
+    sign(saved, **change)
     with pytest.raises(ValueError, match=message):
         load_single_file(saved)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(saved):
-    describe(saved, to="recurra model 1")
     parts = parse_safetensors(saved.read_bytes())
     start, _ = parts.header["norm.weight"]["data_offsets"]
     infinite = torch.tensor(torch.inf).numpy().tobytes()
     data = parts.data[:start] + infinite + parts.data[start + 4 :]
     saved.write_bytes(write_safetensors(parts._replace(data=data)))
+    sign(saved)
     with pytest.raises(ValueError, match=r"norm\.weight in .*model\.safetensors is a tensor with numbers that are not"):
         load_single_file(saved)
 

@@ -25,8 +25,7 @@ from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
 from recurra.data.text import shards_folder
 from recurra.evaluation import evaluate
 from recurra.files.digests import file_sha256
-from recurra.files.locking import locked
-from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.writing import locked
 from recurra.models import LanguageModel, LanguageModelConfig
 
 SPLITS = {"train": 60, "valid": 9, "test": 5}
@@ -100,7 +99,7 @@ def test_a_killed_preparation_makes_only_what_is_missing(corpus, tmp_path, monke
     assert len(written) == len(set(written)) == len(find_units("folder", str(corpus)))
     assert [path.name for path in out.glob(".*")] == [".lock"]
     whole = prepare(Preparation("folder", str(corpus), tmp_path / "whole"))
-    assert json.loads((out / "index.json").read_text())["splits"] == whole["splits"]
+    assert json.loads((out / "manifest.json").read_text())["splits"] == whole["splits"]
 
 
 def test_a_changed_corpus_is_prepared_again(corpus, tmp_path):
@@ -254,7 +253,7 @@ def test_a_finished_cache_is_read_without_writing_and_another_one_is_named(tmp_p
 
 def test_preparations_without_locks_leave_each_other_alone(corpus, tmp_path, monkeypatch):
     """Some file systems have none: a second process then begins while the first one writes."""
-    monkeypatch.setattr("recurra.files.locking.fcntl", None)
+    monkeypatch.setattr("recurra.files.writing.take_lock", lambda path, **_: None)
     what = Preparation("folder", str(corpus), tmp_path / "out")
     write, begun = np.lib.format.write_array, []
 
@@ -272,9 +271,9 @@ def test_preparations_without_locks_leave_each_other_alone(corpus, tmp_path, mon
 def test_an_index_that_says_the_same_is_not_written_again(corpus, tmp_path):
     what = Preparation("folder", str(corpus), tmp_path / "out")
     prepare(what)
-    before = (tmp_path / "out" / "index.json").stat().st_mtime_ns
+    before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
     prepare(what)
-    assert (tmp_path / "out" / "index.json").stat().st_mtime_ns == before
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == before
 
 
 def test_a_byte_order_mark_is_no_word(corpus, tmp_path):
@@ -373,12 +372,6 @@ def test_damaged_and_missing_places_of_documents_are_found(corpus, tmp_path):
     prepare(what)
     tokens = ShardCorpus(out).tokens("train")
     assert np.array_equal(tokens.document_starts(0, len(tokens)), starts)
-    index = read_stamped(out / "index.json")
-    for entry in index["splits"]["train"]:
-        del entry["documents_digest"]
-    write_stamped(out / "index.json", index)  # as older ones are
-    older = ShardCorpus(out).tokens("train")
-    assert np.array_equal(older.document_starts(0, len(older)), starts)
 
 
 def test_each_shard_is_compared_with_its_digest_once(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Training runs on another device: the curve of the CPU, through validation, checkpoints and resuming."""
 
-import csv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,12 +11,10 @@ from lightning_fabric.accelerators import CPUAccelerator
 from lightning_fabric.strategies import SingleDeviceStrategy
 from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-import recurra.files.archives
-import recurra.training.checkpoint
 import recurra.training.process
 from recurra.cli import main
+from recurra.training import read_metrics
 from recurra.training.loop import Trainer
 
 HORIZON = """
@@ -66,7 +63,6 @@ def strategy(*_: Any) -> dict[str, Any]:
 @contextmanager
 def trained_there() -> Iterator[set[str]]:
     """Train on the device; gives the kinds of device that losses were on."""
-    save, load = torch.save, recurra.files.archives.load_archive
     seen: set[str] = set()
     loss = Trainer._loss
 
@@ -75,18 +71,10 @@ def trained_there() -> Iterator[set[str]]:
         seen.add(found[0].device.type)
         return found
 
-    def save_numbers(content: Any, *arguments: Any) -> None:  # torch.save knows devices in C++
-        save(tree_map_only(Tensor, Tensor.cpu, content), *arguments)
-
-    def load_numbers(path: Path, device: Any) -> Any:
-        return tree_map_only(Tensor, lambda x: x.to(device), load(path))
-
     with ExitStack() as stack:
         for owner, name, value in (
             (recurra.training.process, "fabric_options", strategy),
             (recurra.training.process, "chosen_device", lambda *_: "auto"),
-            (recurra.training.checkpoint, "load_archive", load_numbers),
-            (torch, "save", save_numbers),
             (Trainer, "_loss", watched),
         ):
             stack.enter_context(patch.object(owner, name, value))
@@ -94,10 +82,9 @@ def trained_there() -> Iterator[set[str]]:
 
 
 def curve(run: Path) -> list[list[float]]:
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
     names = ("train_loss", "valid_loss", "valid_accuracy", "gradient_norm")
-    return [[float(row[name] or "nan") for name in names if name in row] for row in rows]
+    rows = read_metrics(run / "log.jsonl")
+    return [[float("nan" if row[name] is None else row[name]) for name in names] for row in rows]
 
 
 @contextmanager

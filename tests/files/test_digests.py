@@ -3,7 +3,16 @@ import json
 
 import pytest
 
-from recurra.files.digests import checked_stamp, file_sha256, json_sha256, stamped, text_sha256
+from recurra.files.digests import (
+    checked_stamp,
+    file_sha256,
+    json_sha256,
+    read_manifest,
+    require_files,
+    stamped,
+    text_sha256,
+    write_manifest,
+)
 
 
 def test_files_and_text_have_the_digest_of_their_bytes(tmp_path):
@@ -34,6 +43,55 @@ def test_a_stamp_survives_json_and_finds_every_change():
             checked_stamp(written | change, "x", "again")
 
 
-def test_what_carries_no_digest_passes():
-    for content in ({"a": 1}, {"a": f"blobs/{'0' * 64}"}):
-        assert checked_stamp(content, "x") == content
+def test_what_carries_no_digest_is_refused():
+    with pytest.raises(ValueError, match=r"^x is damaged"):
+        checked_stamp({"a": 1}, "x")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a.txt", "b.bin", "notes"):
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, {"step": 3}, ("*.txt", "*.bin"))
+    return tmp_path
+
+
+def test_a_manifest_has_the_digests_of_the_files_that_fit(folder):
+    found = read_manifest(folder)
+    assert found["step"] == 3
+    assert found["files"] == {name: text_sha256(name) for name in ("a.txt", "b.bin")}
+    require_files(folder, found["files"])
+
+
+def test_a_manifest_written_again_keeps_the_digests_of_other_files_that_are_there(folder):
+    (folder / "a.txt").write_text("changed")
+    (folder / "c.bin").write_text("new")
+    before = read_manifest(folder)["files"]
+    (folder / "b.bin").unlink()
+    write_manifest(folder, {}, ("c.*",))
+    assert read_manifest(folder) == {"files": {"a.txt": before["a.txt"], "c.bin": text_sha256("new")}}
+
+
+def test_a_file_that_changed_or_is_missing_is_refused_by_name(folder):
+    files = read_manifest(folder)["files"]
+    (folder / "a.txt").write_text("b.txt")
+    with pytest.raises(ValueError, match=r"a\.txt is damaged: its content does not match its digest in manifest\.json"):
+        require_files(folder, files)
+    require_files(folder, files, ("*.bin",))
+    (folder / "b.bin").unlink()
+    with pytest.raises(ValueError, match=r"b\.bin is missing, although manifest\.json lists it"):
+        require_files(folder, files, ("*.bin",))
+    with pytest.raises(ValueError, match=r"passwd is missing"):
+        require_files(folder, {"../etc/passwd": ""})
+
+
+def test_a_damaged_manifest_is_refused(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 3', '"step": 4'))
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        read_manifest(folder)
+    path.write_text(json.dumps(stamped({"step": 3})))
+    with pytest.raises(ValueError, match=r"manifest\.json is without files"):
+        read_manifest(folder)
+    path.unlink()
+    assert read_manifest(folder) == {}

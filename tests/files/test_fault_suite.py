@@ -65,7 +65,6 @@ def chosen(monkeypatch, tmp_path, **kinds):
     monkeypatch.setattr(suite, "all_kinds", lambda: kinds)
     monkeypatch.setattr("sys.argv", ["faults", "--mutants", "4", "--only", *kinds])
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    monkeypatch.setattr(suite.logging, "disable", lambda level: None)
     return suite.main()
 
 

@@ -1,9 +1,10 @@
 import json
+from typing import Any
 
 import pytest
 import yaml
 
-from recurra.files.reading import MOST_YAML_VALUES, parse_json, parse_yaml, read_json, read_text, read_yaml
+from recurra.files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml, require_fields
 
 
 @pytest.fixture
@@ -95,17 +96,11 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
     "content",
     [
         "a: 1\nb: [x, 2.5, null, yes]\nc: {d: é}\n",
-        "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}\ne: [*x, *x]\n",
         "# only\na: |\n  text: [\n",
     ],
 )
 def test_yaml_is_read_as_by_the_library(written, content):
     assert read_yaml(written(content)) == yaml.safe_load(content)
-
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +114,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("1: 2", "the key 1 is an int, not a string"),
         ("? [a]\n: 2", "not readable as YAML"),
         ("a: *b", "alias"),
-        ("a: &a [*a]", "the alias *a stands for itself"),
-        ("a: &a\n  <<: *a\n", "stands for itself"),
-        (BOMB, f"more than {MOST_YAML_VALUES:,} values"),
+        ("a: &a [*a]", "the alias *a, which has to be written out"),
+        ("a: &x {b: 1}\nd: {<<: *x}\n", "the alias *x"),
         ("a: " + "[" * 50_000, "more than 64 levels deep"),
         ("\n".join(" " * n + "a:" for n in range(300)), "more than 64 levels deep"),
-        ("a: [" + "x, " * 80_000 + "]", f"more than {MOST_YAML_VALUES:,} values"),
-        ("a: " + "9" * 4_000, "digits"),
-        ("a: 0x" + "f" * 4_000, "digits"),
+        ("a: " + "9" * 5_000, "digits"),
         ("a: 2001-99-99", "month"),
         ("a: !!bool x", "not readable as YAML"),
         ("a: !!python/object:os.system x", "constructor"),
@@ -134,7 +126,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (b"a: \xe9", "not UTF-8"),
         ("a: 1\n" * 100_000, "500,000 bytes long; expected at most 262,144 bytes"),
     ],
-    ids=range(22),
+    ids=range(19),
 )
 def test_other_yaml_is_refused_in_a_sentence(written, content, reason):
     path = written(content)
@@ -147,3 +139,69 @@ def test_yaml_of_any_kind_can_be_parsed():
     assert parse_yaml("[1, a]", "--key") == [1, "a"]
     assert parse_yaml("1e-3", "--key") == yaml.safe_load("1e-3")
     assert refusal(parse_yaml, "[1", "--key").startswith("--key is not readable as YAML")
+
+
+# --- plain data ---
+
+
+TYPES = {
+    "n": int,
+    "x": float,
+    "maybe": float | None,
+    "either": dict[str, dict[str, int | float]],
+    "rows": list[list[int]],
+    "cells": dict[str, list[int | float | None]] | None,
+    "said": bool,
+    "free": Any,
+    "name": str,
+    "open": dict[str, Any],
+    "records": dict[str, int] | list[dict[str, int]],
+    "numbered": dict[int, Any],
+}
+FITS = {
+    "n": 3,
+    "x": 3,
+    "maybe": None,
+    "either": {"best": {"loss": 2.5, "step": 1}},
+    "rows": [[1], []],
+    "cells": {"a": [1, None, 0.5]},
+    "said": True,
+    "free": [{}],
+    "name": "x",
+    "open": {"a": "b"},
+    "records": [{"n": 1}],
+    "numbered": {1: "a"},
+}
+
+
+def test_what_fits_passes_and_so_do_other_keys():
+    require_fields(FITS | {"other": object()}, TYPES, "file")
+    require_fields({}, TYPES, "file")
+    require_fields({"x": float("inf")}, TYPES, "file", finite=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 3.0}, "n is a float; expected a whole number"),
+        ({"n": True}, "n is a bool; expected a whole number"),
+        ({"n": None}, "n is None; expected a whole number"),
+        ({"x": "3"}, "x is a str; expected a number"),
+        ({"x": float("inf")}, "x is inf; expected a finite number"),
+        ({"maybe": []}, "maybe is a list; expected a number"),
+        ({"either": {"best": {"loss": "2"}}}, "either.best.loss is a str; expected a number"),
+        ({"either": {"best": 2}}, "either.best is an int; expected an object"),
+        ({"rows": [[1], [1, None]]}, r"rows\[1\]\[1\] is None; expected a whole number"),
+        ({"cells": {"a": [1, "x"]}}, r"cells.a\[1\] is a str; expected a number"),
+        ({"cells": [1]}, "cells is a list; expected an object"),
+        ({"said": 1}, "said is an int; expected true or false"),
+        ({"name": 1}, "name is an int; expected a string"),
+        ({"open": []}, "open is a list; expected an object"),
+        ({"records": [{"n": 1}, 2]}, r"records\[1\] is an int; expected an object"),
+        ({"records": {"n": "1"}}, "records.n is a str; expected a whole number"),
+        ({"numbered": {"1": "a"}}, "a key of numbered is a str; expected a whole number"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    with pytest.raises(ValueError, match=f"^file: {message}$"):
+        require_fields(FITS | change, TYPES, "file")

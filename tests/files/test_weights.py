@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recurra.files.weights import content_digest, read_safetensors, require_finite, shape_difference
+from recurra.files.digests import content_digest
+from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -72,6 +73,16 @@ def test_a_safetensors_file_comes_with_its_metadata(tmp_path):
     tensors, metadata = read_safetensors(path)
     assert metadata == {"x": "1"}
     assert content_digest({}, tensors) == content_digest({}, TENSORS)
+
+
+def test_our_files_are_those_of_the_library(tmp_path):
+    path = tmp_path / "a.safetensors"
+    tensors = {**TENSORS, "f": torch.arange(6.0).reshape(2, 3).T, "g": torch.ones(5, dtype=torch.float8_e5m2)}
+    with path.open("wb") as file:
+        write_safetensors(file, tensors, {"x": "1"})
+    for found, metadata in (read_safetensors(path), (load_file(path), {"x": "1"})):
+        assert metadata == {"x": "1"}
+        assert content_digest({}, found) == content_digest({}, tensors)
 
 
 @pytest.mark.parametrize(

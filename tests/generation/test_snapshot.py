@@ -8,7 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recurra.files.weights import content_digest, read_safetensors
+from recurra.files.digests import content_digest
+from recurra.files.weights import read_safetensors
 from recurra.generation import SamplingConfig, Stream
 from recurra.state import map_tensors, n_bytes, tensors
 

@@ -119,7 +119,7 @@ def test_missing_weights_are_refused(gateloop, tmp_path):
     gateloop.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
-    (tmp_path / "recurra.json").unlink()
+    (tmp_path / "manifest.json").unlink()
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"model\.norm\.weight are missing"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -129,7 +129,7 @@ def test_weights_of_another_size_are_refused(gateloop, tmp_path):
     gateloop.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"d_channel_mixing": 17}))
-    (tmp_path / "recurra.json").unlink()
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(ValueError, match="of another size"):
         AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
 

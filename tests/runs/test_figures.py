@@ -1,5 +1,6 @@
 """The figures of runs."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from recurra.runs import open_run
 from recurra.runs.figures import curve_rows, draw_runs, gates_of
 from recurra.training import CheckpointError
-from recurra.training.csv_log import CsvLog
+from recurra.training.metrics import JsonLog
 
 
 @pytest.fixture
@@ -58,16 +59,16 @@ def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_
 
 def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_path):
     run = open_run(copies["text"])
-    log = CsvLog(run.folder.metrics, last_step=2)
+    log = JsonLog(run.folder.metrics, last_step=2)
     log.write({"step": 3, "epoch": 1, "tokens": 30, "seconds": 1.0, "valid_loss": 800.0})
     log.close()
-    assert [row["valid_perplexity"] for row in curve_rows(run)][-1] == "inf"
+    assert [row["valid_perplexity"] for row in curve_rows(run)][-1] == math.inf
     assert draw_runs([run], tmp_path / "all")
 
 
 def test_a_run_without_a_log_is_drawn_without_curves(copies, tmp_path):
     for name in ("text", "horizon"):
-        (copies[name] / "metrics.csv").unlink()
+        (copies[name] / "log.jsonl").unlink()
     files = draw_runs([open_run(copies["text"]), open_run(copies["horizon"])], tmp_path / "all")
     stems = {file.stem for file in files}
     assert stems == {"gate-magnitudes", "gate-phases", "magnitude-activations", "accuracy-by-span"}
@@ -102,8 +103,8 @@ def test_runs_of_the_same_name_are_refused(there, copies):
 
 
 def test_a_run_with_no_record_yet_is_drawn_without_curves(copies, tmp_path):
-    log = copies["text"] / "metrics.csv"
-    log.write_text(log.read_text().splitlines()[0] + "\n")
+    log = copies["text"] / "log.jsonl"
+    log.write_text("")
     stems = {file.stem for file in draw_runs([open_run(copies["text"])], tmp_path / "all")}
     assert "curves" not in stems
     assert "magnitude-activations" in stems

@@ -15,7 +15,7 @@ from recurra import open_run
 from recurra.cli import main
 from recurra.convert import PortableModel, save_single_file
 from recurra.data import BytePairEncoding, TextConfig, Vocabulary
-from recurra.files.weights import content_digest
+from recurra.files.digests import content_digest
 from recurra.models import (
     CompactRecurrentTransformer,
     CompactRecurrentTransformerConfig,

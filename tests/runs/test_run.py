@@ -137,7 +137,7 @@ def test_a_config_of_another_model_than_the_checkpoint_is_refused(there, tmp_pat
     """Its weights would fit: only the sizes are in them."""
     copy = edited(copy_of("text", tmp_path), "dropout: 0.0", "dropout: 0.5")
     with pytest.raises(
-        ValueError, match=r"config.yaml is not .*best.pt in model.dropout \(was 0.0, now 0.5\); expected"
+        ValueError, match=r"config.yaml is not .*best.safetensors in model.dropout \(was 0.0, now 0.5\); expected"
     ):
         _ = open_run(copy).model
     assert open_run("runs/text", overrides=["--model.dropout", "0.5"]).model.config.dropout == 0.5  # on purpose

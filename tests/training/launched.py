@@ -101,5 +101,5 @@ def curve(run: Path, names: Sequence[str] = ("train_loss", "valid_loss", "gradie
     """Read the log of a run: the step and what was measured there, NaN where nothing was."""
     from recurra.training import read_metrics
 
-    rows = read_metrics(run / "metrics.csv")
-    return [[float(row[name] or "nan") for name in ("step", "tokens", *names)] for row in rows]
+    rows = read_metrics(run / "log.jsonl")
+    return [[float("nan" if row[name] is None else row[name]) for name in ("step", "tokens", *names)] for row in rows]

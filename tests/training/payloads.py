@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from recurra.training.random_state import random_state
+from recurra.training.resuming import random_state
 
 
 def payload(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from recurra.training import CheckpointFolder, RunFolder
 @pytest.fixture(autouse=True)
 def any_payload(monkeypatch):
     """These checkpoints need not have all that training needs; their bytes are still checked."""
-    monkeypatch.setattr("recurra.training.checkpoint.require_payload", lambda payload, path: None)
+    monkeypatch.setattr("recurra.training.checkpoint._require_payload", lambda payload, path: None)
 
 
 def payload(step):
@@ -30,7 +30,7 @@ def last(checkpoints):
     """The step of the last checkpoint, which was read whole."""
     path, saved = checkpoints.load("last")
     step = saved["position"]["step"]
-    assert path.name == f"step-{step:010d}.pt"
+    assert path.name == f"step-{step:010d}.safetensors"
     return step
 
 
@@ -39,8 +39,8 @@ def test_the_calls_are_those_that_replace_a_file(run):
         CheckpointFolder(run.checkpoints).save(3, payload(3))
     calls = [call for call in disk.calls if call != "write"]
     assert disk.calls.count("write") >= 2
-    # the file, the archive to be sealed, what replaces the old file, its folder, two files that are not needed any more
-    assert calls == ["open", "open", "fsync", "rename", "open", "fsync", "unlink", "unlink"]
+    # the file, what replaces the old file, its folder, two files that are not needed any more
+    assert calls == ["open", "fsync", "rename", "open", "fsync", "unlink", "unlink"]
 
 
 @pytest.mark.parametrize("fault", ["once", "full", "killed"])

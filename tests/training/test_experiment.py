@@ -150,10 +150,12 @@ def test_a_model_is_compared_by_what_it_computes():
     saved = to_plain(experiment)
     del saved["model"]["drop_path"]  # as in a checkpoint from before there was such a setting
     saved["init_from"] = saved["data"]["path"] = "elsewhere"
-    require_same_model(saved, experiment, "config.yaml", "best.pt")
+    require_same_model(saved, experiment, "config.yaml", "best.safetensors")
     saved["model"]["n_layer"] += 1
-    with pytest.raises(ValueError, match=r"config.yaml is not .*best.pt in model.n_layer \(was \d+, now \d+\)"):
-        require_same_model(saved, experiment, "config.yaml", "best.pt")
+    with pytest.raises(
+        ValueError, match=r"config.yaml is not .*best.safetensors in model.n_layer \(was \d+, now \d+\)"
+    ):
+        require_same_model(saved, experiment, "config.yaml", "best.safetensors")
 
 
 def test_resumable_keys_exist():

@@ -150,7 +150,7 @@ def test_a_run_that_diverges_waits_for_the_checkpoint_that_is_being_written(make
         ("best", 2, "scored at step 2; its best checkpoint is now of step 3"),
         ("last", 6, ""),
         ("last", 4, "scored at step 4; its last checkpoint is now of step 6"),
-        ("other.pt", 1, ""),
+        ("other.safetensors", 1, ""),
     ],
 )
 def test_scores_from_before_the_run_went_on_are_told(ended, checkpoint, step, said):

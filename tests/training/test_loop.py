@@ -2,7 +2,7 @@ import io
 import json
 import os
 import signal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from recurra.data import IGNORED_TARGET, Batch
 from recurra.evaluation import evaluate
 from recurra.training import CheckpointError, RunFolder, Trainer, TrainingDiverged, build_optimizer, read_metrics
-from recurra.training.csv_log import COLUMNS
+from recurra.training.metrics import COLUMNS
 
 MEASURED = [name for name in COLUMNS if name not in ("tokens_per_second", "seconds")]
 
@@ -27,7 +27,7 @@ def quiet() -> Console:
     return Console(file=io.StringIO())
 
 
-def records(trainer: Trainer) -> list[list[str]]:
+def records(trainer: Trainer) -> list[list[Any]]:
     """What was logged, without what depends on the clock."""
     return [[row[name] for name in MEASURED] for row in read_metrics(trainer.folder.metrics)]
 
@@ -219,7 +219,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
     trainer.fit(quiet())
     logged = [float(row["train_loss"]) for row in read_metrics(trainer.folder.metrics)]
     assert logged == pytest.approx([sum(sums[:3]) / 3, sum(sums[3:6]) / 3, sum(sums[6:]) / 2], rel=1e-5)
-    assert [row["step"] for row in read_metrics(trainer.folder.metrics)] == ["3", "6", "8"]
+    assert [row["step"] for row in read_metrics(trainer.folder.metrics)] == [3, 6, 8]
 
 
 @pytest.mark.parametrize(("monitor", "best"), [("loss", 2), ("accuracy", 3)])
@@ -292,7 +292,7 @@ def test_time_spent_evaluating_and_saving_is_not_training_time(make_trainer, mon
     assert now > 8 + 3 * 100 + 4 * 1000
     assert trainer.position.seconds == 8
     logged = [(row["step"], row["seconds"], row["tokens_per_second"]) for row in read_metrics(trainer.folder.metrics)]
-    assert logged == [("3", "3.0", ""), ("4", "4.0", "15.0"), ("6", "6.0", ""), ("8", "8.0", "15.0")]
+    assert logged == [(3, 3.0, None), (4, 4.0, 15.0), (6, 6.0, None), (8, 8.0, 15.0)]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(make_trainer):
@@ -308,7 +308,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(
     trainer._update = poisoned
     with pytest.raises(TrainingDiverged, match=r"step 6: decay is .* not finite; .*optimizer\.learning_rate"):
         trainer.fit(quiet())
-    assert [path.name for path in trainer.checkpoints.steps()] == ["step-0000000002.pt", "step-0000000004.pt"]
+    assert [path.stem for path in trainer.checkpoints.steps()] == ["step-0000000002", "step-0000000004"]
 
 
 def test_a_validation_loss_that_is_not_finite_is_reported(make_trainer):

@@ -70,6 +70,6 @@ def test_a_new_run_does_not_mix_with_the_one_in_its_folder(make_trainer):
     make_trainer(epochs=1).fit(quiet())
     other = make_trainer(epochs=1, optimizer={"learning_rate": 0.001})
     before = sorted(path.name for path in other.checkpoints.path.iterdir()), other.folder.metrics.read_text()
-    with pytest.raises(FileExistsError, match=r"with step-0000000008\.pt; expected a folder without .* after step 0"):
+    with pytest.raises(FileExistsError, match=r"with step-0000000008\.safetensors; expected a .* after step 0"):
         other.fit(quiet())
     assert (sorted(path.name for path in other.checkpoints.path.iterdir()), other.folder.metrics.read_text()) == before

@@ -5,7 +5,7 @@ import torch
 from tests.training.payloads import payload
 
 from recurra.training.checkpoint import load_checkpoint, save_checkpoint
-from recurra.training.random_state import random_state, set_random_state
+from recurra.training.resuming import random_state, set_random_state
 
 
 def draw() -> list[float]:
@@ -21,8 +21,8 @@ def draw() -> list[float]:
 
 def test_the_same_numbers_come_again_after_a_trip_through_a_file(tmp_path):
     draw()  # leaves half a pair of normal numbers waiting, in Python's and in NumPy's generator
-    save_checkpoint(tmp_path / "state.pt", payload(random=random_state()))
+    save_checkpoint(tmp_path / "state.safetensors", payload(random=random_state()))
     expected = draw()
     assert draw() != expected
-    set_random_state(load_checkpoint(tmp_path / "state.pt")["random"])
+    set_random_state(load_checkpoint(tmp_path / "state.safetensors")["random"])
     assert draw() == expected

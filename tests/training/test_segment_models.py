@@ -15,7 +15,16 @@ from recurra.models import (
     RecurrentMemoryTransformerConfig,
     TransformerXLConfig,
 )
-from recurra.training import Experiment, OptimizerConfig, RunFolder, Trainer, TrainingConfig, load_recipe, to_yaml
+from recurra.training import (
+    Experiment,
+    OptimizerConfig,
+    RunFolder,
+    Trainer,
+    TrainingConfig,
+    load_recipe,
+    read_metrics,
+    to_yaml,
+)
 
 SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
 KINDS = {
@@ -91,7 +100,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(make, model, precision):
 def test_it_learns_and_its_perplexity_is_that_of_any_cut(make, model):
     trainer = make("run", MODELS[model], learning_rate=0.03, epochs=3, eval_every=1000, save_every=1000)
     fit(trainer)
-    log = [float(line.split(",")[2]) for line in trainer.folder.metrics.read_text().splitlines()[1:]]
+    log = [row["train_loss"] for row in read_metrics(trainer.folder.metrics)]
     assert sum(log[-trainer.steps_per_epoch :]) < 0.9 * sum(log[: trainer.steps_per_epoch])
     data = trainer.experiment.build_data()
     scores = evaluate(trainer.model, data.source("test"))

@@ -146,11 +146,11 @@ def test_ranks_share_the_texts_that_are_generated(runs):
 
 def test_a_damaged_folder_is_refused(runs):
     folder = CheckpointFolder(runs / "more" / "checkpoints").steps()[0]
-    file = next(folder.glob("*.distcp"))
+    file = next(folder.glob("*.safetensors"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{file.name} is missing or damaged"):
+    with pytest.raises(ValueError, match=rf"{file.name} is damaged: its content does not match its digest"):
         load_checkpoint(folder)
 
 

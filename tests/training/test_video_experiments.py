@@ -1,6 +1,5 @@
 """Experiments over videos: what the data give the model, the starting weights, a run and its resumption."""
 
-import csv
 import io
 from types import SimpleNamespace
 
@@ -24,7 +23,9 @@ from recurra.training import (
     ScheduleConfig,
     Trainer,
     TrainingConfig,
+    load_checkpoint,
     load_recipe,
+    read_metrics,
     to_yaml,
 )
 
@@ -130,8 +131,7 @@ def test_it_learns_its_training_videos(make, precision):
         precision=precision,
     )
     fit(trainer)
-    with trainer.folder.metrics.open() as file:
-        losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
+    losses = [row["train_loss"] for row in read_metrics(trainer.folder.metrics)]
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])  # 0.18 to 0.64 with 16 seeds
 
 
@@ -140,10 +140,9 @@ def test_speed_is_counted_in_frames(make):
     printed = fit(trainer)
     assert "frames/s" in printed
     assert "tokens" not in printed
-    with trainer.folder.metrics.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["frames"] for row in rows] == ["36", "72"]  # 6 clips of 6 frames a step
-    assert [row["tokens"] for row in rows] == ["", ""]
+    rows = read_metrics(trainer.folder.metrics)
+    assert [row["frames"] for row in rows] == [36, 72]  # 6 clips of 6 frames a step
+    assert [row["tokens"] for row in rows] == [None, None]
     assert trainer.summary()["frames"] == 72
 
 
@@ -167,7 +166,7 @@ def test_the_complete_experiment_is_a_recipe_for_itself(make, kind, tmp_path):
 def test_a_run_starts_from_another_and_says_so(make, tmp_path):
     first = make("first", "motions-timesformer", max_steps=2)
     fit(first)
-    weights = torch.load(first.checkpoints.best, weights_only=True)["model"]
+    weights = load_checkpoint(first.checkpoints.best)["model"]
     second = make("second", "motions-crvit", init_from=str(tmp_path / "first"), max_steps=1)
     assert not torch.equal(second.model.norm.weight, weights["norm.weight"])
     assert "starts from" in second.begin()

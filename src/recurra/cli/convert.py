@@ -13,11 +13,11 @@ Write a trained language model in another format. The logits of both are compare
 float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied weights are stored once.
 
   run           a folder as `recurra train` writes it: config.yaml, tokenizer.json,
-                checkpoints/best.pt and checkpoints/step-*.pt. It can be evaluated and generated
+                checkpoints/best.safetensors and checkpoints/step-*.safetensors. It can be evaluated and generated
                 from, not resumed: no other format stores the optimiser's state. Its config.yaml
                 says so, and lists what else is unknown.
   hf            a folder that transformers loads: config.json, generation_config.json,
-                model.safetensors, tokenizer.json, tokenizer_config.json, and recurra.json with
+                model.safetensors, tokenizer.json, tokenizer_config.json, and manifest.json with
                 the experiment. Needs the extra hf.
   safetensors   one file: the weights, and in its metadata `recurra`, JSON with the model's class,
                 configuration and experiment, and `tokenizer`.

@@ -10,7 +10,7 @@ from recurra.training import RunFolder
 
 DESCRIPTION = """\
 Write a text run as a folder that transformers loads after `import recurra.huggingface`: config.json,
-generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json, and recurra.json, from which
+generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json, and manifest.json, from which
 `recurra convert` makes a run again. Needs the extra hf.
 
 The logits of both are compared before the folder is put in place: in float32 they may differ by 1e-5. If the run has no

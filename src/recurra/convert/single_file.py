@@ -6,37 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, sentence
+from recurra.checks import sentence
 from recurra.convert.portable import (
     PortableModel,
     tied_parameters,
     tokenizer_from_json,
     tokenizer_to_json,
 )
-from recurra.files.digests import note_missing_digest
-from recurra.files.reading import parse_json
-from recurra.files.weights import (
-    content_digest,
-    read_safetensors,
-    require_finite,
-    shape_difference,
-)
+from recurra.files.digests import content_digest
+from recurra.files.reading import parse_json, require_fields
+from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
 from recurra.files.writing import replacing
 from recurra.models import DataSizes, entry_of, list_models
 from recurra.models.outline import outlined
 
 _FORMAT = "recurra model 2"
-_WITHOUT_DIGEST = "recurra model 1"
 _WRITTEN = "a file that `recurra convert` wrote"
-_KINDS: dict[str, tuple[type, ...]] = {
-    "format": (str,),
-    "model": (str,),
-    "config": (dict,),
-    "experiment": (dict, type(None)),
-    "step": (int, type(None)),
+_TYPES = {
+    "format": str,
+    "model": str,
+    "config": dict[str, Any],
+    "experiment": dict[str, Any] | None,
+    "step": int | None,
 }
 """The description's keys and their types; the digest is added to them."""
 
@@ -60,19 +53,17 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
     }
     tokenizer = None if portable.tokenizer is None else tokenizer_to_json(portable.tokenizer)
     tied = tied_parameters(portable.model)
-    weights = {name: tensor.contiguous() for name, tensor in portable.model.state_dict().items() if name not in tied}
+    weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
     description["digest"] = content_digest({**description, "tokenizer": tokenizer}, weights)
     metadata = {"format": "pt", "recurra": json.dumps(description)}
     if tokenizer is not None:
         metadata["tokenizer"] = tokenizer
     with replacing(path) as file:
-        file.write(save(weights, metadata))
+        write_safetensors(file, weights, metadata)
 
 
 def load_single_file(path: Path) -> PortableModel:
     """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU.
-
-    A file of before there were digests is read with a note in the log.
 
     Raises:
         OSError: the file cannot be read.
@@ -95,20 +86,15 @@ def _require_sound(
 ) -> None:
     """Refuse a description of another format or form, and content that does not match its digest."""
     found = description.get("format")
-    if found not in (_FORMAT, _WITHOUT_DIGEST):
+    if found != _FORMAT:
         raise ValueError(sentence(str(path), f"in the format {found!r}", repr(_FORMAT)))
-    digest = description.pop("digest", None) if found == _FORMAT else None
-    if found == _WITHOUT_DIGEST:
-        note_missing_digest(path)
-    elif digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
+    digest = description.pop("digest", None)
+    if digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
         raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
-    if description.keys() != _KINDS.keys():
+    if description.keys() != _TYPES.keys():
         came = f"one with {', '.join(sorted(description))}"
-        raise ValueError(sentence(f"the description in {path}", came, ", ".join(_KINDS)))
-    for key, kinds in _KINDS.items():
-        if not isinstance(description[key], kinds) or isinstance(description[key], bool):
-            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ValueError(sentence(f"{key} in {path}", kind_of(description[key]), expected))
+        raise ValueError(sentence(f"the description in {path}", came, ", ".join(_TYPES)))
+    require_fields(description, _TYPES, f"the description in {path}", finite=False)
 
 
 def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) -> nn.Module:

@@ -25,10 +25,8 @@ from recurra.data.progress import item_progress
 from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
 from recurra.data.vocabulary import EOS, UNK, Vocabulary, count_words
 from recurra.data.workers import Map, worker_map
-from recurra.files.digests import file_sha256
-from recurra.files.locking import locked
-from recurra.files.stamped_json import read_stamped, write_stamped
-from recurra.files.writing import leftovers, replacing
+from recurra.files.digests import file_sha256, read_stamped, write_stamped
+from recurra.files.writing import leftovers, locked, replacing
 
 SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""

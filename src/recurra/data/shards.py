@@ -1,6 +1,6 @@
 """A corpus as numpy shards: files of tokens with their digests, read as if they were one array in any order of shards.
 
-A folder has `tokenizer.json`, `index.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
+A folder has `tokenizer.json`, `manifest.json` and, for each shard, `SPLIT-00012.npy` with the tokens and
 `SPLIT-00012.documents.npy` with the place where each document begins. `recurra prepare` writes it. Tokens are read from
 the files when they are asked for, so that memory does not grow with the corpus.
 """
@@ -19,11 +19,10 @@ from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.corpus import TextEncoder
 from recurra.data.order import SHARDS, random_generator
 from recurra.data.vocabulary import Vocabulary
-from recurra.files.digests import file_sha256
-from recurra.files.stamped_json import read_stamped
+from recurra.files.digests import MANIFEST, file_sha256, read_stamped
 
 FORMAT = "recurra shards 1"
-INDEX = "index.json"
+INDEX = MANIFEST
 TOKENIZER = "tokenizer.json"
 MOST_INDEX_BYTES = 2**30
 """Of the list of shards, which has 320 bytes for each."""

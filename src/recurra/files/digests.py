@@ -1,23 +1,27 @@
-"""SHA-256 digests, in hexadecimal: of files, of text, and of JSON objects, which can carry their own."""
+"""SHA-256 digests: of files, JSON objects and tensors, and the manifest of a folder."""
 
 import hashlib
 import json
-import logging
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from recurra.checks import sentence
+from recurra.files.reading import MOST_BYTES, read_json
+from recurra.files.writing import write_json
 
 BLOCK_BYTES = 4 * 2**20
 """How many bytes of a file are read at a time."""
 
-_logger = logging.getLogger(__name__)
-_DIGEST = re.compile(r'"[0-9a-f]{64}"')
-
 STAMP = "sha256"
 """The key under which a JSON object carries the digest of all its other keys."""
+
+MANIFEST = "manifest.json"
+"""The file of a folder that lists its other files with their digests."""
 
 
 def file_sha256(path: Path) -> str:
@@ -41,6 +45,19 @@ def json_sha256(content: Any) -> str:
     return text_sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")))
 
 
+def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Compute the digest of plain data and of tensors: of their names, types, shapes and bytes."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- JSON objects that carry their digest ---
+
+
 def stamped(content: Mapping[str, Any]) -> dict[str, Any]:
     """Add the digest of `content` to it, as its last key, `sha256`."""
     inside = {key: value for key, value in content.items() if key != STAMP}
@@ -51,7 +68,7 @@ def checked_stamp(content: Mapping[str, Any], name: str, mend: str = "") -> dict
     """Compare content with the digest that it carries, and return it without the digest.
 
     Args:
-        content: a JSON object; without a digest it was written by others or before there were digests, and passes.
+        content: a JSON object.
         name: what the content is, for the message.
         mend: how to get sound content, for the message.
 
@@ -59,13 +76,93 @@ def checked_stamp(content: Mapping[str, Any], name: str, mend: str = "") -> dict
         ValueError: the content is not what was written.
     """
     inside = {key: value for key, value in content.items() if key != STAMP}
-    # A digest in another place was carried there by the damage, with its key or without.
-    displaced = STAMP not in content and _DIGEST.search(json.dumps(content))
-    if displaced or (STAMP in content and content[STAMP] != json_sha256(inside)):
+    if content.get(STAMP) != json_sha256(inside):
         raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", mend))
     return inside
 
 
-def note_missing_digest(path: Path | str) -> None:
-    """Log that a file has no digest, so that damage to it cannot be recognised."""
-    _logger.warning("%s has no digest, so damage to it would not be recognised: it is older, or of others", path)
+def write_stamped(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> None:
+    """Write a JSON object with its digest as the last key, whole or not at all. Raises OSError."""
+    write_json(path, stamped(content), indent=indent)
+
+
+def read_stamped(
+    path: Path,
+    what: str = "",
+    *,
+    version: object = None,
+    most_bytes: int = MOST_BYTES,
+    allow_nan: bool = False,
+    mend: str = "",
+) -> dict[str, Any]:
+    """Read a JSON object, compare it with its digest, and return it without.
+
+    Args:
+        path: the file.
+        what: what the file is, to stand before its name in messages.
+        version: what the key `format` has to be; None asks for no such key.
+        most_bytes, allow_nan: as in `read_json`.
+        mend: how to write the file again, for messages.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a JSON object, is damaged, or has another format.
+    """
+    content = read_json(path, what, most_bytes=most_bytes, allow_nan=allow_nan, mend=mend)
+    if version is not None and content.get("format") != version:
+        raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), mend))
+    return checked_stamp(content, f"{what} {path}" if what else str(path), mend)
+
+
+# --- folders ---
+
+
+def write_manifest(folder: Path, about: Mapping[str, Any], patterns: Iterable[str]) -> None:
+    """Write the manifest of a folder: `about`, and the digests of the files in it that fit `patterns`. Raises OSError.
+
+    Files that an earlier manifest lists and that do not fit keep the digests that they have there.
+    """
+    earlier = read_manifest(folder).get("files", {})
+    kept = {name: sha256 for name, sha256 in earlier.items() if not _fits(name, patterns) and (folder / name).is_file()}
+    names = [path.name for path in folder.iterdir() if path.is_file() and _fits(path.name, patterns)]
+    files = {**kept, **{name: file_sha256(folder / name) for name in names}}
+    write_stamped(folder / MANIFEST, {**about, "files": dict(sorted(files.items()))})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a folder; empty if there is none, as in folders of others. Raises OSError, ValueError."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    again = f"write the folder again, or delete {MANIFEST} if you changed a file yourself"
+    content = read_stamped(path, most_bytes=64 * MOST_BYTES, allow_nan=True, mend=again)
+    if not isinstance(content.get("files"), dict):
+        raise ValueError(sentence(str(path), "without files", "a manifest", again))
+    return content
+
+
+def require_files(folder: Path, files: Mapping[str, str], patterns: Iterable[str] = ("*",)) -> None:
+    """Refuse a folder if a file that fits `patterns` does not have its digest.
+
+    Args:
+        folder: the folder.
+        files: the digests by name, as its manifest lists them.
+        patterns: which of them to compare.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: naming the first file that is missing or damaged.
+    """
+    for name in sorted(name for name in files if _fits(name, patterns)):
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            came = f"missing, although {MANIFEST} lists it"
+            raise ValueError(sentence(str(path), came, "the folder as it was written", "copy it again"))
+        if file_sha256(path) != files[name]:
+            came = f"damaged: its content does not match its digest in {MANIFEST}"
+            again = f"copy it again, or delete {MANIFEST} if you changed the file yourself"
+            raise ValueError(sentence(str(path), came, "the file that was written", again))
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)

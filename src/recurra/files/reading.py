@@ -1,14 +1,16 @@
 """The one way to read text, JSON and YAML: within limits, and refused in one sentence that names the file.
 
 A file may be damaged, cut, of another program or made to exhaust memory. So its size is looked at before it is read,
-its depth before it is parsed, and YAML's aliases are counted as what they stand for.
+and its depth before it is parsed.
 """
 
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 
@@ -20,9 +22,6 @@ MOST_BYTES = 4 * 2**20
 MOST_YAML_BYTES = 256 * 2**10
 """Maximum size of a YAML file: the parser is slow, and recipes are short."""
 
-MOST_YAML_VALUES = 5_000
-"""Maximum number of values in a YAML file, with every alias replaced by what it stands for."""
-
 MOST_DEPTH = 64
 """Maximum number of lists and objects inside each other."""
 
@@ -32,7 +31,6 @@ MOST_DIGITS = 300
 _SHOWN = 60  # characters of a key in a message
 _LONGEST = 800  # characters of an error of a library
 _NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^\[\]{}"]+', re.DOTALL)  # strings, whole or cut, and the rest
-_MERGE = "tag:yaml.org,2002:merge"
 _JSON_NAMES = {"dict": "object", "list": "list"}
 
 
@@ -120,7 +118,7 @@ def read_yaml(path: Path, what: str = "", *, most_bytes: int = MOST_YAML_BYTES, 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is too large, too deep, no YAML in UTF-8, not keys and values, has a key twice or one that is
-            not a string, or its aliases stand for too much or for themselves.
+            not a string, or has aliases.
     """
     text = read_text(path, what, most_bytes=most_bytes, mend=mend)
     content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict, mend=mend)
@@ -135,7 +133,7 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None, mend: str = ""
     """
     expected = "keys and values in YAML" if kind is dict else "YAML"
     try:
-        content = yaml.load(text, _BoundedLoader)
+        content = yaml.load(text, _Loader)
     # PyYAML lets the errors of its constructors through: !!bool x is a KeyError, 2001-99-99 a ValueError.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, mend)) from error
@@ -144,61 +142,27 @@ def parse_yaml(text: str, name: str, *, kind: type | None = None, mend: str = ""
     return content
 
 
-class _BoundedLoader(yaml.SafeLoader):
-    """Counts values, depth and what aliases stand for as the events come, before anything is made of them."""
+class _Loader(yaml.SafeLoader):
+    """Reads plain data without aliases, which can stand for any amount, or keys that are there twice."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._n_values = 0
-        self._open: list[tuple[str | None, int]] = []  # anchors of the open collections, and values before them
-        self._sizes: dict[str | None, int] = {}  # by anchor; of those without one, any
+    _depth = 0
 
-    def fetch_flow_collection_start(self, token_class: Any) -> None:
-        super().fetch_flow_collection_start(token_class)
-        # Before there are events: the scanner looks far ahead for the end of a key.
-        if self.flow_level > MOST_DEPTH:
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}, which has to be written out")
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
             raise yaml.YAMLError(f"more than {MOST_DEPTH} levels deep")
-
-    def get_event(self) -> Any:
-        event = super().get_event()
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._open.append((event.anchor, self._n_values))
-            self._count(1)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = self._open.pop()
-            self._sizes[anchor] = self._n_values - before
-        elif isinstance(event, yaml.ScalarEvent):
-            self._sizes[event.anchor] = 1
-            self._count(1)
-        elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in self._open):
-                raise yaml.YAMLError(f"the alias *{event.anchor} stands for itself")
-            self._count(self._sizes.get(event.anchor, 0))  # the composer refuses an alias without an anchor
-        return event
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        # Before merge keys are resolved: they may bring in keys that the mapping itself overrides.
-        if isinstance(node, yaml.MappingNode):
-            keys = [key for key, _ in node.value if key.tag != _MERGE]
-            _without_twins([(self.construct_object(key, deep=True), None) for key in keys])
-        mapping = super().construct_mapping(node, deep=deep)
-        for key in mapping:
+        pairs = [tuple(self.construct_object(item, deep=True) for item in pair) for pair in node.value]
+        for key, _ in pairs:
             if not isinstance(key, str):
                 raise yaml.YAMLError(f"the key {_shortened(key)} is {kind_of(key)}, not a string")
-        return mapping
-
-    def construct_yaml_int(self, node: Any) -> int:
-        return _within_digits(super().construct_yaml_int(node))
-
-    def _count(self, n: int) -> None:
-        self._n_values += n
-        if self._n_values > MOST_YAML_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_YAML_VALUES:,} values")
-        if len(self._open) > MOST_DEPTH:
-            raise yaml.YAMLError(f"more than {MOST_DEPTH} levels deep")
-
-
-_BoundedLoader.add_constructor("tag:yaml.org,2002:int", _BoundedLoader.construct_yaml_int)
+        return _without_twins(pairs)
 
 
 def _name(path: Path, what: str) -> str:
@@ -250,12 +214,6 @@ def _short_int(digits: str) -> int:
     return int(digits)
 
 
-def _within_digits(number: int) -> int:
-    if abs(number) >= 10**MOST_DIGITS:
-        raise ValueError(f"a number has more than {MOST_DIGITS} digits")
-    return number
-
-
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -265,3 +223,64 @@ def one_line(error: BaseException) -> str:
     """Write an error of a library in one line that is not too long; some quote whole files."""
     line = " ".join(str(error).split()) or type(error).__name__
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+# --- plain data, compared with the types that were declared for them ---
+
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: str, *, finite: bool = True) -> None:
+    """Compare those keys of an object that have a declared type with it; other keys pass.
+
+    Args:
+        content: an object as JSON gives it.
+        types: the types by key, as `get_type_hints` gives them: int, float, str, bool, None, Any, lists, dictionaries,
+            classes such as Tensor, and unions of these.
+        name: what the object is, for the message.
+        finite: refuse numbers that are not finite.
+
+    Raises:
+        ValueError: naming the object and the first key that does not fit.
+    """
+    for key, value in content.items():
+        if key in types:
+            try:
+                _require(value, types[key], key, finite)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+
+
+def _require(value: Any, hint: Any, name: str, finite: bool) -> None:
+    kind, inside = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        _require_one_of(value, inside, name, finite)
+    elif kind is dict:
+        _require_kind(isinstance(value, dict), name, value, "an object")
+        for key, item in value.items():
+            _require(key, inside[0] if inside else Any, f"a key of {name}", finite)
+            _require(item, inside[1] if inside else Any, f"{name}.{key}", finite)
+    elif kind is list:
+        _require_kind(isinstance(value, list), name, value, "a list")
+        for place, item in enumerate(value):
+            _require(item, inside[0] if inside else Any, f"{name}[{place}]", finite)
+    elif kind is not Any:
+        is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+        fits = is_number if kind in (int, float) else isinstance(value, kind)
+        _require_kind(fits, name, value, _NAMES.get(kind, f"a {kind.__name__}"))
+        if finite and kind is float and not math.isfinite(value):
+            raise ValueError(sentence(name, repr(value), "a finite number"))
+
+
+def _require_one_of(value: Any, hints: tuple[Any, ...], name: str, finite: bool) -> None:
+    """Compare with a union: of numbers with the widest, else with what has the value's own kind."""
+    if value is None and NoneType in hints:
+        return
+    choices = [hint for hint in hints if hint is not NoneType]
+    of_kind = [hint for hint in choices if (get_origin(hint) is list) == isinstance(value, list)]
+    _require(value, float if float in choices else (of_kind or choices)[0], name, finite)
+
+
+def _require_kind(fits: bool, name: str, value: object, expected: str) -> None:
+    if not fits:
+        raise ValueError(sentence(name, kind_of(value), expected))

@@ -1,10 +1,10 @@
-"""Weights by name, as files hold them: finite, of the model's shapes, and with a digest of their content."""
+"""Tensors by name in safetensors files, and the checks of those that are a model's weights."""
 
-import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 
 _N_SHOWN = 3
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
 
 
 def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -26,12 +31,18 @@ def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[
         OSError: it cannot be read.
         ValueError: it is damaged or of another format.
     """
+    with _opened(path, expected) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        return tensors, dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path, expected: str) -> Iterator[Any]:
     if not path.is_file():
         raise FileNotFoundError(sentence("file", f"{path}, which does not exist", expected))
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-            return tensors, dict(file.metadata() or {})
+            yield file
     except OSError:
         raise
     # Besides its own class, the library raises what reading a strange header leads to.
@@ -40,14 +51,39 @@ def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[
         raise ValueError(sentence(str(path), f"damaged or no safetensors file ({reason})", expected)) from error
 
 
-def content_digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 digest of plain data and of tensors: of their names, types, shapes and bytes."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def read_metadata(path: Path, expected: str = "a safetensors file") -> dict[str, str]:
+    """Read the metadata of a safetensors file. Raises OSError, and ValueError as `read_safetensors`."""
+    with _opened(path, expected) as file:
+        return dict(file.metadata() or {})
+
+
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file tensor by tensor, so that no second copy of all of them is in memory.
+
+    Args:
+        file: open for writing in binary mode.
+        tensors: by name, of any strides; those of one storage are written one by one.
+        metadata: strings by name.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: the format does not have the type of a tensor.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _DTYPES:
+            expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+            raise ValueError(sentence(name, f"of type {tensor.dtype}", expected))
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        file.write(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def require_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:

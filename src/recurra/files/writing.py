@@ -1,18 +1,22 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and locks between processes."""
 
 import errno
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 """The numbers of errors for lack of room: the disk is full, or a limit of the user or the process is reached."""
 
+_WITHOUT_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
@@ -42,6 +46,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(path)) from error  # of the same class, which errno decides
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
+    """Write JSON, whole or not at all. Raises OSError."""
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=indent) + "\n").encode())
 
 
 @contextmanager
@@ -108,3 +118,46 @@ def sync_folder(folder: Path) -> None:
                 raise
         finally:
             os.close(descriptor)
+
+
+# --- locks, which end with their process, however that ends ---
+
+
+def take_lock(path: Path, *, wait: bool = False) -> FileLock | None:
+    """Lock a file, which is made and stays: to remove it would let two processes lock two files of one name.
+
+    Returns:
+        the lock, to be released; None where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process has it, and `wait` is False.
+        OSError: the file cannot be made.
+    """
+    held = FileLock(path, thread_local=False)
+    try:
+        held.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path)) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return None
+    return held
+
+
+@contextmanager
+def locked(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Hold the lock of a file; call `waits` before waiting for another process.
+
+    Yields whether no other process is in the block: where the file system has no locks, nobody waits.
+    """
+    try:
+        held = take_lock(path)
+    except BlockingIOError:
+        waits()
+        held = take_lock(path, wait=True)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            held.release()

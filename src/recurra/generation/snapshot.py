@@ -13,8 +13,9 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
+from recurra.files.digests import content_digest
 from recurra.files.reading import parse_json
-from recurra.files.weights import content_digest, read_safetensors
+from recurra.files.weights import read_safetensors
 from recurra.files.writing import replacing
 from recurra.generation.sampling import RECENT_TOKENS
 from recurra.saved_state import fill_in, name_tensors, state_from_plain, state_to_plain

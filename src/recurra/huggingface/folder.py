@@ -10,9 +10,10 @@ from transformers.utils import logging
 
 from recurra.checks import sentence
 from recurra.convert.portable import PortableModel
+from recurra.files.digests import write_manifest
 from recurra.huggingface.configuration import RecurraConfig
+from recurra.huggingface.manifest import MODEL_FILES, TOKENIZER_FILES, require_sound
 from recurra.huggingface.modeling import MODELS, causal_lm
-from recurra.huggingface.origin import MODEL_FILES, TOKENIZER_FILES, Origin, read_origin, require_sound, write_origin
 from recurra.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
 
 
@@ -20,8 +21,8 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     """Write a model as transformers loads it.
 
     It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
-    tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and recurra.json, from which `recurra convert`
-    rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
+    tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, from which `recurra
+    convert` rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
 
     Raises:
         OSError: it cannot be written.
@@ -35,8 +36,8 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    origin = Origin(portable.experiment, portable.step, read_origin(folder).files)
-    write_origin(folder, origin, (*MODEL_FILES, *TOKENIZER_FILES))
+    about = {"experiment": portable.experiment, "step": portable.step}
+    write_manifest(folder, about, (*MODEL_FILES, *TOKENIZER_FILES))
 
 
 def load_folder(folder: Path) -> PortableModel:
@@ -49,7 +50,7 @@ def load_folder(folder: Path) -> PortableModel:
         ValueError: a file is damaged, names code, or has weights that are not finite; the folder is of another model,
             or incomplete; the tokenizer has other tokens than the model.
     """
-    origin = require_sound(folder, (*MODEL_FILES, *TOKENIZER_FILES))
+    about = require_sound(folder, (*MODEL_FILES, *TOKENIZER_FILES))
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not isinstance(config, RecurraConfig):
@@ -73,7 +74,7 @@ def load_folder(folder: Path) -> PortableModel:
             f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; remove "
             "tokens that were added to the tokenizer, for padding for example"
         )
-    return PortableModel(model.model, tokenizer, origin.experiment, origin.step)
+    return PortableModel(model.model, tokenizer, about.get("experiment"), about.get("step"))
 
 
 @contextmanager

@@ -16,14 +16,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from recurra.checks import kind_of, sentence
 from recurra.convert.portable import tied_parameters
 from recurra.decoding import prepare_for_decoding
+from recurra.files.digests import MANIFEST, read_manifest, write_manifest
 from recurra.files.weights import require_finite
 from recurra.huggingface.cache import ASSISTED, RecurrentCache, fitting_cache
 from recurra.huggingface.configuration import CONFIGS, RecurraConfig, config_for
-from recurra.huggingface.origin import MODEL_FILES, Origin, read_origin, require_sound, write_origin
+from recurra.huggingface.manifest import MODEL_FILES, require_sound
 from recurra.layers.vocabulary import IGNORED_TARGET, counted_targets
 from recurra.lengths.padded import blank
 from recurra.models import negative_log_likelihood
-from recurra.models.room import make_within_memory
 
 LONGEST_AGAIN = 24
 """How many tokens are read again in front of the next ones, at most. More are read by themselves, once: without an end
@@ -53,7 +53,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         if model is None:
             with _real_weights() as dtype:
-                model = make_within_memory(config.entry.model, config.entry.config(**config.of_the_model())).to(dtype)
+                model = config.entry.make(config.entry.config(**config.of_the_model())).to(dtype)
         self.model = model
         self._tied_weights_keys = tied_parameters(self)
         self.post_init()
@@ -153,8 +153,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
         Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare_for_decoding` can
         make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and trained.
-        The copy does not follow later changes of the model: call this again after you change weights or layers.
-        `train()` drops the copy.
+        The copy is dropped when this object is put in training mode, or to another type or device, or loads weights.
+        Nothing else is noticed: call this again after weights have changed or layers have been replaced.
 
         Args:
             numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
@@ -163,6 +163,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
         """
+        if numbers is not None:
+            _refuse_adapters(self.model)
         prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
 
@@ -270,7 +272,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
-        """Write a folder as transformers does, and the digests of its files in recurra.json; arguments as there.
+        """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there.
 
         Raises:
             OSError: it cannot be written.
@@ -279,10 +281,11 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         if is_main_process:
             folder = Path(save_directory)
             try:
-                origin = read_origin(folder)
+                about = read_manifest(folder)
             except ValueError:  # a damaged one is replaced, as transformers replaces the other files
-                origin = Origin()
-            write_origin(folder, origin, MODEL_FILES)
+                about = {}
+                (folder / MANIFEST).unlink()
+            write_manifest(folder, about, MODEL_FILES)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Map the later names of shared parameters to their first names."""
@@ -342,6 +345,14 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     config = config_for(model.config, **others)
     kind = next(kind for kind in MODELS if kind.config_class is type(config))
     return kind(config, model).train(model.training)
+
+
+def _refuse_adapters(model: nn.Module) -> None:
+    """Refuse layers with adapters, which the copy for decoding would leave out or keep for good."""
+    for name, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "peft" or hasattr(module, "active_adapters"):
+            came = f"one with an adapter, the {type(module).__name__} {name}"
+            raise ValueError(sentence("model", came, "one without", "call merge_and_unload first"))
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from recurra.checks import require, sentence
-from recurra.models.room import make_within_memory
 from recurra.registry import Registry
 
 Class = TypeVar("Class", bound=type[nn.Module])
@@ -101,7 +100,7 @@ class ModelConfig:
         if not isinstance(sizes, entry.reads):
             came, expected = type(sizes).__name__, entry.reads.__name__
             raise TypeError(f"sizes is a {came}; expected {expected} for model {entry.name!r}")
-        return make_within_memory(entry.model, self.with_sizes(sizes))
+        return entry.make(self.with_sizes(sizes))
 
     def without_sizes(self) -> dict[str, Any]:
         """Return what a recipe sets to get this configuration, as plain data."""
@@ -128,6 +127,18 @@ class ModelEntry:
     def is_language_model(self) -> bool:
         """Whether it reads tokens."""
         return self.reads is DataSizes
+
+    def make(self, config: Any) -> nn.Module:
+        """Make a model with fresh weights. Raises ValueError if memory for them could not be allocated."""
+        try:
+            return self.model(config)
+        except (MemoryError, RuntimeError) as error:
+            if "allocate" not in str(error) and not isinstance(error, MemoryError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                sentence("model", f"one that does not fit in memory ({reason})", "smaller sizes")
+            ) from error
 
 
 _models: Registry[ModelEntry] = Registry("model", "recurra.models")

@@ -96,7 +96,7 @@ def draw_comparison(
     spans: Mapping[str, SpanAccuracy],
     folder: Path,
     *,
-    metrics: Mapping[str, list[dict[str, str]]] | None = None,
+    metrics: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> list[Path]:
     """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
 
@@ -113,13 +113,13 @@ def draw_comparison(
     return files
 
 
-def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, str]]]:
+def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     """The logs of the runs that have records: one that was converted, or killed before its first record, has none."""
     rows = {run.name: curve_rows(run) for run in runs if run.folder.metrics.is_file()}
     return {name: records for name, records in rows.items() if records}
 
 
-def curve_rows(run: Run) -> list[dict[str, str]]:
+def curve_rows(run: Run) -> list[dict[str, Any]]:
     """Read a run's log, with what else its curves show: the perplexity of a text run."""
     rows = read_metrics(run.folder.metrics)
     run.task.curve(rows)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from recurra.checks import sentence
-from recurra.files.stamped_json import read_stamped, write_stamped
-from recurra.files.typed import require_fields
+from recurra.files.reading import read_json, require_fields
+from recurra.files.writing import write_json
 from recurra.runs.training_command import as_word
 from recurra.training import RunFolder
 
@@ -53,7 +53,7 @@ def score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Pat
 def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
     """Write the scores of a split, with its name and the changes among them, and return the file's path."""
     path = score_file(folder, scores["split"], scores["changes"])
-    write_stamped(path, scores)
+    write_json(path, scores)
     return path
 
 
@@ -103,6 +103,6 @@ def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     # What could not be measured may be NaN, and the perplexity of a bad model infinite.
-    scores = read_stamped(file, "the file of scores", allow_nan=True, mend=AGAIN)
+    scores = read_json(file, "the file of scores", allow_nan=True, mend=AGAIN)
     require_fields(scores, _TYPES, str(file), finite=False)
     return scores

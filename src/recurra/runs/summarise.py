@@ -104,7 +104,7 @@ def _newest_checkpoint(folder: RunFolder) -> dict[str, Any]:
     return checkpoints.load("last" if checkpoints.steps() else "best")[1]
 
 
-def _reached(rows: Sequence[Mapping[str, str]], position: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _reached(rows: Sequence[Mapping[str, Any]], position: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
     """How far the run has got: by the log's last row or the newest checkpoint, whichever is later."""
     last = rows[-1] if rows else None
     if last is None or int(last["step"]) < position["step"]:
@@ -129,13 +129,15 @@ def _ended_early(run: Run, step: int) -> bool:
     return bool(summary["finished"]) and summary["steps"] == step
 
 
-def _validation(rows: Sequence[Mapping[str, str]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
+def _validation(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> dict[str, dict[str, int | float]]:
     """The last evaluation and the best one, chosen as in the trainer: of equal accuracies the surest."""
     scores = []
     for row in rows:
-        if row["valid_loss"]:
+        if row["valid_loss"] is not None:
             score: dict[str, int | float] = {"step": int(row["step"]), "loss": float(row["valid_loss"])}
-            scores.append(score | ({"accuracy": float(row["valid_accuracy"])} if row["valid_accuracy"] else {}))
+            if row["valid_accuracy"] is not None:
+                score["accuracy"] = float(row["valid_accuracy"])
+            scores.append(score)
     if not scores:
         return {}
     by_accuracy = experiment.training.monitor == "accuracy"

@@ -9,9 +9,8 @@ from typing import Any, get_type_hints
 
 from recurra.checks import require_at_least, sentence
 from recurra.evaluation import perplexity
-from recurra.files.digests import stamped
-from recurra.files.stamped_json import read_stamped
-from recurra.files.typed import require_fields
+from recurra.files.digests import read_stamped, stamped
+from recurra.files.reading import require_fields
 from recurra.files.writing import replacing
 from recurra.training import experiment_names
 from recurra.training.metrics import UNITS
@@ -121,12 +120,12 @@ class Summary:
 
 
 def thinned_curve(
-    rows: Sequence[Mapping[str, str]], at_most: int = TRAINING_POINTS
+    rows: Sequence[Mapping[str, Any]], at_most: int = TRAINING_POINTS
 ) -> dict[str, list[int | float | None]]:
     """Thin a curve: keep every row with a validation, and at most `at_most` others, evenly spaced with both ends.
 
     Args:
-        rows: the rows of a metrics.csv, in order.
+        rows: the rows of a log, in order.
         at_most: at least 2.
 
     Returns:
@@ -136,20 +135,13 @@ def thinned_curve(
         ValueError: `at_most` is below 2.
     """
     require_at_least(2, at_most=at_most)
-    others = [number for number, row in enumerate(rows) if not row.get("valid_loss")]
+    others = [number for number, row in enumerate(rows) if row.get("valid_loss") is None]
     if len(others) > at_most:
         others = [others[round(place * (len(others) - 1) / (at_most - 1))] for place in range(at_most)]
     kept = set(others)
-    chosen = [row for number, row in enumerate(rows) if number in kept or row.get("valid_loss")]
-    columns = {name: [_number(row.get(name)) for row in chosen] for name in CURVE_COLUMNS}
+    chosen = [row for number, row in enumerate(rows) if number in kept or row.get("valid_loss") is not None]
+    columns = {name: [row.get(name) for row in chosen] for name in CURVE_COLUMNS}
     return {name: values for name, values in columns.items() if any(value is not None for value in values)}
-
-
-def _number(cell: str | None) -> int | float | None:
-    if not cell:
-        return None
-    number = float(cell)
-    return int(number) if number.is_integer() and "." not in cell else number
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:

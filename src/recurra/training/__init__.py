@@ -3,9 +3,9 @@
 from recurra.training.checkpoint import CheckpointError, CheckpointFolder, load_checkpoint, load_weights, scored_weights
 from recurra.training.checkpointed import checkpointed
 from recurra.training.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
-from recurra.training.csv_log import read_metrics
 from recurra.training.experiment import Experiment
 from recurra.training.loop import Trainer, TrainingDiverged
+from recurra.training.metrics import read_metrics
 from recurra.training.optimizer import build_optimizer, parameter_groups
 from recurra.training.optimizer_registry import list_optimizers, register_optimizer
 from recurra.training.recipe import load_recipe, recipe_help, to_yaml

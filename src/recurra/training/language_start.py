@@ -15,7 +15,7 @@ from recurra.data.shards import ENCODERS
 from recurra.training.checkpoint import load_weights, scored_weights
 from recurra.training.run_folder import RunFolder, is_checkpoint, load_best_checkpoint
 
-_READ = "the folder of a run, a checkpoint (.pt), a .safetensors file of ours, or a folder of a published model"
+_READ = "the folder of a run, a checkpoint, a .safetensors file of ours, or a folder of a published model"
 
 
 def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | None = None) -> str:
@@ -23,7 +23,7 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
 
     Args:
         model: changed in place.
-        path: the folder of a run (its best checkpoint), a checkpoint of a run (.pt), a single file (.safetensors), or
+        path: the folder of a run (its best checkpoint), a checkpoint of a run, a single file (.safetensors), or
             a folder of a published model that `recurra convert` reads.
         encoder: of the text that the model is trained on, whose numbers have to mean the words that they meant; None
             takes any.
@@ -60,7 +60,7 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
 
 def _read(place: Path) -> tuple[Mapping[str, Tensor], dict[str, Any], str, TextEncoder | None]:
     """Weights by our names, the shape of their model, what messages call them, and the tokenizer if there is one."""
-    if place.suffix == ".safetensors":
+    if place.suffix == ".safetensors" and not is_checkpoint(place):
         portable = load_single_file(place)
     elif (place / "config.json").is_file() and model_type_of(place) in ARCHITECTURES:
         portable = without_unused_tokens(from_huggingface(place))

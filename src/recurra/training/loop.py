@@ -19,11 +19,9 @@ from recurra.checks import sentence
 from recurra.data import IGNORED_TARGET, Batch, DataSet
 from recurra.state import detach
 from recurra.training.checkpoint import Payload, versions
-from recurra.training.checkpoint_space import checkpoint_bytes, space_note
-from recurra.training.csv_log import CsvLog
 from recurra.training.experiment import Experiment
 from recurra.training.hardware import hardware
-from recurra.training.metrics import MetricLog, RunningSums, TensorBoardLog
+from recurra.training.metrics import JsonLog, MetricLog, RunningSums, TensorBoardLog
 from recurra.training.precision import precision_note
 from recurra.training.progress import RunProgress, watch
 from recurra.training.ranks import Ranks
@@ -123,7 +121,7 @@ class Trainer(ResumableRun):
 
     def _open_logs(self) -> list[MetricLog]:
         step = self.position.step
-        logs: list[MetricLog] = [CsvLog(self.folder.metrics, last_step=step)]
+        logs: list[MetricLog] = [JsonLog(self.folder.metrics, last_step=step)]
         if self.config.tensorboard:
             logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
         return logs
@@ -139,8 +137,6 @@ class Trainer(ResumableRun):
         yield self.begin()
         yield from self._resumed_notes
         yield warm_up_note(self.total_steps, self.experiment.schedule)
-        size = checkpoint_bytes(self.model, self.experiment.optimizer, self.experiment.averaging)
-        yield space_note(self.checkpoints.path, size)
 
     def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
         self._clock = perf_counter()

@@ -1,5 +1,6 @@
-"""The log of a run: sums over several steps, and records in TensorBoard."""
+"""The log of a run: sums over several steps, and records as JSON lines and in TensorBoard."""
 
+import json
 import math
 import os
 import socket
@@ -11,7 +12,9 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from recurra.files.writing import naming
+from recurra.checks import require, sentence
+from recurra.files.reading import parse_json, read_text, require_fields
+from recurra.files.writing import naming, replacing
 from recurra.training.ranks import Ranks
 
 Record = Mapping[str, Any]
@@ -19,6 +22,28 @@ Record = Mapping[str, Any]
 Unit: TypeAlias = Literal["tokens", "frames"]
 UNITS: tuple[Unit, ...] = ("tokens", "frames")
 """The unit of the data: what its steps are, and how speed is counted."""
+
+
+COLUMNS: dict[str, type] = {
+    "step": int,
+    "epoch": float,
+    "train_loss": float,
+    "valid_loss": float,
+    "valid_accuracy": float,
+    "learning_rate": float,
+    "gradient_norm": float,
+    "tokens": int,
+    "tokens_per_second": float,
+    "frames": int,
+    "frames_per_second": float,
+    "seconds": float,
+    "level": int,
+}
+"""Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
+evaluation. The level is that of data that wait until one is learned."""
+
+_MOST_BYTES = 2**30
+_MEND = "remove the file, and a resumed run logs from its checkpoint on"
 
 
 class RunningSums:
@@ -71,6 +96,67 @@ class MetricLog(Protocol):
     def close(self) -> None:
         """Finish writing."""
         ...
+
+
+class JsonLog:
+    """Records as lines of JSON, each flushed as soon as it is written.
+
+    Args:
+        path: the file; it is made if it does not exist.
+        last_step: records of later steps are dropped, together with any line that a killed process left unfinished. A
+            run that resumes at this step writes them again, so the file has no gaps and no duplicates.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        ValueError: it is damaged.
+    """
+
+    def __init__(self, path: Path, *, last_step: int = 0) -> None:
+        records = read_metrics(path) if path.is_file() else []
+        self._path = path
+        with replacing(path) as file:
+            file.write("".join(_line(record) for record in records if record["step"] <= last_step).encode())
+        self._file = path.open("a", encoding="utf-8", newline="")
+
+    def write(self, record: Record) -> None:
+        """Add a record. Raises ValueError for a key that is not in `COLUMNS`, and OSError."""
+        line = _line(record)
+        with naming(self._path):
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        with naming(self._path):
+            self._file.close()
+
+
+def _line(record: Record) -> str:
+    unknown = ", ".join(sorted(record.keys() - COLUMNS.keys()))
+    require(not unknown, "record", unknown, f"keys among {', '.join(COLUMNS)}")
+    return json.dumps({name: value for name, value in record.items() if value is not None}) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a log, without a last line that a killed process left unfinished.
+
+    Returns:
+        for each record the values of all `COLUMNS`; None where nothing was measured.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no log.
+    """
+    records = []
+    for number, line in enumerate(read_text(path, most_bytes=_MOST_BYTES, mend=_MEND).split("\n")[:-1], 1):
+        where = f"{path}:{number}"
+        record = parse_json(line, where, allow_nan=True, mend=_MEND)
+        if "step" not in record or not record.keys() <= COLUMNS.keys():
+            expected = f"step, and keys among {', '.join(COLUMNS)}"
+            raise ValueError(sentence(where, f"a record of {', '.join(record) or 'nothing'}", expected, _MEND))
+        require_fields(record, COLUMNS, where, finite=False)
+        records.append(dict.fromkeys(COLUMNS) | record)
+    return records
 
 
 class TensorBoardLog:

@@ -19,10 +19,9 @@ from recurra.training.losses import Objective
 from recurra.training.metrics import RunningSums
 from recurra.training.optimizer import build_optimizer
 from recurra.training.process import reseed, set_up_process, settled
-from recurra.training.random_state import random_state, set_random_state
 from recurra.training.ranks import Ranks
 from recurra.training.recomputed_blocks import recompute_blocks
-from recurra.training.resuming import resumed_state
+from recurra.training.resuming import random_state, resumed_state, set_random_state
 from recurra.training.run_folder import RunFolder
 
 OpenData = Callable[[Experiment, Ranks], DataSet]
@@ -103,7 +102,7 @@ class ResumableRun:
         path, keep = self.folder.checkpoints, self.config.keep_checkpoints
         if not self.ranks.several:
             return CheckpointFolder(path, keep=keep)
-        from recurra.training.rank_checkpoints import RankCheckpoints, RankLayout  # slow to import
+        from recurra.training.distributed_checkpoint import RankCheckpoints, RankLayout  # slow to import
 
         self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
         asynchronous = self.config.asynchronous_saving
@@ -192,13 +191,12 @@ class ResumableRun:
         self.average.load_state_dict(self._resumed_average(saved))
         self.position = Position(**saved["position"])
         self.sums.load_state_dict(saved["window"], self.ranks)
-        if "levels" in saved:  # older checkpoints have none
-            self.levels.load_state_dict(saved["levels"], self.ranks)
+        self.levels.load_state_dict(saved["levels"], self.ranks)
         self.scores = saved["scores"]
         if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
             self.scores.pop("best", None)
-        # Older checkpoints lack this key. A finished run has nothing to resume.
-        self.resumed_at = [*saved.get("resumed_at", ()), *([] if self.finished else [self.position.step])]
+        # A finished run has nothing to resume.
+        self.resumed_at = [*saved["resumed_at"], *([] if self.finished else [self.position.step])]
         if self.ranks.is_first:
             self.folder.lock()
         self._resume_random(saved["random"])
@@ -310,10 +308,7 @@ class ResumableRun:
         last, best = self.scores.get("last"), self.scores.get("best")
         if last is None or best is None:
             return 0
-        if "since_best" in last:
-            return int(last["since_best"])
-        every = self.config.eval_every or self.steps_per_epoch  # older checkpoints have no count
-        return int(last["step"] - best["step"]) // every
+        return int(last["since_best"])
 
 
 def _as_list(random: Any) -> list[Any]:

@@ -1,8 +1,11 @@
-"""What a checkpoint must have besides its form for a run to continue from it: the parts fit the model and optimiser."""
+"""From a checkpoint back to a run: the random states of all generators, and whether the parts of a checkpoint fit."""
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -11,7 +14,6 @@ from recurra.files.weights import shape_difference
 from recurra.saved_state import state_from_plain
 from recurra.training.checkpoint import CheckpointError, Payload
 from recurra.training.config import OPTIMIZER_OPTIONS
-from recurra.training.random_state import require_random_state
 
 
 def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer, algorithm: str) -> Any:
@@ -27,7 +29,8 @@ def resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optim
     Raises:
         CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
     """
-    if saved["optimizer"] is None or saved["random"] is None or saved["window"] is None:
+    parts = ("optimizer", "random", "window", "levels", "resumed_at")
+    if any(saved.get(part) is None for part in parts):
         came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
         raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
     weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
@@ -59,3 +62,47 @@ def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optim
                 raise CheckpointError(
                     sentence(f"{name} of parameter {number} of the optimiser in {path}", kind_of(value), expected)
                 )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of all generators that training may draw from, as numbers, lists and tensors."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - this saves the global generator
+    return {
+        "python": list(random.getstate()),
+        "numpy": {
+            **numpy_state,
+            "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()},
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned. If the number of CUDA devices differs, their states stay as they are."""
+    _set(state, random, np.random, torch.default_generator)
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+
+
+def require_random_state(state: dict[str, Any]) -> None:
+    """Refuse what `random_state` could not have returned, without changing any generator in use.
+
+    Raises:
+        ValueError: a generator cannot take its state.
+    """
+    try:
+        _set(state, random.Random(), np.random.RandomState(), torch.Generator())
+    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        came = f"one that a generator does not take ({reason})"
+        raise ValueError(sentence("the state of the random numbers", came, "what random_state returned")) from error
+
+
+def _set(state: dict[str, Any], python: Any, numpy: Any, generator: torch.Generator) -> None:
+    kind, words, spare = state["python"]
+    python.setstate((kind, tuple(words), spare))
+    numpy_state = state["numpy"]
+    key = np.asarray(numpy_state["state"]["key"], dtype=np.uint32)
+    numpy.set_state({**numpy_state, "state": {**numpy_state["state"], "key": key}})
+    generator.set_state(state["torch"].cpu())

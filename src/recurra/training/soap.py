@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from recurra.checks import sentence
@@ -48,9 +47,3 @@ def soap(
             raise ValueError(sentence("training.strategy", "fsdp", "ddp with optimizer.algorithm soap"))
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
     return SOAP(groups, precondition_frequency=precondition_frequency, max_precondition_dim=LARGEST_SIDE, **options)
-
-
-def kept_numbers(parameter: nn.Parameter) -> int:
-    """Count what SOAP keeps for a parameter: two moments, and for each side of a matrix an average and a basis."""
-    sides = parameter.shape if parameter.ndim >= 2 else ()
-    return 2 * parameter.numel() + sum(2 * side * side for side in sides if side <= LARGEST_SIDE)

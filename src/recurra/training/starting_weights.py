@@ -38,7 +38,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
 
     Args:
         model: changed in place.
-        path: the folder of a run (its best checkpoint), a checkpoint of a run (.pt), weights of the original
+        path: the folder of a run (its best checkpoint), a checkpoint of a run, weights of the original
             TimeSformer code (.pyth), or a Hugging Face folder or file.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from benchmarks.table import cpu_name
 
-from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.digests import read_stamped, write_stamped
 from tools.pages.benchmarks.limits import Limits
 from tools.pages.benchmarks.sweeps import FLOOR, MODES, SWEEPS
 

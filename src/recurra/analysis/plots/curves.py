@@ -32,7 +32,7 @@ PANELS: Mapping[str, Sequence[str]] = {
 """The usual panels and their columns; `measured_panels` omits those that no run has measured."""
 
 Records: TypeAlias = Sequence[Mapping[str, Any]]
-"""The records of a metrics.csv, as `csv.DictReader` gives them; cells without a measurement are empty."""
+"""The records of a log, as `read_metrics` gives them; what was not measured is None."""
 
 FEW_POINTS = 40
 """Curves with at most this many points show each as a dot; otherwise a single point would be invisible."""

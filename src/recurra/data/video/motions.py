@@ -28,7 +28,7 @@ from recurra.data.progress import item_progress
 from recurra.data.video.pyav import require_av
 from recurra.data.video.reader import VideoInfo
 from recurra.data.video.video_data import VideoConfig, VideoData
-from recurra.files.stamped_json import read_stamped, write_stamped
+from recurra.files.digests import read_stamped, write_stamped
 
 DIRECTIONS = {
     "right": (1, 0),

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from recurra.convert import PortableModel
 from recurra.data import Vocabulary
-from recurra.files.digests import stamped
+from recurra.files.digests import MANIFEST, read_manifest, stamped
 from recurra.huggingface import load_folder, save_folder
-from recurra.huggingface.origin import ORIGIN, read_origin
 
 WORDS = Vocabulary.from_text([" ".join(f"w{number}" for number in range(VOCABULARY - 2))])
 WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
@@ -44,7 +43,13 @@ def test_a_folder_is_read_without_a_note(folder, caplog):
         found = load_folder(folder)
     assert not caplog.records
     assert (found.experiment, found.step) == ({"seed": 3}, 7)
-    assert set(read_origin(folder).files) == {WEIGHTS, CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json"}
+    assert set(read_manifest(folder)["files"]) == {
+        WEIGHTS,
+        CONFIG,
+        GENERATION,
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json"])
@@ -52,12 +57,12 @@ def test_a_changed_file_is_refused_by_name(folder, name):
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
-    message = rf"{name} is damaged: its content does not match its digest in recurra\.json; expected the file that was"
+    message = rf"{name} is damaged: its content does not match its digest in manifest\.json; expected the file that was"
     with pytest.raises(ValueError, match=message):
         load_folder(folder)
     (folder / name).unlink()
     message = (
-        rf"{name} is missing, although recurra\.json lists it; expected the folder as it was written: copy it again$"
+        rf"{name} is missing, although manifest\.json lists it; expected the folder as it was written: copy it again$"
     )
     with pytest.raises(ValueError, match=message):
         load_folder(folder)
@@ -65,7 +70,7 @@ def test_a_changed_file_is_refused_by_name(folder, name):
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, GENERATION])
 def test_what_save_pretrained_wrote_has_digests_too(tuned, name):
-    assert set(read_origin(tuned).files) == {WEIGHTS, CONFIG, GENERATION}
+    assert set(read_manifest(tuned)["files"]) == {WEIGHTS, CONFIG, GENERATION}
     AutoModelForCausalLM.from_pretrained(tuned)
     (tuned / name).write_bytes((tuned / name).read_bytes() + b" ")
     with pytest.raises(ValueError, match=f"{name} is damaged: its content does not match its digest"):
@@ -73,14 +78,14 @@ def test_what_save_pretrained_wrote_has_digests_too(tuned, name):
 
 
 def test_saving_again_renews_the_digests_of_what_is_written(folder):
-    before = read_origin(folder)
+    before = read_manifest(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
     model.save_pretrained(folder)
-    after = read_origin(folder)
-    assert after[:2] == before[:2]
-    assert {name for name, digest in after.files.items() if digest != before.files[name]} == {WEIGHTS}
+    after = read_manifest(folder)
+    assert (after["experiment"], after["step"]) == (before["experiment"], before["step"]) == ({"seed": 3}, 7)
+    assert {name for name, digest in after["files"].items() if digest != before["files"][name]} == {WEIGHTS}
     assert torch.equal(load_folder(folder).model.norm.weight, model.model.norm.weight)
 
 
@@ -89,59 +94,34 @@ def test_shards_have_digests_and_stale_ones_are_forgotten(tuned):
     model.save_pretrained(tuned, max_shard_size="4KB")
     shards = {path.name for path in tuned.glob("*.safetensors*")}
     assert len(shards) > 2
-    assert set(read_origin(tuned).files) == {CONFIG, GENERATION, *shards}
+    assert set(read_manifest(tuned)["files"]) == {CONFIG, GENERATION, *shards}
     AutoModelForCausalLM.from_pretrained(tuned)
 
 
 @pytest.mark.parametrize("load", [load_folder, AutoModelForCausalLM.from_pretrained])
-def test_without_recurra_json_a_folder_is_read_with_one_note(tuned, load, caplog):
-    (tuned / ORIGIN).unlink()
-    with caplog.at_level(logging.WARNING, logger="recurra"):
-        load(tuned)
-    (record,) = [record for record in caplog.records if record.name.startswith("recurra")]
-    assert record.getMessage().startswith(f"{tuned} (config.json, generation_config.json, model.safetensors) has no di")
-
-
-def test_an_older_recurra_json_is_read(folder, caplog):
-    (folder / ORIGIN).write_text(json.dumps({"format": 1, "step": 9, "experiment": None}))
-    with caplog.at_level(logging.WARNING, logger="recurra"):
-        found = load_folder(folder)
-    assert (found.experiment, found.step) == (None, 9)
-    assert len([record for record in caplog.records if record.name.startswith("recurra")]) == 1
+def test_without_a_manifest_a_folder_is_read(tuned, load):
+    (tuned / MANIFEST).unlink()
+    load(tuned)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: rewrite(path, step=8), r"recurra\.json is damaged: its content does not have its digest"),
+        (lambda path: rewrite(path, step=8), r"manifest\.json is damaged: its content does not have its digest"),
+        (lambda path: path.write_text(json.dumps(stamped({"step": 3}))), r"manifest\.json is without files"),
+        (lambda path: path.write_text("["), r"manifest\.json is not readable as JSON"),
         (
-            lambda path: path.write_text(json.dumps(stamped({"format": 3}))),
-            r"recurra\.json is in format 3; expected format 2",
+            lambda path: path.write_text(json.dumps(stamped({"step": "9", "files": {}}))),
+            r"manifest\.json: step is a str; expected a whole number",
         ),
         (
-            lambda path: path.write_text(json.dumps(stamped({"format": 2, "more": 1}))),
-            r"recurra\.json is one with format, more; expected experiment, files, format",
-        ),
-        (lambda path: path.write_text('{"format": 2}'), r"recurra\.json is one with format; expected experiment"),
-        (lambda path: path.write_text("["), r"recurra\.json is not readable as JSON"),
-        (
-            lambda path: path.write_text('{"format": 1, "step": "9", "experiment": null}'),
-            r"recurra\.json: step is a str; expected a whole number",
-        ),
-        (
-            lambda path: path.write_text('{"format": 1, "step": 9, "experiment": 3}'),
-            r"recurra\.json: experiment is an int; expected an object",
-        ),
-        (
-            lambda path: path.write_text(
-                json.dumps(stamped({"format": 2, "step": 9, "experiment": None, "files": [3]}))
-            ),
-            r"recurra\.json: files is a list; expected an object",
+            lambda path: path.write_text(json.dumps(stamped({"experiment": 3, "files": {}}))),
+            r"manifest\.json: experiment is an int; expected an object",
         ),
     ],
 )
-def test_a_recurra_json_that_is_not_one_is_refused(folder, change, message):
-    change(folder / ORIGIN)
+def test_a_manifest_that_is_not_one_is_refused(folder, change, message):
+    change(folder / MANIFEST)
     with pytest.raises(ValueError, match=message):
         load_folder(folder)
 
@@ -152,14 +132,14 @@ def test_weights_that_are_not_finite_are_refused_by_name(tuned, load, value):
     weights = load_file(tuned / WEIGHTS)
     weights["model.norm.weight"][3] = value
     save_file(weights, tuned / WEIGHTS, {"format": "pt"})
-    (tuned / ORIGIN).unlink()
+    (tuned / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"model\.norm\.weight in .* is a tensor with numbers that are not finite"):
         load(tuned)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_code_that_a_folder_names_is_refused_before_transformers_sees_it(folder, name, monkeypatch):
-    (folder / ORIGIN).unlink()
+    (folder / MANIFEST).unlink()
     (folder / "own.py").write_text("raise SystemExit('the code was run')")
     rewrite(folder / name, auto_map={"AutoConfig": "own.Config", "AutoTokenizer": ["own.Tokenizer", None]})
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("transformers read it"))
@@ -186,7 +166,7 @@ def test_no_code_is_trusted(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", "..", 3])
 def test_an_index_names_weights_beside_it_alone(tuned, name):
-    (tuned / ORIGIN).unlink()
+    (tuned / MANIFEST).unlink()
     (tuned / WEIGHTS).rename(tuned.parent / "outside.safetensors")
     (tuned / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with pytest.raises(ValueError, match=r"weight_map in .*model\.safetensors\.index\.json is "):
@@ -195,7 +175,7 @@ def test_an_index_names_weights_beside_it_alone(tuned, name):
 
 @pytest.mark.parametrize("content", [b"", b"hello", (2**60).to_bytes(8, "little") + b"{}"])
 def test_damaged_weights_of_a_folder_without_digests(tuned, content):
-    (tuned / ORIGIN).unlink()
+    (tuned / MANIFEST).unlink()
     (tuned / WEIGHTS).write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged or no safetensors file"):
         load_folder(tuned)
