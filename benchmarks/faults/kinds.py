@@ -23,7 +23,6 @@ from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.runs.own_data import read_classes
 from recurra.runs.score_files import read_scores, write_scores
 from recurra.runs.start import resume_run, start_run
-from recurra.runs.summary import read_summary
 from recurra.state import tensors
 from recurra.training import RunFolder, load_recipe, read_metrics
 from recurra.training.checkpoint import load_checkpoint
@@ -99,7 +98,6 @@ def _write_log(path: Path) -> None:
 
 def _text_kinds() -> dict[str, Kind]:
     words, pairs = Vocabulary.from_text([TEXT]), BytePairEncoding.train([TEXT], 270)
-    page = ROOT / "docs/results/summaries/ptb-crt-gru-n35.json"
     horizon, ptb = ROOT / "recipes/memory-horizon/data-controlled.yaml", ROOT / "recipes/ptb/transformers.yaml"
     return {
         "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, _JSON),
@@ -107,7 +105,6 @@ def _text_kinds() -> dict[str, Kind]:
             "tokenizer.json", pairs.save, lambda p: BytePairEncoding.load(p).fingerprint, _JSON
         ),
         "eval-test.json": Kind("eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON),
-        "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), _JSON),
         "metrics.csv": Kind("metrics.csv", _write_log, read_metrics, _CSV, grows=True),
         "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), _YAML, digest=False),
         "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, _YAML, digest=False),

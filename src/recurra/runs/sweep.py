@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from recurra.checks import require, sentence
 from recurra.files.locking import locked
-from recurra.runs.departures import LENGTH
 from recurra.runs.start import resume_run, start_run
 from recurra.training import CheckpointFolder, Experiment, RunFolder, Trainer, load_recipe
 from recurra.training.experiment import differences, require_resumable, to_plain
+
+_LENGTH = ("averaging.start_step", "training.epochs", "training.max_steps", "training.patience", "training.stop_at")
+"""How long a run lasts, and which part of it is averaged."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _trainer(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
 def _length(own: Experiment, asked: Experiment) -> list[str]:
     """Write the recipe's length as words where it is not the run's, so that all runs of a sweep end alike."""
     changes = differences(to_plain(own), to_plain(asked))
-    return [f"--{key}={json.dumps(changes[key][1])}" for key in LENGTH if key in changes]
+    return [f"--{key}={json.dumps(changes[key][1])}" for key in _LENGTH if key in changes]
 
 
 def _require_same(folder: RunFolder, own: Experiment, asked: Experiment) -> None:
