@@ -10,7 +10,7 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check aarch64 bench bench-peers bench-page bench-page-peers peers llama gpu-wheels faults faults-sample report format clean web docs dist try-wheel
+.PHONY: demo test test-ten check aarch64 bench bench-peers peers llama gpu-wheels faults faults-sample format clean web docs dist try-wheel
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
@@ -54,12 +54,6 @@ bench: $(READY)           ## measure speed, as ratios on this machine, 2 threads
 bench-peers: peers        ## the same with gateloop-transformer and JAX, in a separate environment
 	$(VENV)-peers/bin/python -m benchmarks --peers
 
-bench-page: $(READY)      ## measure time and memory over L for docs/benchmarks.md, about 20 minutes
-	$(BIN)/python -m tools.pages benchmarks
-
-bench-page-peers: peers   ## the same page with gateloop-transformer and JAX
-	$(VENV)-peers/bin/python -m tools.pages benchmarks
-
 faults: $(READY)          ## kill runs, let disks fail, damage files, and count the losses: about an hour on one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
 
@@ -68,9 +62,6 @@ faults-sample: $(READY)   ## a twentieth of that
 
 web:                      ## build the explorer's page from web/ into the package; needs Node.js 20+
 	cd web && npm ci --no-progress && npm run check && npm run build
-
-report: $(READY)          ## build docs/results.md and its figures from docs/results/; RUNS="runs/NAME ..." adds runs first
-	$(BIN)/python -m tools.pages results $(if $(RUNS),--add $(RUNS))
 
 llama: $(READY)           ## an environment with llama.cpp for `python -m benchmarks.llama_cpp`
 	$(PYTHON) -m venv $(VENV)-llama

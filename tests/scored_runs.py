@@ -1,4 +1,4 @@
-"""Two small runs that were trained and scored, for tests of summaries and of the page of results."""
+"""Two small runs that were trained and scored, for tests of figures and gradients."""
 
 from pathlib import Path
 
@@ -28,9 +28,6 @@ axes:
   model:
     xl: {experiment: text-transformer-xl}
     crt: {experiment: text-crt}
-published:
-  crt: {test_perplexity: 61.04}
-  xl: {test_perplexity: 66.9}
 """
 
 

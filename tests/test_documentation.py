@@ -38,11 +38,15 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/decisions.md",
+    "docs/lab-log.md",
     "docs/equations.md",
     "docs/explorer.md",
     "docs/scale.md",
     "docs/results.md",
-    "docs/results/README.md",
+    "docs/benchmarks.md",
+    *sorted(
+        path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/results/*.md"), *ROOT.glob("recipes/*/*.md")]
+    ),
 ]
 RECIPE_FILE = re.compile(r"\brecipes/[\w/-]+\.yaml(?:#[\w-]+)?")
 MADE = re.compile(r"(^|/)(recurra[\w.]*|contributing|changelog|models/[\w-]+)\.md(#|$)")
@@ -109,7 +113,7 @@ def test_commands_and_recipes_are_there(page):
     code = [*_blocks(page, ""), *re.findall(r"`[^`]+`|^ {4}.*$", prose, flags=re.MULTILINE)]
     for command in re.findall(r"^\W*recurra ([a-z]+)\b", "\n".join(code), flags=re.MULTILINE):
         assert command in COMMANDS, f"{page}: recurra {command}"
-    named = re.findall(r"\brecurra (?:train|table|cost) ([\w-]+/[\w-]+(?:#[\w-]+)?)(?!\S)", "\n".join(code))
+    named = re.findall(r"\brecurra (?:train|cost) ([\w-]+/[\w-]+(?:#[\w-]+)?)(?!\S)", "\n".join(code))
     for word in [*(name for name in named if not name.startswith("runs/")), *RECIPE_FILE.findall(_text(page))]:
         path, variant = split_variant(word)
         if path.stem != "NAME":

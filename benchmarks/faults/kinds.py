@@ -22,7 +22,6 @@ from recurra.generation import Stream
 from recurra.models import LanguageModel, LanguageModelConfig
 from recurra.runs.score_files import read_scores, write_scores
 from recurra.runs.start import resume_run, start_run
-from recurra.runs.summary import read_summary
 from recurra.state import tensors
 from recurra.tasks.video import read_classes
 from recurra.training import RunFolder, load_recipe, read_metrics
@@ -98,7 +97,6 @@ def _write_log(path: Path) -> None:
 
 def _text_kinds() -> dict[str, Kind]:
     words, pairs = Vocabulary.from_text([TEXT]), BytePairEncoding.train([TEXT], 270)
-    page = ROOT / "docs/results/summaries/ptb-crt-gru-n35.json"
     horizon, ptb = ROOT / "recipes/memory-horizon/data-controlled.yaml", ROOT / "recipes/ptb/transformers.yaml"
     return {
         "tokenizer.json, words": Kind("tokenizer.json", words.save, lambda p: Vocabulary.load(p).words, _JSON),
@@ -108,7 +106,6 @@ def _text_kinds() -> dict[str, Kind]:
         "eval-test.json": Kind(
             "eval-test.json", _write_scores, lambda p: read_scores(RunFolder(p.parent)), _JSON, digest=False
         ),
-        "summary of the page": Kind(page.name, _copied(page), lambda p: asdict(read_summary(p)), _JSON),
         "log.jsonl": Kind("log.jsonl", _write_log, read_metrics, _TEXT, digest=False, grows=True),
         "recipe": Kind("recipe.yaml", _copied(horizon), lambda p: to_plain(load_recipe(p)), _YAML, digest=False),
         "recipe family": Kind("family.yaml", _copied(ptb), lambda p: read_family(p).variants, _YAML, digest=False),

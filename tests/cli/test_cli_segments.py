@@ -1,7 +1,6 @@
 """The command line over families of recipes and models of segments."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,6 @@ axes:
   model:
     xl: {experiment: text-transformer-xl}
     crt: {experiment: text-crt}
-published:
-  crt: {test_perplexity: 61.04, tables: [2, 9]}
-  xl: {test_perplexity: 66.9, tables: [2]}
 """
 
 
@@ -102,40 +98,7 @@ def test_bad_input_is_named(capsys, words, message):
     assert message in failure(capsys, "eval", "runs/toy-xl", *words)
 
 
-def test_table_sets_the_published_beside_the_measured(capsys):
-    assert main(["eval", "runs/toy-crt"]) == 0
-    capsys.readouterr()
-    assert main(["table", "recipes/toy/family.yaml"]) == 0
-    printed = capsys.readouterr().out
-    (row,) = [line for line in printed.splitlines() if "│ crt" in line]
-    assert "departs in" in printed
-    assert "not" not in row
-    assert "2, 9" in row
-    assert "61.0" in row
-    assert f"{scores('runs/toy-crt')['perplexity']:.1f}" in row
-    assert main(["table", "recipes/toy/family.yaml", "--number", "9"]) == 0
-    assert "xl" not in capsys.readouterr().out
-
-
-def test_table_marks_a_run_that_is_not_the_row_s(capsys, monkeypatch, tmp_path, workplace):
-    shutil.copytree(workplace / "recipes", tmp_path / "recipes")
-    monkeypatch.chdir(tmp_path)
-    words = ["--data.path", str(workplace / "corpus"), "--training.max_steps", "2", "--model.d_model", "6"]
-    assert main(["train", "recipes/toy/family.yaml#crt", *words]) == 0
-    assert main(["eval", "runs/toy-crt"]) == 0
-    monkeypatch.setenv("COLUMNS", "140")
-    capsys.readouterr()
-    assert main(["table", "recipes/toy/family.yaml"]) == 0
-    printed = capsys.readouterr().out
-    assert "model.d_model 6, not 8" in printed
-    assert "training.max_steps 2, not 4" in printed
-
-
-def test_table_refuses_what_it_cannot_list(capsys):
-    assert "--number is 7; expected a table in recipes/toy/family.yaml: one of [2, 9]" in failure(
-        capsys, "table", "recipes/toy/family.yaml", "--number", "7"
-    )
-    assert "expected a recipe family" in failure(capsys, "table", "runs/toy-xl/config.yaml")
+def test_a_family_needs_a_variant(capsys):
     assert "one of its variants, as in recipes/toy/family.yaml#xl" in failure(
         capsys, "train", "recipes/toy/family.yaml"
     )

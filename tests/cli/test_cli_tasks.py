@@ -1,14 +1,9 @@
-"""Runs on generated tasks: trained, scored in pieces and as a whole, and set beside what was published."""
-
-from pathlib import Path
+"""Runs on generated tasks: trained, and scored in pieces and as a whole."""
 
 import pytest
-from tests.cli.conftest import failure
-from tests.printed_tables import printed_columns
 
 from recurra.cli import main
 from recurra.runs import open_run
-from recurra.training import read_family
 
 FAMILY = """
 common:
@@ -20,8 +15,6 @@ axes:
   task:
     parity: {experiment: state-tracking}
     induction: {experiment: induction}
-published:
-  parity: {test_scaled_accuracy: 100.0}
 """
 
 
@@ -33,45 +26,11 @@ def family(tmp_path, monkeypatch) -> str:
     return "recipes/tasks/family.yaml"
 
 
-def test_the_table_of_a_task_is_in_accuracy_above_chance(family, capsys):
+def test_the_scores_of_a_task_have_the_accuracy_above_chance(family):
     assert main(["train", f"{family}#parity"]) == 0
     assert main(["eval", "runs/tasks-parity"]) == 0
     scores = open_run("runs/tasks-parity").scores["test"]
     assert scores["scaled_accuracy"] == pytest.approx(2 * scores["accuracy"] - 1)
-    capsys.readouterr()
-    assert main(["table", family]) == 0
-    table = capsys.readouterr().out
-    assert "Test accuracy above chance, per cent" in table
-    row = next(line for line in table.splitlines() if " parity " in line)
-    assert [cell.strip() for cell in row.split("│")[2:5]] == ["", "100.0", f"{100 * scores['scaled_accuracy']:.1f}"]
-
-
-def test_a_family_without_published_figures_shows_what_it_monitors(family, capsys):
-    path = Path(family)
-    path.write_text(path.read_text().partition("published:")[0])
-    assert main(["table", family]) == 0
-    assert "Test accuracy, per cent" in capsys.readouterr().out
-    path.write_text(path.read_text().replace(", monitor: accuracy", ""))
-    assert main(["table", family]) == 0
-    assert "Test perplexity" in capsys.readouterr().out
-
-
-def test_names_and_departures_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    departure = "data.path /a/folder/with/a/name/that/is/longer/than/any/column, not words"
-    monkeypatch.setattr("recurra.cli.table._measured", lambda *_: (1.0, [departure]))
-    monkeypatch.setattr("recurra.cli.table.departures", lambda *_: [])
-    assert main(["table", "state-tracking/arithmetic"]) == 0
-    recipes, *_, departing = printed_columns(capsys.readouterr().out)
-    names = list(read_family("state-tracking/arithmetic").variants)
-    assert recipes == "".join(("recipe", *names))
-    assert departing.replace(" ", "").count(departure.replace(" ", "")) == len(names)
-
-
-@pytest.mark.parametrize("value", ["9", "[nine]"])
-def test_published_tables_that_are_no_list_of_numbers_are_refused(family, capsys, value):
-    Path(family).write_text(FAMILY.replace("100.0}", f"100.0, tables: {value}}}"))
-    assert "published.parity.tables is" in failure(capsys, "table", family)
 
 
 def test_pieces_of_long_sequences_score_as_the_whole(family):

@@ -176,20 +176,6 @@ def test_a_bad_start_leaves_no_run_behind(capsys):
     assert not Path("runs/none").exists()
 
 
-def test_table_lists_mean_class_accuracies(capsys, scored):
-    Path("motions/family.yaml").write_text(
-        "axes: {model: {timesformer: {experiment: motions-timesformer}, crvit: {experiment: motions-crvit}}}\n"
-        "published: {crvit: {test_mean_class_accuracy: 73.4, tables: [7]}}\n"
-    )
-    accuracy = json.loads(Path("runs/motions-crvit/eval-test.json").read_text())["mean_class_accuracy"]
-    assert main(["table", "motions/family.yaml"]) == 0
-    printed = capsys.readouterr().out
-    assert "Test mean class accuracy" in printed
-    row = next(line for line in printed.splitlines() if "crvit" in line)
-    assert "73.4" in row
-    assert f"{100 * accuracy:.1f}" in row
-
-
 def test_the_model_is_moved_to_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     moved = []

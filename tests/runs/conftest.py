@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.scored_runs import scored  # noqa: F401
 from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
-from tests.summaries import make_summary  # noqa: F401
 
 from recurra.cli import main
 

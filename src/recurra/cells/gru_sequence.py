@@ -20,7 +20,7 @@ from recurra.checks import kind_of, require_layout, sentence
 from recurra.kernels.operator import Differentiable, needs_gradient, transforms_are_active
 
 _FEW = 32
-"""The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/decisions.md)."""
+"""The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/lab-log.md)."""
 
 States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 

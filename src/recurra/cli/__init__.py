@@ -23,7 +23,6 @@ COMMANDS = {
     "convert": ("recurra.cli.convert", "convert between runs, folders for transformers and single files"),
     "plot": ("recurra.cli.plot", "draw the figures of one or more runs"),
     "recipes": ("recurra.cli.recipes", "list the recipes that come with Recurra, or print one"),
-    "table": ("recurra.cli.table", "list a family's recipes with published and measured scores"),
     "cost": ("recurra.cli.cost", "count what a segment costs: FLOPs, parameters, carried bytes"),
     "gradients": ("recurra.cli.gradients", "measure gradients between segments and their bound"),
     "demo": ("recurra.cli.demo", "train two small models and compare them"),

@@ -14,7 +14,7 @@ from recurra.kernels.tensors import HALF
 
 MODES = ("auto", "recurrent", "chunk", "fused")
 _FEW = 4
-"""The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/decisions.md)."""
+"""The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)."""
 
 _MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": fused}
 

@@ -21,7 +21,7 @@ from recurra.lengths.reset import check_reset, cut_transitions
 MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
 """Numbers in a head's state, and in all its states over the sequence, from which "chunk" in plain torch beats "scan":
-measured on a CPU (docs/decisions.md), not on a GPU."""
+measured on a CPU (docs/lab-log.md), not on a GPU."""
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 

@@ -51,7 +51,7 @@ def causal_attention(
     """Compute the same for steps that see themselves, (B, H, L, d_head), and what a mask (L, K) shows them.
 
     Short bfloat16 sequences on a CPU that need a gradient go through plain products, with scores in bfloat16 and a
-    softmax in float32 inside: torch's fast kernel took two to four times as long there (docs/decisions.md).
+    softmax in float32 inside: torch's fast kernel took two to four times as long there (docs/lab-log.md).
 
     Args:
         queries, keys, values: L, K and K steps.

@@ -29,7 +29,7 @@ class ShortConvolution(nn.Module):
     around this layer can set `skips_padding`.
 
     It adds K shifted products, in one kernel on a CPU, which is faster there than `torch.nn.functional.conv1d`
-    (docs/decisions.md). From 16 weights on, long pieces go through the fast Fourier transform.
+    (docs/lab-log.md). From 16 weights on, long pieces go through the fast Fourier transform.
 
     Args:
         channels: D.

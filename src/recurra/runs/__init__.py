@@ -1,4 +1,4 @@
-"""Trained runs: open them, score, convert and summarise them, draw their figures.
+"""Trained runs: open them, score and convert them, draw their figures.
 
 `recurra.open_run(path)` gives a `Run`. The other modules take one, and need what they measure or draw with.
 """

@@ -1,5 +1,6 @@
 """The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -9,7 +10,6 @@ from typing import Any
 from recurra.checks import sentence
 from recurra.files.reading import read_json, require_fields
 from recurra.files.writing import write_json
-from recurra.runs.training_command import as_word
 from recurra.training import RunFolder
 
 PREFIX = "eval-"
@@ -86,7 +86,7 @@ def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys
     if not scores or any(scores.get(key) is None for key in keys):
         words = ["recurra", "eval", str(folder.path)]
         for key, value in changes.items():
-            words += [f"--{key}", as_word(value)]
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
         command = shlex.join(words)
         raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}"))
     return scores

@@ -12,8 +12,6 @@ A family names its axes and what each choice on an axis sets:
       segment:
         n70: {data: {segment_length: 70}}
         n35: {data: {segment_length: 35}}
-    published:                                 # what papers report for a variant
-      crt-gru-3-layers-n35: {test_perplexity: 61.0, tables: [9]}
 
 A variant makes one choice on every axis, and its name joins those choices in order. FILE#crt-gru-3-layers-n35 is its
 recipe: the common keys, then the keys of its choices. Later keys win.
@@ -31,16 +29,15 @@ from recurra.files.reading import read_yaml
 from recurra.training.recipe_files import RecipeError, find_recipe
 
 _SHOWN = 300  # characters of a value in a message
-_SECTIONS = ("common", "axes", "published")
+_SECTIONS = ("common", "axes")
 
 
 @dataclass(frozen=True)
 class RecipeFamily:
-    """The variants of a family by name: what each sets, and what was published about it."""
+    """The variants of a family by name: what each sets."""
 
     path: Path
     variants: dict[str, dict[str, Any]]
-    published: dict[str, dict[str, Any]]
 
     def variant(self, name: str) -> dict[str, Any]:
         """Return the recipe of a variant.
@@ -128,24 +125,17 @@ def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
 
     for key in content:
         require(key in _SECTIONS, key, "an unknown key", f"only {', '.join(_SECTIONS)}")
-    axes, common, published = content["axes"], content.get("common", {}), content.get("published", {})
+    axes, common = content["axes"], content.get("common", {})
     is_table = bool(axes) and _is_tree(axes, depth=3)
     require(is_table, "axes", repr(axes), "the choices on each axis, and the keys that each choice sets")
     require(isinstance(common, dict), "common", repr(common), "the keys and values of a recipe")
-    require(_is_tree(published, depth=2), "published", repr(published), "figures for variants, by their names")
     variants = {}
     for choices in itertools.product(*(axis.items() for axis in axes.values())):
         recipe: dict[str, Any] = dict(common)
         for _, settings in choices:
             recipe = _merged(recipe, settings)
         variants["-".join(name for name, _ in choices)] = recipe
-    for name, figures in published.items():
-        require(name in variants, "a name under published", repr(name), _one_of(variants))
-        for key, value in figures.items():
-            expected = "a list of whole numbers" if key == "tables" else "a number or null"
-            fits = _are_whole(value) if key == "tables" else value is None or type(value) in (int, float)
-            require(fits, f"published.{name}.{key}", repr(value), expected)
-    return RecipeFamily(path, variants, dict(published))
+    return RecipeFamily(path, variants)
 
 
 def _is_tree(value: Any, depth: int) -> bool:
@@ -153,10 +143,6 @@ def _is_tree(value: Any, depth: int) -> bool:
     if depth == 0:
         return True
     return isinstance(value, dict) and all(isinstance(k, str) and _is_tree(v, depth - 1) for k, v in value.items())
-
-
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(type(number) is int for number in value)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

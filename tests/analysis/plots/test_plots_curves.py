@@ -135,7 +135,7 @@ def many_runs(n=14):
 def test_more_runs_than_colours_differ_in_colour_and_dash_and_have_their_names_beside_them(n_runs, assert_inside):
     panels = {"loss (nats per target)": ["train_loss", "valid_loss"], "Accuracy": ["valid_accuracy"]}
     runs = many_runs(n_runs)
-    figure = metric_curves(runs, panels, marks={"run-1-n35-8-epochs": [4]}, logarithmic=["loss (nats per target)"])
+    figure = metric_curves(runs, panels, logarithmic=["loss (nats per target)"])
     titles = ["train loss (nats per target)", "valid loss (nats per target)", "Accuracy"]
     assert [axes.get_title(loc="left") for axes in figure.axes] == titles
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log", "linear"]

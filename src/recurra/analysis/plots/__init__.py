@@ -5,16 +5,14 @@ from recurra.analysis.plots.confusion import confusion_matrix
 from recurra.analysis.plots.contact_sheet import contact_sheet
 from recurra.analysis.plots.curves import measured_panels, metric_curves
 from recurra.analysis.plots.figure import save, save_png
-from recurra.analysis.plots.gates import gate_magnitudes, mean_gate_magnitudes
+from recurra.analysis.plots.gates import gate_magnitudes
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
-from recurra.analysis.plots.lengths import accuracy_over_length
 from recurra.analysis.plots.perplexity_over_flops import CostPoint, perplexity_over_flops
 from recurra.analysis.plots.phases import gate_phases
 from recurra.analysis.plots.spans import accuracy_over_span
 
 __all__ = [
     "CostPoint",
-    "accuracy_over_length",
     "accuracy_over_span",
     "confusion_matrix",
     "contact_sheet",
@@ -22,7 +20,6 @@ __all__ = [
     "gate_phases",
     "gradient_over_distance",
     "magnitude_activations",
-    "mean_gate_magnitudes",
     "measured_panels",
     "metric_curves",
     "perplexity_over_flops",

@@ -46,7 +46,6 @@ def metric_curves(
     x: str = "step",
     smoothing: int | float = 0,
     logarithmic: Collection[str] = (),
-    marks: Mapping[str, Sequence[int | float]] | None = None,
 ) -> Figure:
     """Draw one panel per entry of `panels`, with a colour per run and a line style per column.
 
@@ -65,19 +64,15 @@ def metric_curves(
             measured curve visible behind. 0 does not smooth. Curves whose points are further apart, such as a
             validation loss, do not change.
         logarithmic: the titles of panels with a logarithmic vertical axis.
-        marks: for some of the runs, the values of x at which they resumed after an interruption, drawn as small ticks
-            on the horizontal axis in the run's colour.
 
     Raises:
-        ValueError: there is no run or no panel, `smoothing` is negative, no run has a column, `logarithmic` or `marks`
-            names an unknown panel or run, or a cell is not a number.
+        ValueError: there is no run or no panel, `smoothing` is negative, no run has a column, `logarithmic` names an
+            unknown panel, or a cell is not a number.
     """
-    marked = {name: places for name, places in (marks or {}).items() if places}
     require(len(runs) > 0, "runs", dict(runs), "at least one run")
     require(len(panels) > 0, "panels", dict(panels), "at least one panel")
     require(smoothing >= 0, "smoothing", smoothing, "at least 0")
     require(set(logarithmic) <= set(panels), "logarithmic", list(logarithmic), f"titles of panels among {list(panels)}")
-    require(set(marked) <= set(runs), "marks", marked, f"names of runs among {list(runs)}")
     looks = dict(zip(runs, distinct_looks()))
     many = len(runs) > len(COLOURS)
     drawn = [_Panel(title, columns, title in logarithmic) for title, columns in panels.items()]
@@ -87,14 +82,10 @@ def metric_curves(
     grid = figure.subplots(len(drawn), 1, squeeze=False) if many else figure.subplots(1, len(drawn), squeeze=False)
     for axes, panel in zip(grid.flat, drawn):
         curves = _draw_panel(axes, panel, runs, x, float(smoothing), looks, many)
-        for name, places in marked.items():
-            _mark(axes, places, looks[name][0])
         if many:
             label_ends(axes, curves, height - 0.8)
-    names = [] if many else [_sample(name, colour=colour) for name, (colour, _) in looks.items()]
-    if marked:
-        names.append(Line2D([], [], color=GREY, linestyle="none", marker="|", label="resumed"))
-    if names:
+    if not many:
+        names = [_sample(name, colour=colour) for name, (colour, _) in looks.items()]
         legend_below(figure, names, 2 * len(drawn))
     return figure
 
@@ -164,19 +155,6 @@ def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: s
     marker = "o" if points.shape[1] <= FEW_POINTS else ""
     (line,) = axes.plot(*smoothed.numpy(), color=colour, linestyle=line_style, marker=marker)
     return line
-
-
-def _mark(axes: Axes, places: Sequence[int | float], colour: str) -> None:
-    """Draw ticks on the horizontal axis."""
-    axes.plot(
-        places,
-        [0.03] * len(places),
-        transform=axes.get_xaxis_transform(),
-        linestyle="none",
-        marker="|",
-        markersize=7,
-        color=colour,
-    )
 
 
 def _label_panel(axes: Axes, title: str, x: str, columns: Sequence[str]) -> None:

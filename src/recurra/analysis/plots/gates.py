@@ -12,7 +12,6 @@ from torch import Tensor
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
 from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row, mark_steps
-from recurra.checks import require
 
 
 @house_style()
@@ -58,33 +57,6 @@ def sorted_by_mean(
     """Sort the channels by falling mean over time, of `key` if given, otherwise of `values`."""
     means = (values if key is None else key).mean(dim=0)
     return values[:, means.argsort(descending=True, stable=True)]
-
-
-@house_style()
-def mean_gate_magnitudes(
-    means: Float[Tensor, "L layers"], *, layers: Sequence[int] | None = None, resets: Sequence[int] = ()
-) -> Figure:
-    """Draw the lower half of `gate_magnitudes`, which needs no channels: the mean |a| by layer and over all layers.
-
-    Args:
-        means: over the channels of each layer.
-        layers: their numbers; None counts from 0.
-        resets: the steps to mark.
-
-    Raises:
-        ValueError: there is not one number per layer.
-    """
-    n_layers = means.shape[1]
-    numbers = range(n_layers) if layers is None else layers
-    require(len(numbers) == n_layers, "layers", list(numbers), f"a number for each of the {n_layers} layers of means")
-    figure = new_figure(7.2, 0.3 * n_layers + 2.0)
-    by_layer, total = figure.subplots(2, 1, sharex=True, height_ratios=[max(0.4, 0.3 * n_layers), 0.9])
-    image = _draw_means(by_layer, total, means, numbers, list(resets))
-    mark_steps(by_layer, list(resets))
-    by_layer.tick_params(bottom=False, length=2)
-    bar = figure.colorbar(image, ax=[by_layer, total], label="magnitude $|a|$", aspect=30, pad=0.01)
-    bar.outline.set_visible(False)
-    return figure
 
 
 def _draw_means(
