@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from recurra.cells.cayley import Cayley, draw_skew_symmetric, lower_entries
 from recurra.cells.gru import GRUCell, RecurrentWeights
 from recurra.cells.neumann import Neumann, NeumannCayley
-from recurra.kernels.operators import transforms_are_active
+from recurra.kernels.operator import transforms_are_active
 
 
 class NCGRUCell(GRUCell):
