@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.table import cpu_name
-from recurra.decoding import NUMBERS, RecordedStep, lay_out_linear_layers, prepare_for_decoding
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.training.allocator import keep_large_blocks
+from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.decoding.prepare import TracedStep, prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.process import keep_large_blocks
 
 VOCABULARY, CONTEXTS, PROMPT = 50257, (128, 1024, 8192), 8192
 ROWS = (1, 8, 64)  # streams side by side
@@ -98,7 +99,7 @@ def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list
 def one_stream(forms: dict[str, Any], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Time steps of one stream in every form, and of GPT-2; and long prompts."""
     model, other = forms["as it is"], gpt2()
-    recorded = RecordedStep(lay_out_linear_layers(model), VOCABULARY)
+    recorded = TracedStep(pack_linear_layers(model), VOCABULARY)
     streams: dict[str, Ours | Gpt2] = {f"GateLoop, {name}": Ours(form, 100) for name, form in forms.items()}
     streams["GateLoop, float32, recorded, not compiled"] = Ours(recorded, 100)
     streams["GateLoop, float32, at 100,000 tokens"] = Ours(forms["float32"], 100_000)

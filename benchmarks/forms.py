@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from recurra import open_run
 from recurra.cli.arguments import split_overrides
-from recurra.decoding import NUMBERS, lay_out_linear_layers
-from recurra.evaluation import evaluate
+from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.train.evaluate import evaluate
 
 
 class Form(nn.Module):
@@ -38,7 +38,7 @@ class FromHuggingFace(Form):
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForCausalLM
 
-        import recurra.huggingface  # noqa: F401
+        import recurra.convert.huggingface  # noqa: F401
 
         super().__init__()
         self.model = AutoModelForCausalLM.from_pretrained(folder)
@@ -50,7 +50,7 @@ class FromHuggingFace(Form):
 
 class FromOnnx(Form):
     def __init__(self, file: Path) -> None:
-        from recurra.export.onnx_model import OnnxModel
+        from recurra.convert.export.onnx_file import OnnxModel
 
         super().__init__()
         self.model = OnnxModel(file, threads=torch.get_num_threads())
@@ -73,7 +73,7 @@ def main() -> None:
         "Hugging Face": FromHuggingFace(arguments.folder),
     }
     forms |= {file.name: FromOnnx(file) for file in arguments.files}
-    forms |= {f"for decoding, {numbers}": lay_out_linear_layers(run.model, numbers) for numbers in NUMBERS}
+    forms |= {f"for decoding, {numbers}": pack_linear_layers(run.model, numbers) for numbers in NUMBERS}
     table = Table("form", "test perplexity", "over the run's", "tokens/s")
     results: dict[str, float] = {}
     for name, form in forms.items():

@@ -127,8 +127,8 @@ export WHEELS DRY FOLDER PYTHON OUT RUNS DATA SITE
   stage install 40 bash -c 'set -o pipefail; install 2>&1 | tee "$OUT/1-install.txt"'
   # Each test by itself, and stopped as by Ctrl-C: what is cut off by the time leaves the names of the tests before it,
   # and says what failed once xdist has waited 10 s for its workers.
-  KERNELS="tests/scan/interpreted_triton.py tests/gateloop/interpreted_triton.py tests/gateloop/interpreted_triton_chunk.py
-tests/cells/interpreted_triton_gru.py"
+  KERNELS="tests/ops/scan/interpreted_triton.py tests/ops/gate_loop/interpreted_triton.py tests/ops/gate_loop/interpreted_triton_chunk.py
+tests/ops/cells/interpreted_triton_gru.py"
   export KERNELS RECURRA_SHAPE_CHECKS=0
   if [ -n "$DRY" ]; then
     TRITON_INTERPRET=1 stage tests 60 bash -c '"$PYTHON" -m pytest -p no:randomly --collect-only -q $KERNELS >"$OUT/2-tests.txt" 2>&1'

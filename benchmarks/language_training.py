@@ -30,11 +30,13 @@ from torch import nn
 from benchmarks.table import cpu_name
 from benchmarks.timing import median_ratio
 from recurra import list_mixers
-from recurra.models import DataSizes, LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.registry import DataSizes
 from recurra.state import detach
-from recurra.training import build_optimizer, load_recipe
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.config import OptimizerConfig
+from recurra.train.config import OptimizerConfig
+from recurra.train.optimizer import build_optimizer
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import load_recipe
 
 HERE = Path(__file__).parents[1]
 RECIPES = HERE / "recipes" / "ptb" / "three-layers.yaml"

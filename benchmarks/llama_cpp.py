@@ -5,8 +5,8 @@
 
 llama.cpp runs GPT-2 of 124M parameters or Mamba of 130M, in F32, Q8_0 and Q4_0, from files that are written on the
 first use. Ours are the GateLoop of `benchmarks.decoding`, 88M parameters, and Mamba of 130M, with weights kept as each
-of `recurra.decoding.NUMBERS`. Both sides take blocks of greedy steps in turn, on as many threads. A step of ours is
-timed with the choice of the token, and llama.cpp's times are its own. The bytes of the weights are those that a step
+of `recurra.decoding.linear.NUMBERS`. Both sides take blocks of greedy steps in turn, on as many threads. A step of ours
+is timed with the choice of the token, and llama.cpp's times are its own. The bytes of the weights are those that a step
 reads, so without tables of positions, and of embeddings where they are not the head.
 
 llama.cpp comes as the wheel xllamacpp, which may be built for older vector units than this CPU has: the result says
@@ -31,9 +31,10 @@ from torch import nn
 
 from benchmarks.decoding import gateloop
 from benchmarks.table import cpu_name
-from recurra.decoding import NUMBERS, lay_out_linear_layers, prepare_for_decoding
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.training.allocator import keep_large_blocks
+from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.process import keep_large_blocks
 
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
 QUANTISED = ("F32", "Q8_0", "Q4_0")
@@ -164,7 +165,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for name, model in our_models(arguments.ours, dry):
             for number in arguments.numbers:
                 row, form = f"our {name}, {number}", prepare_for_decoding(model, number)
-                found[row] = {"bytes": weight_bytes(lay_out_linear_layers(model, number))}
+                found[row] = {"bytes": weight_bytes(pack_linear_layers(model, number))}
                 for context in arguments.contexts:
                     blocks[row, context] = Ours(model, form, context).block
             if arguments.prompt:

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from recurra.models import LanguageModel, LanguageModelConfig, negative_log_likelihood
-from recurra.training import checkpointed, load_recipe
-from recurra.training.allocator import keep_large_blocks
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.shell import negative_log_likelihood
+from recurra.train.losses import checkpointed
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import load_recipe
 
 RECIPE = Path("recipes/memory-horizon/data-controlled.yaml")
 

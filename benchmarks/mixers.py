@@ -26,12 +26,12 @@ from rich.table import Table
 from benchmarks.table import cpu_name
 from benchmarks.timing import interleaved, median_ratio
 from recurra import list_mixers
-from recurra.decoding import prepare_for_decoding
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
-from recurra.training import build_optimizer
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.config import OptimizerConfig
+from recurra.train.config import OptimizerConfig
+from recurra.train.optimizer import build_optimizer
+from recurra.train.process import keep_large_blocks
 
 N_TOKENS, D_MODEL, BATCH, LENGTH, CONTEXT = 1000, 384, 8, 256, 1000
 TRANSFORMER, FEED_FORWARD = "rotary-attention", 1024

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from recurra.scan import linear_scan
+from recurra.ops.scan.operator import linear_scan
 
 CHANNELS, BYTES = 64, 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import recurra
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes
 
 PLACES = (1, 1_000, 10_000, 100_000)

@@ -24,9 +24,9 @@ from torch.nn import functional
 
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
-from recurra.convert import from_huggingface
-from recurra.decoding import prepare_for_decoding
-from recurra.training.allocator import keep_large_blocks
+from recurra.convert.published.folder import from_huggingface
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.train.process import keep_large_blocks
 
 PROMPT, STEP, TOKENS = 2048, 1024, 16
 WANTED = 3.0

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.http import ServeSettings
-from recurra.serving.model import ServedModel, StreamState
-from recurra.serving.service import Service
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.serve.http import ServeSettings
+from recurra.serve.model import ServedModel, StreamState
+from recurra.serve.service import Service
 from recurra.state import map_tensors
 
 

@@ -21,8 +21,9 @@ from typing import Any
 import httpx
 import torch
 
-from recurra.generation import SamplingConfig, Stream
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
 
 VOCABULARY, SESSIONS = 50, 8
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -39,10 +40,10 @@ def serve(sessions_file: str, port_file: str) -> None:
     """Serve the small model; runs in a process of its own."""
     import uvicorn
 
-    from recurra.serving.app import create_app, listening_socket
-    from recurra.serving.http import ServeSettings
-    from recurra.serving.model import ServedModel
-    from recurra.serving.service import Service
+    from recurra.serve.app import create_app, listening_socket
+    from recurra.serve.http import ServeSettings
+    from recurra.serve.model import ServedModel
+    from recurra.serve.service import Service
 
     settings = ServeSettings(port=0, sessions_file=Path(sessions_file))
     listening = listening_socket(settings)
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="(default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     arguments = parser.parse_args()
-    PROCESSES.set_forkserver_preload(["recurra.serving.app"])
+    PROCESSES.set_forkserver_preload(["recurra.serve.app"])
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), arguments.kills, arguments.seed, tells=True)

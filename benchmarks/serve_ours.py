@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.decoding import gateloop
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.serving.app import run_service
-from recurra.serving.http import ServeSettings
-from recurra.serving.model import ServedModel
-from recurra.serving.service import Service
-from recurra.training.allocator import keep_large_blocks
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.serve.app import run_service
+from recurra.serve.http import ServeSettings
+from recurra.serve.model import ServedModel
+from recurra.serve.service import Service
+from recurra.train.process import keep_large_blocks
 
 
 def main(words: list[str]) -> None:

@@ -12,10 +12,11 @@ import time
 import torch
 
 from benchmarks.decoding import gateloop
-from recurra.generation import GenerationConfig, SamplingConfig
-from recurra.serving.engine import Engine
-from recurra.serving.model import ServedModel
-from recurra.serving.requests import Request
+from recurra.serve.engine import Engine
+from recurra.serve.model import ServedModel
+from recurra.serve.requests import Request
+from recurra.streams.continuation import GenerationConfig
+from recurra.streams.sampling import SamplingConfig
 
 STREAMS, PROMPT, ROUNDS = 64, 8192, 60
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recurra.files.writing import replacing
-from recurra.serving import store
-from recurra.serving.store import SessionRecord, SessionStore, TranscriptPart
+from recurra.serve import store
+from recurra.serve.store import SessionRecord, SessionStore, TranscriptPart
 
 STATE, TOGETHER = 60_000, 64
 

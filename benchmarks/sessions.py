@@ -18,14 +18,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recurra.generation import Stream, Streams
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-)
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes, tensors
+from recurra.streams.stream import Stream
+from recurra.streams.streams import Streams
 
 VOCABULARY = 1000
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import n_bytes
 
 VOCABULARY, OUTPUTS = 6, 51

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from benchmarks.table import Row
 from benchmarks.timing import interleaved, median_ratio
-from recurra.mixers import Mixer, register_mixer
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.mixers.base import Mixer
+from recurra.mixers.registry import register_mixer
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 BATCH, LENGTH, VOCABULARY, OUTPUTS = 32, 1024, 6, 51
 TARGETS = {"float32": 0.75, "bfloat16": 0.65}

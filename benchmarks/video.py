@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.table import cpu_name
-from recurra.models import CompactRecurrentViT, CompactRecurrentViTConfig, TimeSformer, TimeSformerConfig
-from recurra.training.allocator import keep_large_blocks
+from recurra.train.process import keep_large_blocks
+from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
+from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 SIZES = {"n_frames": 8, "image_size": 224}
 MODELS = {

@@ -10,15 +10,16 @@ import torch
 
 import recurra
 from fuzz_case import TOLERANCES, Case, wide
-from recurra.cells import GRUCell, NCGRUCell
-from recurra.decoding.operators import decoding_linear
-from recurra.decoding.panels import from_int4, to_int4, to_panels, to_quads
-from recurra.decoding.rounded_inputs import rounded
-from recurra.gateloop import Planes, gate_loop_real_part, softmax_attention
-from recurra.mixers import RNN
-from recurra.mixers.rnn import RNNState
-from recurra.scan import associative_scan, convolution_scan, linear_recurrence, matrix_recurrence
-from recurra.scan.reference import linear_scan_reference
+from recurra.decoding.linear import _decoding_linear, _from_int4, _to_int4, _to_panels, _to_quads
+from recurra.decoding.products import rounded
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.ops.cells.gru import GRUCell
+from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
+from recurra.ops.gate_loop.reference import softmax_attention
+from recurra.ops.scan.convolution import convolution_scan
+from recurra.ops.scan.reference import associative_scan, linear_recurrence, linear_scan_reference, matrix_recurrence
 
 ROWS = (1, 3, 17, 64, 100)  # channels: the kernels for narrow rows and for wide ones, with and without a rest
 RIGHT = ["right"] * 9
@@ -299,12 +300,12 @@ def of_decoding(seed, number):
     n_in, n_out = case.choose("n_in", (0, 1, 5, 16, 70, 130)), case.choose("n_out", (0, 1, 3, 40, 65))
     dense = 4 * torch.randn(n_out, n_in, generator=case.random)
     if number == torch.uint8:
-        laid_out = to_int4(dense)
-        dense = from_int4(laid_out, n_out, n_in)
+        laid_out = _to_int4(dense)
+        dense = _from_int4(laid_out, n_out, n_in)
     else:
         dense = dense.to(number)
-        forms = {torch.float32: torch.clone, torch.int8: to_quads}
-        laid_out = forms.get(number, to_panels)(dense)
+        forms = {torch.float32: torch.clone, torch.int8: _to_quads}
+        laid_out = forms.get(number, _to_panels)(dense)
     weight = torch.full((laid_out.numel() + 64,), 100, dtype=number)[32 : 32 + laid_out.numel()].view(laid_out.shape)
     weight.copy_(laid_out)
     given = {"x": case.tensor("x", (case.size("rows", 9), n_in)), "weight": weight}
@@ -318,11 +319,11 @@ def of_decoding(seed, number):
     elif wrong != "right":
         given[wrong] = case.unlike(given[wrong], torch.float64)
     if wrong != "right":
-        return case.refused(lambda: decoding_linear(**given))
+        return case.refused(lambda: _decoding_linear(**given))
     case.say()
     x = given["x"] if number.is_floating_point else rounded(given["x"])
     exact = wide(x) @ dense.double().t() * given["scale"].double() + given["bias"].double()
-    return case.near("y", decoding_linear(**given), exact, 1e-4)
+    return case.near("y", _decoding_linear(**given), exact, 1e-4)
 
 
 SINGLE = (torch.float32, torch.complex64)

@@ -11,7 +11,7 @@ from tests.processes import Ended, Program
 PROGRAM = """
 import json, os
 from recurra.cli import main
-from recurra.training.metrics import JsonLog
+from recurra.train.metrics import JsonLog
 
 write, records = JsonLog.write, []
 

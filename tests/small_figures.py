@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from matplotlib.figure import Figure
 
-from recurra.analysis.plots.figure import STYLE
+from recurra.analysis.plots.figure import _STYLE
 
 in_full = pytest.mark.parametrize("dots_per_inch", [None])
 """A test whose figures are saved as users get them."""
@@ -21,7 +21,7 @@ def dots_per_inch() -> int | None:
 def small_figures(dots_per_inch: int | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if dots_per_inch is not None:
-            patch.setitem(STYLE, "savefig.dpi", dots_per_inch)
+            patch.setitem(_STYLE, "savefig.dpi", dots_per_inch)
         yield
 
 

@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer, processors
 
-from recurra.data import BytePairEncoding
+from recurra.data.tokenizers import BytePairEncoding
 
 
 def with_start(encoding: BytePairEncoding, token: str = "<bos>") -> BytePairEncoding:

@@ -13,7 +13,7 @@ import torch
 
 from recurra.cli import COMMANDS, main
 from recurra.mixers import registry
-from recurra.training import find_recipe, read_family, split_variant
+from recurra.train.recipe import find_recipe, read_family, split_variant
 
 ROOT = Path(__file__).parents[1]
 PAGES_OF_THE_SITE = sorted(

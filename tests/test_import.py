@@ -32,7 +32,7 @@ for backend in ("reference", "auto"):
     print(*[m for m in {HEAVY} if m in sys.modules], backend)
     recurra.linear_scan(b, b, backend=backend)
 print(*[m for m in {HEAVY} if m in sys.modules])
-import recurra.data, recurra.data.video
+import recurra.data, recurra.video
 print("av" in sys.modules)
 """
     assert run_python(program).split() == ["reference", "auto", "numba", "llvmlite", "False"]
@@ -69,14 +69,14 @@ import sys, recurra
 print("torch" in sys.modules, recurra.__version__ != "", "scan" in dir(recurra))
 print(recurra.state.__name__)  # nothing else has imported it yet
 from recurra import linear_scan
-print(linear_scan is recurra.linear_scan is recurra.scan.linear_scan)
+print(linear_scan is recurra.linear_scan is recurra.ops.scan.operator.linear_scan)
 print(*(getattr(recurra, name).__name__ for name in recurra.__all__))
-print(recurra.models.LanguageModel.__name__, hasattr(recurra, 'nothing'), hasattr(recurra, '_nothing'))
+print(recurra.models.language_model.LanguageModel.__name__, hasattr(recurra, 'nothing'), hasattr(recurra, '_nothing'))
 """
     printed = in_new_interpreter(program).split()
     assert printed[:5] == ["False", "True", "True", "recurra.state", "True"]
     names = ["create_mixer", "delta_rule", "gate_loop", "linear_scan", "list_mixers", "open_run"]
-    assert printed[5:] == [*names, "recurra.scan", "recurra.state", "LanguageModel", "False", "False"]
+    assert printed[5:] == [*names, "recurra.ops.scan", "recurra.state", "LanguageModel", "False", "False"]
 
 
 def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):
@@ -84,16 +84,16 @@ def test_what_opens_runs_is_imported_when_it_is_first_asked_for(run_python):
 import sys
 before = list(sys.meta_path)
 import recurra
-print("recurra.runs" in sys.modules, sys.meta_path == before)
+print("recurra.train.run" in sys.modules, sys.meta_path == before)
 from recurra import open_run
 print(open_run.__module__, hasattr(recurra, "nothing"))
-import recurra.cli.generate, recurra.runs.scores
+import recurra.cli.generate, recurra.train.run
 print("lightning_fabric" in sys.modules)
 from recurra.pretrained import memory_horizon
 memory_horizon().reset_contrast()
 print("torch._dynamo" in sys.modules)
 """
-    assert run_python(program).split() == ["False", "True", "recurra.runs.run", "False", "False", "False"]
+    assert run_python(program).split() == ["False", "True", "recurra.train.run", "False", "False", "False"]
 
 
 def test_a_checkpoint_can_be_written_where_recurra_is_not_installed(run_python):
@@ -106,7 +106,7 @@ def test_a_checkpoint_can_be_written_where_recurra_is_not_installed(run_python):
         return known(name)
     importlib.metadata.version = version
     from recurra.cli import main
-    from recurra.training.checkpoint import versions
+    from recurra.train.checkpoint import versions
     print(versions()["recurra"], main(["--version"]))
     """
     assert run_python(program).split() == ["recurra", version("recurra"), version("recurra"), "0"]

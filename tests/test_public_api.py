@@ -12,7 +12,7 @@ RECORDED = RECORD.read_text(encoding="utf-8").splitlines()
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_recorded_name_and_parameter_is_there(package):
-    if package == "recurra.huggingface" and not find_spec("transformers"):
+    if package == "recurra.convert.huggingface" and not find_spec("transformers"):
         pytest.skip("needs the extra hf: pip install recurra[hf]")
     recorded = [line for line in RECORDED if line.partition("(")[0].rpartition(".")[0] == package]
     assert recorded

@@ -9,21 +9,17 @@ import pytest
 import yaml
 from torch import nn
 
-from recurra.data import BatchSource, Split, TextConfig
-from recurra.models import TransformerXL, VideoSizes
-from recurra.models.outline import outlined
-from recurra.runs.start import default_run_folder
-from recurra.tasks.generated import GeneratedConfig
-from recurra.training import (
-    Experiment,
-    ScheduleConfig,
-    load_recipe,
-    parameter_groups,
-    read_family,
-    recipe_family,
-    recipe_help,
-)
-from recurra.training.recipe import recipe_keys
+from recurra.data.batches import BatchSource, Split
+from recurra.data.generated import GeneratedConfig
+from recurra.data.text import TextConfig
+from recurra.models.registry import VideoSizes, on_meta
+from recurra.models.transformer_xl import TransformerXL
+from recurra.train import recipe as recipe_family
+from recurra.train.config import ScheduleConfig
+from recurra.train.experiment import Experiment
+from recurra.train.optimizer import parameter_groups
+from recurra.train.recipe import _recipe_keys, load_recipe, read_family, recipe_help
+from recurra.train.start import default_run_folder
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
@@ -78,14 +74,14 @@ def build(recipe: str) -> nn.Module:
     """The recipe's model without its corpus, to be read; a large one is outlined."""
     experiment = load(recipe)
     if experiment.task.reads is VideoSizes:
-        with outlined():
+        with on_meta():
             return experiment.model.build(VideoSizes(31, experiment.data.n_frames, experiment.data.image_size))
     if isinstance(experiment.data, GeneratedConfig):  # nothing is drawn yet
         return experiment.build_model(experiment.build_data())
     if not isinstance(experiment.data, TextConfig):  # small models
         return experiment.build_model(Sizes(experiment.data.largest_number + 2, experiment.data.modulus))
     n_words = experiment.data.bpe_vocab_size or VOCABULARIES[Path(experiment.data.path).name]
-    with outlined():
+    with on_meta():
         return experiment.build_model(Sizes(n_words, n_words))
 
 
@@ -121,7 +117,7 @@ def test_a_recipe_makes_a_model_and_groups_for_all_its_parameters(recipe):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_the_help_of_a_recipe_lists_all_its_keys_and_no_others(path):
     word = next(word for word in RECIPES if word.partition("#")[0] == str(path))
-    keys = set(recipe_keys(load(word).experiment))
+    keys = set(_recipe_keys(load(word).experiment))
     listed = set(re.findall(r"^  --([\w.]+)", recipe_help(word), re.MULTILINE))
     assert listed == keys | {key.partition(".")[0] for key in keys}
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 import yaml
 
-from recurra.mixers import create_mixer
-from recurra.training import load_recipe, parameter_groups
+from recurra.mixers.registry import create_mixer
+from recurra.train.optimizer import parameter_groups
+from recurra.train.recipe import load_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "memory-horizon"
 MIXERS = {  # name -> numbers of its state: those of GateLoop's 64 complex ones, but for S4D's own 32 for every channel

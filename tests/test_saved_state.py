@@ -7,13 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from recurra import state as states
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-)
-from recurra.saved_state import state_from_plain, state_to_plain
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.state import state_from_plain, state_to_plain
 
 
 class Inner(NamedTuple):

@@ -8,8 +8,8 @@ import argparse
 from pathlib import Path
 
 from recurra import open_run
-from recurra.convert import PortableModel, save_single_file
-from recurra.training.experiment import to_plain
+from recurra.convert.portable import PortableModel, save_single_file
+from recurra.train.experiment import to_plain
 
 FILE = Path(__file__).parents[1] / "src" / "recurra" / "pretrained" / "memory-horizon.safetensors"
 

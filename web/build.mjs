@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
 
 const here = import.meta.dirname;
-const target = join(here, "../src/recurra/web/page");
+const target = join(here, "../src/recurra/convert/export/page");
 const ort = join(here, "node_modules/onnxruntime-web/dist");
 const digest = (content) => createHash("sha256").update(content).digest("hex");
 
@@ -67,4 +67,4 @@ for (const name of (await readdir(target)).sort()) {
 const onnxruntime = JSON.parse(await readFile(join(ort, "../package.json"), "utf8")).version;
 const record = { sources: sourcesDigest, onnxruntime, files: built };
 await writeFile(join(target, "build.json"), `${JSON.stringify(record, null, 2)}\n`);
-console.log(`built ${Object.keys(built).length} files into src/recurra/web/page`);
+console.log(`built ${Object.keys(built).length} files into src/recurra/convert/export/page`);

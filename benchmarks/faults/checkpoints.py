@@ -6,8 +6,8 @@ from typing import get_args
 
 from benchmarks.faults.disk import Fault, FaultyDisk, Killed
 from benchmarks.faults.kinds import train
-from recurra.training import CheckpointFolder, RunFolder
-from recurra.training.checkpoint import Payload, load_checkpoint
+from recurra.train.checkpoint import CheckpointFolder, Payload, load_checkpoint
+from recurra.train.run_folder import RunFolder
 
 STANDS = "the last checkpoint loads"
 LOST = "the last checkpoint does not load"

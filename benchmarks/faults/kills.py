@@ -11,9 +11,10 @@ from random import Random
 
 from benchmarks.faults.kinds import RECIPE
 from benchmarks.faults.outcomes import same
-from recurra.runs.start import resume_run, start_run
-from recurra.training import CheckpointFolder, RunFolder, read_metrics
-from recurra.training.checkpoint import CheckpointError
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder
+from recurra.train.metrics import read_metrics
+from recurra.train.run_folder import RunFolder
+from recurra.train.start import resume_run, start_run
 
 TEXT = """
 experiment: {experiment}

@@ -14,21 +14,24 @@ from rich.console import Console
 
 from benchmarks.faults import binary_mutants, mutants
 from benchmarks.faults.outcomes import Kind
-from recurra import huggingface
-from recurra.convert import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
-from recurra.data import BytePairEncoding, TextCorpus, Vocabulary
-from recurra.data.video import VIDEO_LAYOUTS, VideoFile
-from recurra.generation import Stream
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.runs.score_files import read_scores, write_scores
-from recurra.runs.start import resume_run, start_run
+from recurra.convert import huggingface
+from recurra.convert.portable import PortableModel, load_single_file, read_weights, save_single_file, tokenizer_to_json
+from recurra.data.corpus import TextCorpus
+from recurra.data.tokenizers import BytePairEncoding
+from recurra.data.vocabulary import Vocabulary
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
-from recurra.tasks.video import read_classes
-from recurra.training import RunFolder, load_recipe, read_metrics
-from recurra.training.checkpoint import load_checkpoint
-from recurra.training.experiment import to_plain
-from recurra.training.metrics import JsonLog
-from recurra.training.recipe_family import read_family
+from recurra.streams.stream import Stream
+from recurra.train.checkpoint import load_checkpoint
+from recurra.train.experiment import to_plain
+from recurra.train.metrics import JsonLog, read_metrics
+from recurra.train.recipe import load_recipe, read_family
+from recurra.train.run import read_scores, write_scores
+from recurra.train.run_folder import RunFolder
+from recurra.train.start import resume_run, start_run
+from recurra.video.layouts import VIDEO_LAYOUTS
+from recurra.video.reader import VideoFile
+from recurra.video.task import read_classes
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the cat sat on a mat\nthe dog saw naïve 日本 cats\n" * 3

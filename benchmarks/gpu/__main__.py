@@ -35,7 +35,8 @@ from benchmarks.gpu.card import (
 from benchmarks.table import Row, show
 from benchmarks.timing import median_ratio
 from recurra import gate_loop, linear_scan
-from recurra.gateloop import Planes, gate_loop_real_part
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 Call = Callable[..., Tensor]
 COPY = "copy of as many bytes"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra.kernels.triton_tiles import ChunkTiles, trying
+from recurra.ops._toolkit.triton import ChunkTiles, trying
 
 NO_DEVICE = "no CUDA device here: nothing was measured (--dry runs tiny sizes on the CPU)"
 AHEAD = 5_000_000

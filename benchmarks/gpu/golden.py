@@ -21,10 +21,10 @@ from torch import Tensor
 
 from benchmarks.gpu.card import arguments, distance, little_blocks, machine, of_part, place, write
 from recurra import gate_loop, linear_scan, list_mixers
-from recurra.cells import GRUCell, gru_sequence, gru_sequence_reference
-from recurra.cells.gru import RecurrentWeights
-from recurra.gateloop import Planes, gate_loop_real_part
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 SHAPES = ((1, 1, 1), (2, 33, 5), (3, 1000, 65), (1, 65_537, 3), (64, 128, 512))
 HEADS = ((1, 1, 1, 16), (2, 65, 3, 32), (2, 1024, 4, 64), (1, 300, 2, 128))

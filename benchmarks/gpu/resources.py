@@ -25,11 +25,11 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from recurra.cells import gru_triton
-from recurra.gateloop import triton_chunk, triton_chunk_backward
-from recurra.gateloop import triton_kernels as fused_kernels
-from recurra.kernels.triton_tiles import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
-from recurra.scan import triton_kernels as scan_kernels
+from recurra.ops._toolkit.triton import ChunkTiles, Tiles, WalkTiles, default_tiles, trying
+from recurra.ops.cells import gru_triton
+from recurra.ops.gate_loop import triton as fused_kernels
+from recurra.ops.gate_loop import triton_chunk, triton_chunk_backward
+from recurra.ops.scan import triton as scan_kernels
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
 REGISTERS, WARPS = 65_536, 64

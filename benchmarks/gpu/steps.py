@@ -19,10 +19,11 @@ from torch import nn
 
 from benchmarks.gpu.card import arguments, card_name, machine, place, timed, write
 from recurra.analysis.cost import measured_cost
-from recurra.models import DataSizes
-from recurra.models.outline import outlined
+from recurra.models.registry import DataSizes, on_meta
 from recurra.state import detach
-from recurra.training import Experiment, build_optimizer, load_recipe
+from recurra.train.experiment import Experiment
+from recurra.train.optimizer import build_optimizer
+from recurra.train.recipe import load_recipe
 
 RECIPES = {
     "recipes/memory-horizon/data-controlled.yaml": 6,
@@ -53,7 +54,7 @@ def sizes(experiment: Experiment, vocabulary: int) -> tuple[DataSizes, int, int]
 
 def flops_a_token(experiment: Experiment, taken: DataSizes, length: int) -> float | None:
     """Count the arithmetic of training on a token; None for a model that cannot be counted."""
-    with outlined():
+    with on_meta():
         model = experiment.model.build(taken)  # type: ignore[arg-type]
     steps = getattr(model.config, "segment_length", None) or length
     try:
@@ -99,7 +100,7 @@ def rate_of_a_product(device: torch.device, size: int) -> float:
 def measured(recipe: str, vocabulary: int, device: torch.device, rounds: int, dry: bool) -> Iterator[dict[str, Any]]:
     experiment = load_recipe(recipe, [] if "memory-horizon" in recipe else ["--data.path", "none"])
     if dry and "data-controlled.yaml" not in recipe:
-        with outlined():
+        with on_meta():
             experiment.model.build(sizes(experiment, vocabulary)[0])  # type: ignore[arg-type]
         yield {"recipe": recipe, "outlined": True}
         return

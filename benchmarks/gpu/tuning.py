@@ -6,7 +6,7 @@ python -m benchmarks.gpu.tuning --adopt runs/gpu/5-tiles.json
 A search starts from the sizes that the kernels take on this card already. One size is changed at a time, and kept if
 forward and backward together take at least 3% less time. What is wrong or does not compile is left out. The result has
 what is better than the start, in the form of the table that the kernels read
-(`src/recurra/kernels/triton_tiles.json`); until it is adopted there, RECURRA_TILES=FILE makes them read it too.
+(`src/recurra/ops/_toolkit/triton.py.json`); until it is adopted there, RECURRA_TILES=FILE makes them read it too.
 """
 
 import argparse
@@ -39,8 +39,7 @@ from benchmarks.gpu.card import (
 )
 from benchmarks.timing import median_ratio
 from recurra import gate_loop, linear_scan
-from recurra.gateloop import Planes, gate_loop_real_part
-from recurra.kernels.triton_tiles import (
+from recurra.ops._toolkit.triton import (
     FORMAT,
     TABLE,
     ChunkTiles,
@@ -53,6 +52,8 @@ from recurra.kernels.triton_tiles import (
     trying,
     with_entry,
 )
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
     WalkTiles: {

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from recurra.data.shards import INDEX
 from recurra.files.digests import file_sha256, json_sha256, read_stamped
-from recurra.training import read_metrics
+from recurra.train.metrics import read_metrics
 
 RECIPE = """
 experiment: text

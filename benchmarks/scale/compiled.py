@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
-from recurra.models import DataSizes
+from recurra.models.registry import DataSizes
 from recurra.state import detach
-from recurra.training import build_optimizer, load_recipe
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.losses import Objective
+from recurra.train.losses import Objective
+from recurra.train.optimizer import build_optimizer
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "ptb" / "gateloop.yaml"
 N_WORDS = 10_000

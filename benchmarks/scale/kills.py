@@ -29,9 +29,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from recurra.cli import main as recurra
-from recurra.runs import start
-from recurra.training import CheckpointFolder, read_metrics
-from recurra.training.checkpoint import CheckpointError
+from recurra.train import start
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder
+from recurra.train.metrics import read_metrics
 
 RECIPE = """
 experiment: text

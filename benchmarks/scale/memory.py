@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.training.sequence_parallel import Pieces, in_pieces
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.sequence_parallel import Pieces, in_pieces
 
 MIXERS = {"gateloop": "a linear recurrence", "gru": "passes its state on"}
 RANKS = (1, 2, 4)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from recurra.training import read_metrics
+from recurra.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 RANKS = (1, 2, 4)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-Choice = TypeVar("Choice")
+_Choice = TypeVar("_Choice")
 
 _LONGEST = 800  # characters of what came
 
@@ -110,7 +110,7 @@ def require_choice(choices: Iterable[Any], **values: object) -> None:
         require(value in choices, name, value, f"one of {', '.join(map(str, choices))}")
 
 
-def choose(name: str, table: Mapping[str, Choice], choice: str) -> Choice:
+def choose(name: str, table: Mapping[str, _Choice], choice: str) -> _Choice:
     """Look up the value of the option `name` in the table of its choices.
 
     Raises:

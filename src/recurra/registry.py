@@ -4,12 +4,12 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-Entry = TypeVar("Entry")
+_Entry = TypeVar("_Entry")
 
 
-class Registry(Generic[Entry]):
+class Registry(Generic[_Entry]):
     """An ordered table of named entries.
 
     Args:
@@ -21,26 +21,26 @@ class Registry(Generic[Entry]):
     def __init__(self, kind: str, *packages: str) -> None:
         self.kind = kind
         self._packages = packages
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, _Entry] = {}
 
-    def register(self, name: str) -> Callable[[Entry], Entry]:
+    def register(self, name: str) -> Callable[[_Entry], _Entry]:
         """Return a decorator that files its argument under `name`.
 
         Raises:
             ValueError: when the name is taken by something else.
         """
 
-        def file(entry: Entry) -> Entry:
+        def file(entry: _Entry) -> _Entry:
             if self._entries.setdefault(name, entry) is not entry:
                 raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
             return entry
 
         return file
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> _Entry:
         own = name.replace("-", "_")
         for package in self._packages:
-            if name not in self._entries and own in modules_of(package):
+            if name not in self._entries and own in _modules_of(package):
                 import_module(f"{package}.{own}")
         if name not in self._entries:
             self._import_all()
@@ -58,25 +58,11 @@ class Registry(Generic[Entry]):
 
     def _import_all(self) -> None:
         for package in self._packages:
-            for module in modules_of(package):
+            for module in _modules_of(package):
                 import_module(f"{package}.{module}")
 
 
 @cache
-def modules_of(package: str) -> list[str]:
+def _modules_of(package: str) -> list[str]:
     """List the names of a package's modules, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(import_module(package).__path__))
-
-
-def find_public(package: str, name: str) -> Any:
-    """Find one of a package's public names in its modules: the package's `__getattr__`, so that importing it is quick.
-
-    Raises:
-        AttributeError: the package has no such public name.
-    """
-    if name in import_module(package).__all__:
-        for module in map(import_module, (f"{package}.{each}" for each in modules_of(package))):
-            found = vars(module).get(name)
-            if getattr(found, "__module__", None) == module.__name__:
-                return found
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")

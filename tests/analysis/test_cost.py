@@ -9,18 +9,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recurra.analysis import MeasuredCost, measured_cost
-from recurra.cells import NCGRUCell, Neumann
-from recurra.kernels.backends import NUMBA_IS_MISSING
-from recurra.mixers import list_mixers
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.analysis.cost import MeasuredCost, measured_cost
+from recurra.mixers.registry import list_mixers
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import Neumann
 
 V, N, D, HEADS, D_HEAD, FF = 11, 5, 8, 3, 5, 7
 C = HEADS * D_HEAD

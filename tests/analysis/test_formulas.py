@@ -1,16 +1,10 @@
 import pytest
 import torch
 
-from recurra.analysis import PublishedCost, model_kind, published_cost
-from recurra.analysis.formulas import crt_gru, transformer, transformer_xl
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.analysis.cost import PublishedCost, _crt_gru, _transformer, _transformer_xl, model_kind, published_cost
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 SIZES = {"vocab_size": 11, "segment_length": 3, "n_layer": 2, "d_model": 6, "n_heads": 2, "d_channel_mixing": 7}
 
@@ -27,20 +21,20 @@ def xl(**options):
 
 def test_the_rows_of_table_1_by_hand():
     """L = 2, n = 3, d = 5, with each term computed by itself."""
-    assert transformer(2, 3, 5) == PublishedCost(2 * (1500 + 270), 2 * (250 + 30))
-    assert transformer_xl(2, 3, 5) == PublishedCost(2 * (2100 + 540 + 54), 2 * (250 + 30))
-    assert crt_gru(2, 3, 5) == PublishedCost(75 * 36 + 720, 28 * 25 + 14 * 5)
+    assert _transformer(2, 3, 5) == PublishedCost(2 * (1500 + 270), 2 * (250 + 30))
+    assert _transformer_xl(2, 3, 5) == PublishedCost(2 * (2100 + 540 + 54), 2 * (250 + 30))
+    assert _crt_gru(2, 3, 5) == PublishedCost(75 * 36 + 720, 28 * 25 + 14 * 5)
 
 
 @pytest.mark.parametrize(
     ("n_layer", "row", "flops", "parameters"),
     [
-        (3, transformer, 639_996_000, 4_338_840),
-        (3, transformer_xl, 916_192_200, 4_338_840),
-        (3, crt_gru, 529_872_000, 5_205_240),
-        (16, transformer, 3_413_312_000, 23_140_480),
-        (16, transformer_xl, 4_886_358_400, 23_140_480),
-        (16, crt_gru, 2_300_368_000, 20_242_600),
+        (3, _transformer, 639_996_000, 4_338_840),
+        (3, _transformer_xl, 916_192_200, 4_338_840),
+        (3, _crt_gru, 529_872_000, 5_205_240),
+        (16, _transformer, 3_413_312_000, 23_140_480),
+        (16, _transformer_xl, 4_886_358_400, 23_140_480),
+        (16, _crt_gru, 2_300_368_000, 20_242_600),
     ],
 )
 def test_the_papers_penn_treebank_models_of_70_tokens(n_layer, row, flops, parameters):
@@ -50,12 +44,12 @@ def test_the_papers_penn_treebank_models_of_70_tokens(n_layer, row, flops, param
 @pytest.mark.parametrize(
     ("make", "options", "kind", "row"),
     [
-        (xl, {"mem_len": 0}, "Transformer", transformer),
-        (xl, {"mem_len": 3}, "Transformer-XL", transformer_xl),
+        (xl, {"mem_len": 0}, "Transformer", _transformer),
+        (xl, {"mem_len": 3}, "Transformer-XL", _transformer_xl),
         (xl, {"mem_len": 4}, "Transformer-XL", None),
-        (crt, {"memory": "none", "position": "relative"}, "Transformer", transformer),
-        (crt, {"memory": "gru", "position": "rnn-gru"}, "CRT-GRU", crt_gru),
-        (crt, {"memory": "ncgru", "position": "rnn-ncgru"}, "CRT-NCGRU", crt_gru),
+        (crt, {"memory": "none", "position": "relative"}, "Transformer", _transformer),
+        (crt, {"memory": "gru", "position": "rnn-gru"}, "CRT-GRU", _crt_gru),
+        (crt, {"memory": "ncgru", "position": "rnn-ncgru"}, "CRT-NCGRU", _crt_gru),
         (crt, {"memory": "ncgru", "position": "rnn-gru"}, "CRT (memory ncgru, position rnn-gru)", None),
         (crt, {"memory": "gru", "position": "relative"}, "CRT (memory gru, position relative)", None),
         (crt, {"memory": "none", "position": "rnn-gru"}, "CRT (memory none, position rnn-gru)", None),

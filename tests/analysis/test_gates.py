@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.analysis import GateRecord, record_gates, reset_contrast, transition_magnitudes
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.analysis.gates import GateRecord, record_gates, reset_contrast, transition_magnitudes
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 VOCABULARY, WIDTH, CHANNELS = 6, 8, 5
 

@@ -7,13 +7,9 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from recurra.analysis import GradientFlow, measure_gradient_flow
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.analysis.gradient_flow import GradientFlow, measure_gradient_flow
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 VOCABULARY, N, SEGMENTS, WIDTH = 11, 3, 4, 6
 T = N * (SEGMENTS - 1)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from recurra.analysis import jacobians as module
-from recurra.analysis.jacobians import jacobians, spectral_norms, step_jacobians
+from recurra.analysis import gradient_flow as module
+from recurra.analysis.gradient_flow import _jacobians, _spectral_norms, _step_jacobians
 
 
 @pytest.fixture(params=[1, 3, 64])
@@ -21,7 +21,7 @@ def test_jacobians_are_torch_s(rows):
     expected = torch.autograd.functional.jacobian(function, (a, b))
     a.requires_grad_()
     b.requires_grad_()
-    measured = jacobians(function(a, b), [a, b], "rows")
+    measured = _jacobians(function(a, b), [a, b], "rows")
     assert [tuple(jacobian.shape) for jacobian in measured] == [(8, 2, 3), (8, 5)]
     for one, other in zip(measured, expected):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
@@ -37,20 +37,20 @@ def test_step_jacobians_are_each_step_s_own(rows):
     pairs = [torch.autograd.functional.jacobian(function, (h_t, x_t)) for h_t, x_t in zip(h, x)]
     h.requires_grad_()
     x.requires_grad_()
-    for one, others in zip(step_jacobians(function(h, x), [h, x], "steps"), zip(*pairs)):
+    for one, others in zip(_step_jacobians(function(h, x), [h, x], "steps"), zip(*pairs)):
         torch.testing.assert_close(one, torch.stack(others), rtol=1e-12, atol=1e-14)
 
 
 def test_what_was_not_used_is_refused():
     x, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="not have been used"):
-        jacobians(x * 2, [unused], "rows")
+        _jacobians(x * 2, [unused], "rows")
 
 
 def test_spectral_norms():
     matrices = torch.randn(3, 4, 5).double()
     expected = torch.linalg.svdvals(matrices)[:, 0]
-    torch.testing.assert_close(spectral_norms(matrices, "norms"), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(_spectral_norms(matrices, "norms"), expected, rtol=1e-12, atol=0)
 
 
 def test_track_goes_through_all_pieces(rows):
@@ -61,8 +61,8 @@ def test_track_goes_through_all_pieces(rows):
         yield from pieces
 
     x = torch.randn(7, requires_grad=True)
-    jacobians(x * 2, [x], "rows", track)
+    _jacobians(x * 2, [x], "rows", track)
     y = torch.randn(2, 7, requires_grad=True)
-    step_jacobians(y * 2, [y], "steps", track)
-    spectral_norms(torch.eye(2).expand(5, 2, 2), "norms", track)
+    _step_jacobians(y * 2, [y], "steps", track)
+    _spectral_norms(torch.eye(2).expand(5, 2, 2), "norms", track)
     assert seen == [("rows", -(-7 // rows)), ("steps", -(-7 // rows)), ("norms", 5)]

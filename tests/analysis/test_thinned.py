@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.analysis.thinned import Thinned
+from recurra.analysis.gradient_flow import Thinned
 
 
 @given(n=st.integers(0, 300), limit=st.integers(2, 20))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.processes import Program
 
-from recurra.kernels import triton_tiles
-from recurra.kernels.triton_tiles import ChunkTiles, read_table, with_entry
+from recurra.ops._toolkit import triton as triton_tiles
+from recurra.ops._toolkit.triton import ChunkTiles, read_table, with_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = ROOT / "benchmarks" / "gpu_queue.sh"
@@ -276,7 +276,7 @@ def test_no_stage_stops_those_after_it(queue, tmp_path, words):
     out, called = tmp_path / "out", (tmp_path / "calls").read_text()
     assert "2 2 threads" in called, "its processes share the cores"
     how = "--collect-only -q" if words else "-vv -n 8 --dist worksteal"
-    tests = f"pytest -p no:randomly {how} tests/scan/interpreted_triton.py"
+    tests = f"pytest -p no:randomly {how} tests/ops/scan/interpreted_triton.py"
     modules = (" ".join([f"benchmarks.{name}", *words, "--"]) for name in ("gpu", "gpu.tuning", "gpu.steps"))
     wanted = [tests, *modules, "recurra train recipes/memory-horizon/data-controlled-muon.yaml"]
     places = [called.find(word) for word in wanted]
@@ -289,7 +289,7 @@ def test_no_stage_stops_those_after_it(queue, tmp_path, words):
 @pytest.mark.parametrize("stage", ["tests", "contracts"])
 def test_tests_that_are_cut_off_say_what_failed_so_far(queue, tmp_path, stage):
     """pytest and its workers report when they are interrupted, and not when they are terminated."""
-    file = {"tests": "tests/scan", "contracts": "tests/contracts"}[stage]
+    file = {"tests": "tests/ops/scan", "contracts": "tests/contracts"}[stage]
     stub = f"""#!/usr/bin/env bash
 case "$*" in *"-m pytest"*{file}*) trap "echo a reason; exit 2" INT; while true; do sleep 0.05; done;; esac
 exit 0

@@ -11,9 +11,9 @@ import torch
 from benchmarks.llama_cpp_peer import SIZES, Sizes, gpt2_tensors, mamba_tensors
 
 from benchmarks import llama_cpp, llama_cpp_peer
-from recurra.decoding import NUMBERS, lay_out_linear_layers
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.models.outline import outlined
+from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.registry import on_meta
 
 STAND_IN = """#!{python}
 import json, sys
@@ -40,7 +40,7 @@ def count(shapes) -> int:
 
 def test_their_models_have_the_published_sizes():
     assert count(gpt2_tensors(SIZES["gpt2"]._replace(positions=1024))) == 124_439_808
-    with outlined():
+    with on_meta():
         ours = llama_cpp.mamba()
     assert count(mamba_tensors(SIZES["mamba"])) == sum(parameter.numel() for parameter in ours.parameters())
 
@@ -54,7 +54,7 @@ def peer(tmp_path):
 
 
 def test_both_sides_take_blocks_in_turn(peer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(llama_cpp, "prepare_for_decoding", lay_out_linear_layers)
+    monkeypatch.setattr(llama_cpp, "prepare_for_decoding", pack_linear_layers)
     threads = torch.get_num_threads()
     words = ["--dry", "--peer", str(peer), "--models", str(tmp_path / "gguf"), "--out", str(tmp_path / "found.json")]
     words += ["--contexts", "5", "9", "--prompt", "6", "--rounds", "2", "--threads", str(threads)]
@@ -88,7 +88,7 @@ def test_a_peer_that_ends_is_an_error(tmp_path):
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_bytes_are_those_that_a_step_reads(numbers):
     model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 0, mixer="min-gru", tie_embeddings=True)).eval()
-    laid_out = lay_out_linear_layers(model, numbers)
+    laid_out = pack_linear_layers(model, numbers)
     linear = [m for m in laid_out.modules() if hasattr(m, "stored")]
     in_layers = sum(m.stored.nbytes + m.scale.nbytes + m.bias.nbytes for m in linear)
     norms = sum(p.nbytes for name, p in laid_out.named_parameters() if "norm" in name)

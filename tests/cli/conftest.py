@@ -9,7 +9,7 @@ import torch
 from tests.small_figures import dots_per_inch, small_figures, unrendered_figures  # noqa: F401
 
 from recurra.cli import main
-from recurra.training import read_metrics
+from recurra.train.metrics import read_metrics
 
 RECIPE = """
 experiment: memory-horizon

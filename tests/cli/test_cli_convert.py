@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import failure
 
 from recurra.cli import main
-from recurra.runs.formats import format_of
+from recurra.train.formats import _format_of
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 RECIPE = """
@@ -40,7 +40,7 @@ def test_the_name_of_a_file_says_its_format(capsys, tmp_path):
     target = str(tmp_path / "model.safetensors")
     assert main(["convert", "run", target]) == 0
     assert capsys.readouterr().out == f"wrote {target}; the logits of both differ by 0.0e+00 at most\n"
-    assert format_of(Path(target)) == "safetensors"
+    assert _format_of(Path(target)) == "safetensors"
     assert "which has the format safetensors already" in failure(capsys, "convert", target, target, "--force")
     assert "names no format; expected --to run or --to hf" in failure(
         capsys, "convert", target, str(tmp_path / "again")

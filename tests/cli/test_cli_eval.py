@@ -9,7 +9,7 @@ import torch
 from tests.cli.conftest import measured
 
 from recurra.cli import main
-from recurra.runs import scores
+from recurra.train import run as scores
 
 
 def test_eval_prints_and_writes_the_scores(capsys, trained):

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 from tests.cli.conftest import failure
 
-from recurra.cli.explore import open_when_ready, page_address
+from recurra.cli.explore import _open_when_ready, _page_address
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from recurra.cli.explore import open_when_ready, page_address
     ],
 )
 def test_the_address_is_one_that_this_machine_reaches(host, port, address):
-    assert page_address(host, port) == address
+    assert _page_address(host, port) == address
 
 
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:1"], ids=["no proxy", "a dead proxy"])
@@ -41,7 +41,7 @@ def test_the_page_is_opened_once_the_server_answers(monkeypatch, proxy):
     with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert open_when_ready(address, opened.append, seconds=60.0)
+        assert _open_when_ready(address, opened.append, seconds=60.0)
     assert opened == [address]
 
 
@@ -49,7 +49,7 @@ def test_nothing_is_opened_where_no_server_answers():
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as free:
         address = f"http://127.0.0.1:{free.server_address[1]}/"
     opened: list[str] = []
-    assert not open_when_ready(address, opened.append, seconds=0.3)
+    assert not _open_when_ready(address, opened.append, seconds=0.3)
     assert opened == []
 
 

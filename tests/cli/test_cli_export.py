@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="needs the extra hf: pip install recu
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import recurra.huggingface
+import recurra.convert.huggingface
 from recurra import open_run
 from recurra.cli import main
 
@@ -98,7 +98,7 @@ def test_a_folder_is_not_overwritten_unasked(run, tmp_path, capsys):
 
 
 def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):
-    load = recurra.huggingface.load_folder
+    load = recurra.convert.huggingface.folder.load_folder
 
     def bent(folder):
         portable = load(folder)
@@ -106,7 +106,7 @@ def test_done_is_not_said_of_other_logits(run, tmp_path, capsys, monkeypatch):
             next(portable.model.embedding.parameters())[:, 0] *= 1.01
         return portable
 
-    monkeypatch.setattr(recurra.huggingface, "load_folder", bent)
+    monkeypatch.setattr(recurra.convert.huggingface, "load_folder", bent)
     assert main(["export", "hf", run, str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
     assert "more than 1e-05" in printed.err
@@ -125,7 +125,7 @@ def test_what_cannot_be_exported(run, tmp_path, capsys):
 
 
 def test_without_transformers_it_says_what_to_install(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "recurra.huggingface", None)
+    monkeypatch.setitem(sys.modules, "recurra.convert.huggingface", None)
     monkeypatch.delattr(recurra, "huggingface")
     assert main(["export", "hf", run, str(tmp_path / "out")]) == 2
     assert "pip install 'recurra[hf]'" in capsys.readouterr().err

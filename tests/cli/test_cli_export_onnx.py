@@ -22,9 +22,8 @@ from tokenizers import Tokenizer
 
 from recurra import open_run
 from recurra.cli import main
-from recurra.export import onnx_file
-from recurra.export.onnx_file import largest_difference
-from recurra.export.onnx_model import OnnxModel
+from recurra.convert.export import onnx_file
+from recurra.convert.export.onnx_file import OnnxModel, largest_difference
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 

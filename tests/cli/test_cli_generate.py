@@ -10,10 +10,11 @@ import pytest
 
 from recurra import open_run
 from recurra.cli import generate, main
-from recurra.data import TextConfig
-from recurra.decoding import CompiledStep, prepare_for_decoding
-from recurra.generation import SamplingConfig, Stream
-from recurra.generation import stream as stream_module
+from recurra.data.text import TextConfig
+from recurra.decoding.prepare import CompiledStep, prepare_for_decoding
+from recurra.streams import stream as stream_module
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
 
 TEXT = "a cat and a dog\nthe dog saw a cat\nthe naïve cat ran — away 日本\n"
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from tests.cli.conftest import failure
 from tests.printed_tables import printed_columns
 
-from recurra.analysis import GradientFlow, measure_gradient_flow
+from recurra.analysis.gradient_flow import GradientFlow, measure_gradient_flow
 from recurra.cli import main
-from recurra.cli.gradients import _scientific, step_table
-from recurra.runs import Run, open_run
+from recurra.cli.gradients import _scientific, _step_table
+from recurra.train.run import Run, open_run
 
 N = 4
 RECIPE = """
@@ -109,7 +109,7 @@ def test_the_split_the_checkpoint_and_the_folder_are_those_asked_for(runs, tmp_p
 def test_names_of_runs_are_whole_on_a_narrow_terminal(capsys, runs):
     flow = measured(open_run(runs["gru"]), "test", warm_up=1, segments=2)
     names = [f"ptb-crt-{memory}-3-layers-n{length}" for memory in ("gru", "ncgru") for length in (70, 35)]
-    Console(width=80, markup=False).print(step_table(dict.fromkeys(names, flow)))
+    Console(width=80, markup=False).print(_step_table(dict.fromkeys(names, flow)))
     for name, column in zip(names, printed_columns(capsys.readouterr().out)[1:], strict=True):
         assert column.startswith(f"{name}{float(flow.steps.norms.median()):.4f}")
 

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from recurra.cli import main
-from recurra.training import optimizer_registry, read_metrics
+from recurra.train import config as optimizer_registry
+from recurra.train.metrics import read_metrics
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_an_optimiser_of_ones_own_trains_and_resumes(text_recipe, tmp_path, monk
     monkeypatch.delitem(sys.modules, "own_optimizer_of_a_test", raising=False)
     (tmp_path / "own_optimizer_of_a_test.py").write_text(
         "from torch.optim import RMSprop\n"
-        "from recurra.training import register_optimizer\n"
+        "from recurra.train import register_optimizer\n"
         "register_optimizer('rmsprop-of-a-test')(RMSprop)\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,7 @@
 """`recurra recipes`: the names, and the text of one."""
 
 from recurra.cli import main
-from recurra.training import find_recipe, recipe_names
+from recurra.train.recipe import find_recipe, recipe_names
 
 
 def test_all_recipes_are_listed_with_their_variants(capsys):

@@ -7,9 +7,11 @@ from rich.console import Console
 from tests.printed_tables import printed_columns
 
 from recurra.cli import main, sweep
-from recurra.cli.sweep import SweptRun, sweep_table
-from recurra.runs.start import start_run
-from recurra.training import CheckpointFolder, load_recipe, read_metrics
+from recurra.cli.sweep import _sweep_table, _SweptRun
+from recurra.train.checkpoint import CheckpointFolder
+from recurra.train.metrics import read_metrics
+from recurra.train.recipe import load_recipe
+from recurra.train.start import start_run
 
 
 @pytest.fixture
@@ -102,9 +104,9 @@ def test_runs_of_other_settings_are_not_taken_for_those_of_a_sweep(words, text_r
 
 
 def test_a_column_has_the_values_of_its_key():
-    runs = [SweptRun(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
-    runs += [SweptRun(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
-    table = sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
+    runs = [_SweptRun(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
+    runs += [_SweptRun(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
+    table = _sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
     assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
     assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
 
@@ -114,8 +116,8 @@ def test_values_and_folders_are_whole_on_a_narrow_terminal(capsys):
     rates = ("0.00123456789", "0.00323456789")
     folders = [Path(f"runs/memory-horizon-data-controlled-sweep/learning_rate={rate},seed=0") for rate in rates]
     scores = {"loss": 1.23456, "accuracy": 0.75, "step": 12000}
-    runs = [SweptRun(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
-    Console(width=80, markup=False).print(sweep_table("sweep", keys, runs, "loss"))
+    runs = [_SweptRun(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
+    Console(width=80, markup=False).print(_sweep_table("sweep", keys, runs, "loss"))
     columns = printed_columns(capsys.readouterr().out)
     assert columns[0] == "".join(("learning_rate", *rates))
     assert columns[-1] == "".join(("run", *map(str, folders)))

@@ -3,7 +3,7 @@
 import pytest
 
 from recurra.cli import main
-from recurra.runs import open_run
+from recurra.train.run import open_run
 
 FAMILY = """
 common:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recurra import state as states
-from recurra.training import checkpointed
+from recurra.train.losses import checkpointed
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recurra import state as states
-from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.layers.embeddings import IGNORED_TARGET
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 N_ROWS = 3

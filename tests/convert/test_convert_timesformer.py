@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import TimesformerConfig, TimesformerForVideoClassification
 
-from recurra.convert import read_weights, timesformer_from_huggingface, timesformer_from_original
+from recurra.convert.portable import read_weights
+from recurra.video.published import _timesformer_from_huggingface, _timesformer_from_original
 
 FRAMES, HEADS = 3, 3
 KINDS = {"divided": "divided_space_time", "joint": "joint_space_time", "space": "space_only"}
@@ -56,8 +57,8 @@ def original(port, prefix="model."):
 
 def convert(port, layout="original", **options):
     if layout == "original":
-        return timesformer_from_original(original(port), n_heads=HEADS, **options)
-    return timesformer_from_huggingface(port.state_dict(), n_heads=HEADS, **options)
+        return _timesformer_from_original(original(port), n_heads=HEADS, **options)
+    return _timesformer_from_huggingface(port.state_dict(), n_heads=HEADS, **options)
 
 
 def draw(n_frames=FRAMES, edge=12):
@@ -99,7 +100,7 @@ def test_prefixes_and_checkpoints(prefix, container):
     port, clip = hugging_face(), draw()
     weights = original(port, prefix)
     checkpoint = weights if container is None else {"epoch": 15, container: weights, "cfg": "TRAIN: ..."}
-    found = timesformer_from_original(checkpoint, n_heads=HEADS)(clip)[0]
+    found = _timesformer_from_original(checkpoint, n_heads=HEADS)(clip)[0]
     torch.testing.assert_close(found[:, 0], port(clip).logits, **CLOSE)
 
 
@@ -152,11 +153,11 @@ def test_heads_of_64_channels_are_the_default():
         num_attention_heads=2, intermediate_size=8,
     )  # fmt: skip
     port, clip = TimesformerForVideoClassification(config).double().eval(), draw(2, 4)
-    model = timesformer_from_huggingface(port.state_dict())
+    model = _timesformer_from_huggingface(port.state_dict())
     assert model.config.n_heads == 2
     torch.testing.assert_close(model(clip)[0][:, 0], port(clip).logits, **CLOSE)
     with pytest.raises(ValueError, match="with d_model = 12 a head cannot have the usual 64 channels; give n_heads"):
-        timesformer_from_original(original(hugging_face()))
+        _timesformer_from_original(original(hugging_face()))
 
 
 @pytest.mark.parametrize("name", sorted(original(hugging_face(), "")))
@@ -164,7 +165,7 @@ def test_a_missing_name_is_named(name):
     weights = original(hugging_face(), "")
     del weights[name]
     with pytest.raises(ValueError, match=f"missing: {name}"):
-        timesformer_from_original(weights, n_heads=HEADS)
+        _timesformer_from_original(weights, n_heads=HEADS)
 
 
 def test_a_missing_name_of_the_port_is_named():
@@ -172,39 +173,39 @@ def test_a_missing_name_of_the_port_is_named():
     name = "timesformer.encoder.layer.1.temporal_attention.attention.qkv.bias"
     del weights[name]
     with pytest.raises(ValueError, match=f"missing: {name}"):
-        timesformer_from_huggingface(weights, n_heads=HEADS)
+        _timesformer_from_huggingface(weights, n_heads=HEADS)
 
 
 def test_unknown_names_are_named():
     weights = {**original(hugging_face()), "model.blocks.0.gate": torch.zeros(1), "model.dist_token": torch.zeros(1)}
     with pytest.raises(ValueError, match=r"unknown: blocks\.0\.gate, dist_token"):
-        timesformer_from_original(weights, n_heads=HEADS)
+        _timesformer_from_original(weights, n_heads=HEADS)
 
 
 def test_another_architecture_is_refused():
     with pytest.raises(ValueError, match=r"no TimeSformer.*missing: patch_embed\.proj\.weight"):
-        timesformer_from_original(hugging_face().state_dict(), n_heads=HEADS)
+        _timesformer_from_original(hugging_face().state_dict(), n_heads=HEADS)
     with pytest.raises(ValueError, match="holds no weights by name"):
-        timesformer_from_original({"model_state": {"epoch": 3}})
+        _timesformer_from_original({"model_state": {"epoch": 3}})
 
 
 def test_shapes_that_do_not_fit_are_named():
     weights = original(hugging_face(), "")
     weights["blocks.1.mlp.fc2.weight"] = torch.zeros(12, 21)
     with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.fc2\.weight does not fit: \(12, 21\).*\(12, 20\)"):
-        timesformer_from_original(weights, n_heads=HEADS)
+        _timesformer_from_original(weights, n_heads=HEADS)
     weights = {**original(hugging_face(), ""), "cls_token": torch.zeros(12, 1)}
     with pytest.raises(ValueError, match=r"cls_token does not fit: \(12, 1\).*\(12,\)"):
-        timesformer_from_original(weights, n_heads=HEADS)
+        _timesformer_from_original(weights, n_heads=HEADS)
     weights["pos_embed"] = torch.zeros(1, 9, 12)
     with pytest.raises(ValueError, match="pos_embed has 8 patches; expected those of a square frame"):
-        timesformer_from_original(weights, n_heads=HEADS)
+        _timesformer_from_original(weights, n_heads=HEADS)
 
 
 def test_the_same_name_twice_is_refused():
     weights = original(hugging_face())
     with pytest.raises(ValueError, match=r"with and without model\."):
-        timesformer_from_original({**weights, "cls_token": weights["model.cls_token"]})
+        _timesformer_from_original({**weights, "cls_token": weights["model.cls_token"]})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from recurra.convert import transformer_xl_from_original
+from recurra.convert.transformer_xl import transformer_xl_from_original
 
 VOCABULARY, D_MODEL, HEADS, D_HEAD, D_INNER, LAYERS = 13, 8, 2, 3, 10, 2
 CUTOFFS = [4, 7, 10]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from recurra.convert import read_weights
+from recurra.convert.portable import read_weights
 
 WEIGHTS = {"a": torch.arange(64.0), "b": torch.arange(64.0) + 1}
 

@@ -3,14 +3,14 @@
 import pytest
 from tests.convert.test_convert_timesformer import HEADS, KINDS, hugging_face, original
 
-from recurra.convert import timesformer_from_huggingface, timesformer_from_original
+from recurra.video.published import _timesformer_from_huggingface, _timesformer_from_original
 
 
 @pytest.mark.parametrize("attention", KINDS)
 def test_the_whole_config_is_taken(attention):
     port = hugging_face(attention)
     given = {**port.config.to_dict(), "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1}
-    config = timesformer_from_huggingface(port.state_dict(), **given, num_labels=5).config
+    config = _timesformer_from_huggingface(port.state_dict(), **given, num_labels=5).config
     assert (config.attention, config.n_frames, config.n_heads, config.n_classes) == (attention, 3, HEADS, 5)
     assert (config.dropout, config.attention_dropout, config.drop_path) == (0.2, 0.1, 0.0)
 
@@ -18,9 +18,9 @@ def test_the_whole_config_is_taken(attention):
 def test_edges_may_be_given_twice():
     port = hugging_face()
     given = {**port.config.to_dict(), "image_size": [12, 12], "patch_size": (4, 4)}
-    assert timesformer_from_huggingface(port.state_dict(), **given).config.image_size == 12
+    assert _timesformer_from_huggingface(port.state_dict(), **given).config.image_size == 12
     with pytest.raises(ValueError, match=r"image_size or patch_size is \[12, 16\]; expected two equal edges"):
-        timesformer_from_huggingface(port.state_dict(), **{**given, "image_size": [12, 16]})
+        _timesformer_from_huggingface(port.state_dict(), **{**given, "image_size": [12, 16]})
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_edges_may_be_given_twice():
 )
 def test_what_is_not_supported_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        timesformer_from_huggingface(hugging_face().state_dict(), n_heads=HEADS, **options)
+        _timesformer_from_huggingface(hugging_face().state_dict(), n_heads=HEADS, **options)
 
 
 def test_over_space_alone_the_frames_are_asked_for():
     weights = original(hugging_face("space"))
     with pytest.raises(ValueError, match="n_frames is missing; expected the frames of a segment"):
-        timesformer_from_original(weights, n_heads=HEADS)
-    assert timesformer_from_original(weights, n_heads=HEADS, num_frames=2).config.n_frames == 2
+        _timesformer_from_original(weights, n_heads=HEADS)
+    assert _timesformer_from_original(weights, n_heads=HEADS, num_frames=2).config.n_frames == 2

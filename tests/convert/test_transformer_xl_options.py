@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.convert.test_convert_transformer_xl import CUTOFFS, hugging_face, published_weights
 
-from recurra.convert import transformer_xl_from_original
+from recurra.convert.transformer_xl import transformer_xl_from_original
 
 HUGGING_FACE = {
     "vocab_size": 13, "cutoffs": tuple(CUTOFFS), "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 10,

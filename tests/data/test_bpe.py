@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from recurra.data import BytePairEncoding
-from recurra.data.corpus import TextEncoder
-from recurra.data.tokenizer_json import library_errors
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder, library_errors
 
 BLOCKS = ["low lower lowest\nnew newer newest\n", "wide wider widest\n" * 5]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from recurra.data.cache import Cache
+from recurra.data.files import Cache
 
 KEY = {"source": "digest", "type": "<u2"}
 

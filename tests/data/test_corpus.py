@@ -3,8 +3,11 @@ import os
 import numpy as np
 import pytest
 
-from recurra.data import BytePairEncoding, TextCorpus, Vocabulary, corpus
-from recurra.data.text_files import TextFile
+from recurra.data import corpus
+from recurra.data.corpus import TextCorpus
+from recurra.data.files import TextFile
+from recurra.data.tokenizers import BytePairEncoding
+from recurra.data.vocabulary import Vocabulary
 
 
 @pytest.fixture

@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data import memory_horizon
-from recurra.data.memory_horizon import (
-    draw_memory_horizon_tokens,
-    memory_horizon_targets,
-    memory_spans,
-)
+from recurra.data.memory_horizon import _draw_memory_horizon_tokens, memory_horizon_targets, memory_spans
 
 
 def numbers_since_reset(sequence, step, reset_token):
@@ -75,7 +71,7 @@ def test_worked_by_hand(sequence, targets, spans):
 
 def test_a_long_sequence_without_a_reset_and_groups_of_uneven_length(monkeypatch):
     monkeypatch.setattr(memory_horizon, "_SEGMENTS_AT_ONCE", 3)
-    tokens = draw_memory_horizon_tokens(4, 301, largest_number=4, resets_per_sample=2, seed=1)
+    tokens = _draw_memory_horizon_tokens(4, 301, largest_number=4, resets_per_sample=2, seed=1)
     tokens[0][tokens[0] == 5] = 4
     assert memory_horizon_targets(tokens).tolist() == brute_force(tokens.tolist(), 5, 51)
 
@@ -132,7 +128,7 @@ def test_bad_values_are_refused():
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 2**32))
 def test_every_sequence_has_its_resets(length, resets, seed):
     resets = min(resets, length)
-    tokens = draw_memory_horizon_tokens(6, length, largest_number=4, resets_per_sample=resets, seed=seed)
+    tokens = _draw_memory_horizon_tokens(6, length, largest_number=4, resets_per_sample=resets, seed=seed)
     assert tokens.shape == (6, length)
     assert (tokens == 5).sum(dim=1).tolist() == [resets] * 6
     assert tokens.min() >= 0
@@ -140,7 +136,7 @@ def test_every_sequence_has_its_resets(length, resets, seed):
 
 
 def test_numbers_and_reset_places_are_uniform():
-    tokens = draw_memory_horizon_tokens(40_000, 10, largest_number=4, resets_per_sample=3, seed=0)
+    tokens = _draw_memory_horizon_tokens(40_000, 10, largest_number=4, resets_per_sample=3, seed=0)
     # A multinomial count is within 5 standard deviations of its mean in all but one of a million draws.
     counts = np.bincount(tokens.flatten(), minlength=6)
     assert counts[5] == 120_000
@@ -155,7 +151,7 @@ def test_numbers_and_reset_places_are_uniform():
 
 def test_the_seed_decides():
     def draw(seed):
-        return draw_memory_horizon_tokens(5, 50, largest_number=4, resets_per_sample=3, seed=seed)
+        return _draw_memory_horizon_tokens(5, 50, largest_number=4, resets_per_sample=3, seed=seed)
 
     assert torch.equal(draw(3), draw(3))
     assert not torch.equal(draw(3), draw(4))

@@ -5,15 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data import (
-    IGNORED_TARGET,
-    BatchSource,
-    DataSet,
-    MemoryHorizonConfig,
-    memory_horizon_targets,
-    memory_spans,
-)
-from recurra.data.memory_horizon_data import SampleSource
+from recurra.data.batches import IGNORED_TARGET, BatchSource, DataSet
+from recurra.data.memory_horizon import MemoryHorizonConfig, _SampleSource, memory_horizon_targets, memory_spans
 
 SMALL = {
     "sequence_length": 12,
@@ -27,7 +20,7 @@ SMALL = {
 def numbered_source(n, **options):
     """A source whose sample i is the sequence [i], so that a batch shows which samples it took."""
     samples = torch.arange(n)[:, None]
-    return SampleSource(samples, samples.clone(), **options)
+    return _SampleSource(samples, samples.clone(), **options)
 
 
 def taken(batch):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from recurra.data.memory_horizon import memory_horizon_targets
-from recurra.data.memory_horizon_data import MemoryHorizonConfig
+from recurra.data.memory_horizon import MemoryHorizonConfig, memory_horizon_targets
 
 SIZES = {"sequence_length": 40, "n_samples": 60, "batch_size": 5, "eval_batch_size": 6}
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from recurra.data.order import epoch_permutation, random_generator
+from recurra.data.batches import _epoch_permutation, random_generator
 
 
 def test_every_place_has_numbers_of_its_own():
@@ -12,16 +12,16 @@ def test_every_place_has_numbers_of_its_own():
 
 
 def test_permutations_are_whole_fresh_and_read_only():
-    first = epoch_permutation(30, 5, 0)
+    first = _epoch_permutation(30, 5, 0)
     assert sorted(first) == list(range(30))
-    for other in (epoch_permutation(30, 5, 1), epoch_permutation(30, 6, 0)):
+    for other in (_epoch_permutation(30, 5, 1), _epoch_permutation(30, 6, 0)):
         assert not np.array_equal(first, other)
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
 
 
 def test_a_permutation_does_not_depend_on_what_was_asked_for_before():
-    expected = epoch_permutation(30, 5, 0).copy()
+    expected = _epoch_permutation(30, 5, 0).copy()
     for epoch in range(1, 10):
-        epoch_permutation(30, 5, epoch)
-    assert np.array_equal(epoch_permutation(30, 5, 0), expected)
+        _epoch_permutation(30, 5, epoch)
+    assert np.array_equal(_epoch_permutation(30, 5, 0), expected)

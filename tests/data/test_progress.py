@@ -1,7 +1,7 @@
 import sys
 
-from recurra.data import progress
-from recurra.data.progress import byte_progress, item_progress
+from recurra.data import files as progress
+from recurra.data.files import byte_progress, item_progress
 
 
 class Terminal:

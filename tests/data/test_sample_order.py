@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data.sample_order import SampleOrder
+from recurra.data.batches import SampleOrder
 
 
 def orders(n, batch_size, seed, world_size):

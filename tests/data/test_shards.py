@@ -15,25 +15,26 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.data import TextConfig, Vocabulary, documents
+from recurra.data import documents
 from recurra.data import prepare as preparing
 from recurra.data.batches import IGNORED_TARGET
-from recurra.data.byte_encoder import ByteEncoder
 from recurra.data.documents import find_units
 from recurra.data.prepare import Preparation, prepare
-from recurra.data.shards import Shard, ShardCorpus, ShardedTokens
-from recurra.data.text import shards_folder
-from recurra.evaluation import evaluate
+from recurra.data.shards import ShardCorpus, ShardedTokens, _Shard
+from recurra.data.text import TextConfig, _shards_folder
+from recurra.data.tokenizers import ByteEncoder
+from recurra.data.vocabulary import Vocabulary
 from recurra.files.digests import file_sha256
 from recurra.files.writing import locked
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.evaluate import evaluate
 
 SPLITS = {"train": 60, "valid": 9, "test": 5}
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("recurra.data.documents.PIECE_BYTES", 300)
+    monkeypatch.setattr("recurra.data.documents._PIECE_BYTES", 300)
 
 
 @pytest.fixture
@@ -312,10 +313,10 @@ def test_the_cache_is_that_of_the_corpus(tmp_path, monkeypatch):
     found = []
     for folder in ("one", "two", "one"):
         monkeypatch.chdir(tmp_path / folder)
-        found.append(shards_folder(config))
+        found.append(_shards_folder(config))
     assert found[0] == found[2] != found[1]
     (tmp_path / "one" / "data" / "train-0.jsonl").write_text("longer")
-    assert shards_folder(config) != found[0]
+    assert _shards_folder(config) != found[0]
 
 
 def test_a_local_data_set_is_its_place_and_its_files(tmp_path, monkeypatch):
@@ -339,9 +340,9 @@ def test_a_local_data_set_is_its_place_and_its_files(tmp_path, monkeypatch):
     assert unit.path == str(tmp_path / "one" / "data")
     assert unit.identity
     hub = TextConfig("of/hub", source="hf", cache=str(tmp_path / "cache"))
-    folders = [shards_folder(hub)]
+    folders = [_shards_folder(hub)]
     monkeypatch.chdir(tmp_path)
-    assert shards_folder(hub) == folders[0]
+    assert _shards_folder(hub) == folders[0]
 
 
 def test_damage_is_found(corpus, tmp_path):
@@ -380,7 +381,7 @@ def test_each_shard_is_compared_with_its_digest_once(tmp_path, monkeypatch):
     np.save(path, np.arange(4, dtype="<u2"))
     digest = file_sha256(path)
     monkeypatch.setattr("recurra.data.shards.file_sha256", lambda path: read.append(path) or digest)
-    tokens = ShardedTokens.of([Shard(path, 4, number, digest) for number in range(5000)])
+    tokens = ShardedTokens.of([_Shard(path, 4, number, digest) for number in range(5000)])
     for _ in range(2):
         assert len(tokens[:]) == 20_000
         assert len(read) == 5000
@@ -491,7 +492,7 @@ def test_a_tokenizer_that_was_changed_in_place_has_a_folder_of_its_own(tmp_path)
     folders = []
     for words in (["a", "b"], ["b", "a"]):
         Vocabulary([*words, "<eos>", "<unk>"]).save(own)
-        folders.append(shards_folder(TextConfig(str(tmp_path), source="jsonl", tokenizer=str(own))))
+        folders.append(_shards_folder(TextConfig(str(tmp_path), source="jsonl", tokenizer=str(own))))
     assert folders[0] != folders[1]
 
 
@@ -618,7 +619,7 @@ def test_bytes_come_back():
 @pytest.fixture
 def forked(monkeypatch):
     """Workers that are ready at once, and see what a test has replaced."""
-    monkeypatch.setattr("recurra.data.workers.get_context", lambda method: multiprocessing.get_context("fork"))
+    monkeypatch.setattr("recurra.data.prepare.get_context", lambda method: multiprocessing.get_context("fork"))
     monkeypatch.setattr(multiprocessing.context.ForkContext, "set_forkserver_preload", lambda self, names: None)
 
 

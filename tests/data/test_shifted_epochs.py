@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.data import TextConfig
-from recurra.data.step_lengths import DrawnLengths
+from recurra.data.batches import DrawnLengths
+from recurra.data.text import TextConfig
 from recurra.data.text_batches import StreamSource
 
 STEP = 20

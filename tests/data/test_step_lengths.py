@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data import TextConfig
-from recurra.data.step_lengths import DrawnLengths
+from recurra.data.batches import DrawnLengths
+from recurra.data.text import TextConfig
 from recurra.data.text_batches import StreamSource
 
 

@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.data import (
-    IGNORED_TARGET,
-    BytePairEncoding,
-    DataSet,
-    TextConfig,
-    TextCorpus,
-    Vocabulary,
-)
+from recurra.data.batches import IGNORED_TARGET, DataSet
+from recurra.data.corpus import TextCorpus
+from recurra.data.text import TextConfig
 from recurra.data.text_batches import ExcerptSource, StreamSource
+from recurra.data.tokenizers import BytePairEncoding
+from recurra.data.vocabulary import Vocabulary
 
 TRAIN = "".join(f"word{i % 11} word{i % 7}\n" for i in range(100))
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data import IGNORED_TARGET, BatchSource
+from recurra.data.batches import IGNORED_TARGET, BatchSource
 from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
 
 

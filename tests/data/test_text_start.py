@@ -2,10 +2,10 @@ import pytest
 from tests.starting_tokenizers import with_start
 from tokenizers import Tokenizer, processors
 
-from recurra.convert import tokenizer_to_json
-from recurra.data import BytePairEncoding, Vocabulary
-from recurra.data.byte_encoder import ByteEncoder
-from recurra.generation.continuation import encode_first, first_tokens, start_of
+from recurra.convert.portable import tokenizer_to_json
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding
+from recurra.data.vocabulary import Vocabulary
+from recurra.streams.continuation import encode_first, first_tokens, start_of
 
 TEXT = "a cat and a dog\nthe dog\n" * 3
 PLAIN = BytePairEncoding.train([TEXT], 280)

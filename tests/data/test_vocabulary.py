@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.data import Vocabulary
-from recurra.data.corpus import TextEncoder
+from recurra.data.tokenizers import TextEncoder
+from recurra.data.vocabulary import Vocabulary
 
 WORDS = ["the", "cat", "<eos>", "<unk>", "sat"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.decoding import DecodingLinear
+from recurra.decoding.linear import DecodingLinear
 
 SIZES = [(3, 5, 1), (130, 33, 2), (257, 129, 4), (70, 65, 9), (64, 64, 23)]
 OTHERS = {
@@ -19,8 +19,8 @@ _PROGRAM = """
 import sys
 import torch
 torch.set_num_threads(1)
-from recurra.decoding.byte_products import _PER_PRODUCT
-from recurra.decoding.matvec_kernels import _int4, _int8, room_bytes
+from recurra.decoding.products import _PER_PRODUCT
+from recurra.decoding.matvec import _int4, _int8, room_bytes
 cases, results = torch.load(sys.argv[1]), []
 for numbers, stored, scale, bias, x in cases:
     y = torch.empty(len(x), len(scale))

@@ -8,17 +8,12 @@ import torch
 from torch import nn
 
 from recurra import state as states
-from recurra.decoding import CompiledStep, RecordedStep, StepNotCompiled, lay_out_linear_layers, prepare_for_decoding
-from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.recorded_step import MOST_ROWS, recorded_rows
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.decoding.linear import MOST_VECTORS, pack_linear_layers
+from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.prepare import _MOST_ROWS, CompiledStep, TracedStep, prepare_for_decoding, recorded_rows
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 from recurra.state import map_tensors, tensors
 
 pytestmark = pytest.mark.compile  # while torch records, its tracer stands between the shape checks and their tensors
@@ -76,7 +71,7 @@ def count_model_calls(compiled):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_compiled_stream_is_the_models(mixer):
-    model = lay_out_linear_layers(language_model(mixer, **MIXERS[mixer]))
+    model = pack_linear_layers(language_model(mixer, **MIXERS[mixer]))
     compiled, state, other = CompiledStep(model, 31), None, None
     for piece in torch.randint(31, (1, 35)).split([3, 1, 1, 1, 5, *[1] * 22, 2], dim=1):
         expected, state = model(piece, state)
@@ -88,7 +83,7 @@ def test_a_compiled_stream_is_the_models(mixer):
 @pytest.mark.parametrize("options", [{"n_heads": 2}, {"n_heads": 1, "transition": "fixed"}, {"output_gate": True}])
 @pytest.mark.parametrize("numbers", ["bfloat16", "int8", "int4"])
 def test_heads_and_rounded_weights(options, numbers):
-    model = lay_out_linear_layers(language_model(**options), numbers)
+    model = pack_linear_layers(language_model(**options), numbers)
     compiled = CompiledStep(model, 31)
     _, state = model(torch.tensor([[1]]))
     other = state
@@ -126,7 +121,7 @@ def threads(request):
 
 
 def test_wide_models_over_threads(threads):
-    model = lay_out_linear_layers(language_model(d_model=131, vocab_size=301))
+    model = pack_linear_layers(language_model(d_model=131, vocab_size=301))
     compiled = CompiledStep(model, 301)
     _, state = model(torch.tensor([[1]]))
     assert_near(compiled(torch.tensor([[300]]), state), model(torch.tensor([[300]]), state))
@@ -134,17 +129,17 @@ def test_wide_models_over_threads(threads):
 
 @pytest.mark.parametrize("numbers", ["float32", "int8", "int4"])
 def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
-    compiled = CompiledStep(lay_out_linear_layers(language_model(), numbers), 31)
-    alone = [compiled(torch.tensor([[token % 31]])) for token in range(MOST_ROWS + 1)]
+    compiled = CompiledStep(pack_linear_layers(language_model(), numbers), 31)
+    alone = [compiled(torch.tensor([[token % 31]])) for token in range(_MOST_ROWS + 1)]
     calls = count_model_calls(compiled)
-    for batch in (3, 1, 9, 33, MOST_VECTORS, MOST_VECTORS + 3, MOST_ROWS, MOST_ROWS + 1, 3, 12, 10):
+    for batch in (3, 1, 9, 33, MOST_VECTORS, MOST_VECTORS + 3, _MOST_ROWS, _MOST_ROWS + 1, 3, 12, 10):
         tokens, state = torch.randint(31, (batch, 1)), states.concatenate([state for _, state in alone[:batch]])
         compiled(tokens, state)  # recorded where it is the first of its size
         before = len(calls)
         logits, after = compiled(tokens, state)
-        assert len(calls) - before == (batch > MOST_ROWS)
+        assert len(calls) - before == (batch > _MOST_ROWS)
         assert_near((logits, after), compiled.model(tokens, state), tolerance_of(numbers))
-        if batch <= MOST_ROWS:  # a row is the same in every batch, bit for bit
+        if batch <= _MOST_ROWS:  # a row is the same in every batch, bit for bit
             for row, one in enumerate(states.split(after)):
                 right = compiled(tokens[row : row + 1], alone[row][1])
                 assert torch.equal(logits[row : row + 1], right[0])
@@ -158,7 +153,7 @@ def test_every_batch_up_to_the_largest_is_compiled_once(numbers):
 
 
 def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatch):
-    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
     monkeypatch.setattr(CompiledStep, "_record", lambda *_: (_ for _ in ()).throw(StepNotCompiled("of two rows")))
     tokens = torch.randint(31, (2, 1))
     _, state = compiled(tokens)
@@ -172,7 +167,7 @@ def test_a_batch_whose_step_cannot_be_recorded_goes_through_the_model(monkeypatc
 
 
 def test_what_it_does_not_take_goes_through_the_model():
-    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
     token = torch.tensor([[5]])
     _, state = compiled(token)
     calls = count_model_calls(compiled)
@@ -198,7 +193,7 @@ def test_what_it_does_not_take_goes_through_the_model():
 
 
 def test_an_earlier_state_is_not_changed():
-    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     kept = map_tensors(torch.clone, state)
     first = compiled(torch.tensor([[2]]), state)
@@ -211,7 +206,7 @@ def test_an_earlier_state_is_not_changed():
 
 
 def test_threads_at_once_and_a_workspace_that_is_taken():
-    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     right = [compiled(torch.tensor([[token]]), state) for token in range(31)]
 
@@ -230,7 +225,7 @@ def test_threads_at_once_and_a_workspace_that_is_taken():
 
 
 def test_a_copy_has_memory_of_its_own():
-    compiled = CompiledStep(lay_out_linear_layers(language_model()), 31)
+    compiled = CompiledStep(pack_linear_layers(language_model()), 31)
     _, state = compiled(torch.tensor([[1]]))
     right = compiled(torch.tensor([[2]]), state)
     twin = copy.deepcopy(compiled)
@@ -263,7 +258,7 @@ def test_the_fastest_form_there_is():
     gateloop = language_model()
     assert type(prepare_for_decoding(gateloop)) is CompiledStep
     assert type(prepare_for_decoding(gateloop, "int8")) is CompiledStep
-    assert type(prepare_for_decoding(Offset(gateloop))) is RecordedStep
+    assert type(prepare_for_decoding(Offset(gateloop))) is TracedStep
     with pytest.raises(StepNotCompiled, match=r"no instruction for aten\.cumprod\.default$"):
         CompiledStep(Offset(gateloop).eval(), 31)
     with pytest.raises(StepNotCompiled, match="gives a number that depends on the step"):
@@ -272,7 +267,7 @@ def test_the_fastest_form_there_is():
     xl = TransformerXL(TransformerXLConfig(**shape, mem_len=4))
     crt = CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**shape))
     for model in (xl, crt):
-        assert not isinstance(prepare_for_decoding(model.eval()), RecordedStep)
+        assert not isinstance(prepare_for_decoding(model.eval()), TracedStep)
 
 
 def test_a_program_that_is_wrong_is_refused(monkeypatch):

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding import CompiledStep, RecordedStep, prepare_for_decoding
 from recurra.decoding.linear import NUMBERS, DecodingLinear
-from recurra.decoding.step_graph import lower_step
-from recurra.decoding.step_program import StepProgram
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.decoding.prepare import CompiledStep, TracedStep, prepare_for_decoding
+from recurra.decoding.program import StepProgram, lower_step
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_a_linear_layer_is_the_same(numbers, elsewhere):
 
 @torch.no_grad()
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", [RecordedStep, CompiledStep])
+@pytest.mark.parametrize("kind", [TracedStep, CompiledStep])
 def test_a_step_is_the_same(kind, weights, elsewhere):
     model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 8)).eval()
     tokens = torch.randint(11, (2, 1))

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding import NUMBERS, DecodingLinear, lay_out_linear_layers
-from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.rounded_inputs import BLOCK, rounded
-from recurra.layers.implicit_filters import ImplicitFilters
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.decoding.linear import MOST_VECTORS, NUMBERS, DecodingLinear, pack_linear_layers
+from recurra.decoding.products import BLOCK, rounded
+from recurra.layers.filters import ImplicitFilters
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 SIZES = [(1, 1), (3, 5), (15, 2), (16, 7), (17, 3), (64, 9), (65, 1), (130, 33), (624, 40)]
 
@@ -162,7 +161,7 @@ def language_model(**options):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_laid_out_model_steps_as_the_model_does(tied):
     model = language_model(tie_embeddings=tied)
-    laid_out = lay_out_linear_layers(model)
+    laid_out = pack_linear_layers(model)
     tokens = torch.randint(31, (2, 12))
     expected, expected_state = model(tokens)
     pieces, state = [], None
@@ -177,7 +176,7 @@ def test_a_laid_out_model_steps_as_the_model_does(tied):
 def test_laying_out_leaves_the_model_alone_and_shares_what_it_keeps():
     model = language_model()
     model.train()
-    laid_out = lay_out_linear_layers(model, "int8")
+    laid_out = pack_linear_layers(model, "int8")
     assert model.training
     assert not any(module.training for module in laid_out.modules())
     assert not any(isinstance(module, DecodingLinear) for module in model.modules())
@@ -189,7 +188,7 @@ def test_int4_is_near_int8_nearer_and_bfloat16_nearer_still():
     model = language_model()
     tokens = torch.randint(31, (1, 5))
     expected, _ = model(tokens)
-    errors = [(lay_out_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in NUMBERS[1:]]
+    errors = [(pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in NUMBERS[1:]]
     assert 0 < errors[0] < errors[1] < 0.1 > errors[2] / 10 > errors[1] / 10
 
 
@@ -198,7 +197,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"numbers is 'int2'; expected one of float32, bfloat16, int8, int4"):
         DecodingLinear(linear, "int2")
     with pytest.raises(ValueError, match="numbers is 'fp8'"):
-        lay_out_linear_layers(linear, "fp8")
+        pack_linear_layers(linear, "fp8")
     with pytest.raises(ValueError, match=r"linear\.weight is float64 \(3, 4\) on cpu; expected float32 on the CPU"):
         DecodingLinear(nn.Linear(4, 3).double())
     with pytest.raises(ValueError, match=r"x is float32 \(2, 5\) on cpu; expected float32 \(\.\.\., 4\)"):
@@ -215,7 +214,7 @@ def test_the_filters_of_hyena_are_not_rounded(numbers):
     """They are fast sines of fast sines: rounded weights would make other filters."""
     torch.manual_seed(0)
     model = LanguageModel(LanguageModelConfig(30, None, 1, 16, 24, mixer="hyena", mixer_options={"window": 9})).eval()
-    laid_out = lay_out_linear_layers(model, numbers)
+    laid_out = pack_linear_layers(model, numbers)
     kept = [module for module in model.modules() if isinstance(module, ImplicitFilters)]
     assert kept
     for one, other in zip(kept, (module for module in laid_out.modules() if isinstance(module, ImplicitFilters))):

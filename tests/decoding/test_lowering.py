@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recurra.decoding.step_graph import lower_step
-from recurra.decoding.step_memory import StepNotCompiled
-from recurra.decoding.step_program import StepProgram
-from recurra.deltarule import delta_rule
-from recurra.gateloop import fused  # noqa: F401  (the operator of the rule)
-from recurra.scan import operators  # noqa: F401
+from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.program import StepProgram, lower_step
+from recurra.ops.delta_rule.operator import delta_rule
+from recurra.ops.gate_loop import fused  # noqa: F401  (the operator of the rule)
+from recurra.ops.scan import operator as operators  # noqa: F401
 
 WEIGHT = torch.randn(7, 6)
 VECTOR = torch.rand(6) + 0.5

@@ -5,17 +5,17 @@ import struct
 import pytest
 import torch
 
-from recurra.decoding.panels import (
+from recurra.decoding.linear import (
     GROUP,
     GROUP_BYTES,
     PANEL,
     QUAD,
-    from_int4,
-    from_panels,
-    from_quads,
-    to_int4,
-    to_panels,
-    to_quads,
+    _from_int4,
+    _from_panels,
+    _from_quads,
+    _to_int4,
+    _to_panels,
+    _to_quads,
 )
 
 SIZES = [(1, 1), (3, 64), (65, 33), (130, 31), (0, 5), (5, 0)]
@@ -24,30 +24,30 @@ SIZES = [(1, 1), (3, 64), (65, 33), (130, 31), (0, 5), (5, 0)]
 @pytest.mark.parametrize(("n_out", "n_in"), SIZES)
 def test_panels(n_out, n_in):
     rows = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
-    panels = to_panels(rows)
+    panels = _to_panels(rows)
     assert panels.shape == (-(-n_out // PANEL), n_in, PANEL)
     assert all(panels[o // PANEL, i, o % PANEL] == rows[o, i] for o in range(n_out) for i in range(n_in))
     assert panels.sum(dtype=torch.int64) == rows.sum(dtype=torch.int64)  # the rest is zeros
-    assert torch.equal(from_panels(panels, n_out), rows)
+    assert torch.equal(_from_panels(panels, n_out), rows)
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), SIZES)
 def test_quads(n_out, n_in):
     rows = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
-    quads = to_quads(rows)
+    quads = _to_quads(rows)
     assert quads.shape == (-(-n_out // PANEL), -(-n_in // QUAD), PANEL, QUAD)
     places = [(o, i, (o // PANEL, i // QUAD, o % PANEL, i % QUAD)) for o in range(n_out) for i in range(n_in)]
     assert all(quads[place] == rows[o, i] for o, i, place in places)
     assert quads.sum(dtype=torch.int64) == rows.sum(dtype=torch.int64)  # the rest is zeros
-    assert torch.equal(from_quads(quads, n_out, n_in), rows)
+    assert torch.equal(_from_quads(quads, n_out, n_in), rows)
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), SIZES)
 def test_int4_read_byte_by_byte(n_out, n_in):
     weight = torch.randn(n_out, n_in)
-    stored = to_int4(weight)
+    stored = _to_int4(weight)
     assert stored.shape == (-(-n_out // PANEL), -(-n_in // GROUP), GROUP_BYTES)
-    kept = from_int4(stored, n_out, n_in)
+    kept = _from_int4(stored, n_out, n_in)
     assert kept.shape == weight.shape
     for o in range(0, n_out, 7):
         for i in range(n_in):

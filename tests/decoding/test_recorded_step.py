@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurra.decoding import RecordedStep, lay_out_linear_layers, prepare_for_decoding
-from recurra.decoding.recorded_step import StepNotSteady
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.decoding.linear import pack_linear_layers
+from recurra.decoding.prepare import StateShapeChanges, TracedStep, prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
@@ -33,8 +33,8 @@ def language_model(mixer, **options):
 @pytest.mark.parametrize("mixer", ["gateloop", "retnet", "linear-attention", "s4d", "s5", "lru", "linear-rnn"])
 def test_a_recorded_stream_is_the_models(mixer, numbers):
     model = language_model(mixer, **({"n_heads": 2} if mixer in HEADED else {}))
-    model = model if numbers is None else lay_out_linear_layers(model, numbers)
-    recorded, state, other = RecordedStep(model, 31), None, None
+    model = model if numbers is None else pack_linear_layers(model, numbers)
+    recorded, state, other = TracedStep(model, 31), None, None
     for piece in torch.randint(31, (1, 15)).split([3, 1, 1, 1, 5, 1, 1, 2], dim=1):
         expected, state = model(piece, state)
         logits, other = recorded(piece, other)
@@ -46,7 +46,7 @@ def test_a_recorded_stream_is_the_models(mixer, numbers):
 def test_a_callers_autocast_does_not_stay():
     """The recording for two rows is made in the first call that has them."""
     model, tokens = language_model("retnet", n_heads=2), torch.randint(31, (2, 3))
-    recorded = RecordedStep(model, 31)
+    recorded = TracedStep(model, 31)
     with torch.autocast("cpu", torch.bfloat16):
         _, state = recorded(tokens[:, :1])
         recorded(tokens[:, 1:2], state)
@@ -59,7 +59,7 @@ def test_a_callers_autocast_does_not_stay():
 
 def test_batches_of_every_size():
     model = language_model("gateloop")
-    recorded = RecordedStep(model, 31)
+    recorded = TracedStep(model, 31)
     for batch in (1, 3, 13, 33):
         tokens = torch.randint(31, (batch, 4))
         expected, _ = model(tokens)
@@ -72,7 +72,7 @@ def test_batches_of_every_size():
 
 def test_an_earlier_state_is_not_changed():
     model = language_model("gateloop")
-    recorded = RecordedStep(model, 31)
+    recorded = TracedStep(model, 31)
     _, state = recorded(torch.tensor([[1]]))
     kept = [tensor.clone() for tensor in tensors(state)]
     first, _ = recorded(torch.tensor([[2]]), state)
@@ -110,18 +110,18 @@ class Threshold(Counter):
 
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(ValueError, match="steps cannot be recorded"):
-        RecordedStep(Counter().eval(), 31)
+        TracedStep(Counter().eval(), 31)
     with pytest.raises(ValueError, match="a recorded step of Threshold gives other numbers"):
-        RecordedStep(Threshold().eval(), 31)
+        TracedStep(Threshold().eval(), 31)
     with pytest.raises(ValueError, match="steps cannot be recorded"):
-        RecordedStep(language_model("relative-attention", n_heads=2), 31)
+        TracedStep(language_model("relative-attention", n_heads=2), 31)
     with pytest.raises(ValueError, match="in training mode"):
-        RecordedStep(language_model("gateloop").train(), 31)
+        TracedStep(language_model("gateloop").train(), 31)
 
 
 def test_with_gradients_the_model_runs():
     model = language_model("gateloop")
-    recorded = RecordedStep(model, 31)
+    recorded = TracedStep(model, 31)
     with torch.enable_grad():
         _, state = recorded(torch.tensor([[1]]))
         logits, _ = recorded(torch.tensor([[2]]), state)
@@ -132,8 +132,8 @@ def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
     """Sizes are tensors while a step is recorded; such a model divides them."""
     options = {"mixer": "gateloop-attention", "mixer_options": {"window": 1}}
     model = LanguageModel(LanguageModelConfig(31, None, 1, 12, 16, **options)).eval()
-    with pytest.raises(StepNotSteady, match="cannot be recorded"):
-        RecordedStep(model, 31)
+    with pytest.raises(StateShapeChanges, match="cannot be recorded"):
+        TracedStep(model, 31)
     prepared, tokens = prepare_for_decoding(model), torch.randint(31, (2, 5))
     with torch.no_grad():
         torch.testing.assert_close(prepared(tokens)[0], model(tokens)[0], rtol=1e-5, atol=1e-5)

@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.decoding import NUMBERS, DecodingLinear
-from recurra.decoding.rounded_inputs import rounded
-from recurra.decoding.step_graph import LoweredStep
-from recurra.decoding.step_memory import StepMemory, StepNotCompiled
-from recurra.decoding.step_program import StepProgram
+from recurra.decoding.linear import NUMBERS, DecodingLinear
+from recurra.decoding.memory import StepMemory, StepNotCompiled
+from recurra.decoding.products import rounded
+from recurra.decoding.program import StepProgram, _LoweredStep
 
 
 def run(memory, inputs=(), outputs=(), again=None):
     """Run what was written, once with the recorded inputs or with others like them."""
-    step = LoweredStep(memory.instructions, memory.workspace(), list(inputs), list(outputs))
+    step = _LoweredStep(memory.instructions, memory.workspace(), list(inputs), list(outputs))
     return StepProgram(step).run(list(again or inputs))
 
 
@@ -133,7 +132,7 @@ def test_results_are_new_and_inputs_may_lie_anyhow():
     x, out = torch.randn(4, 5), torch.empty(4, 5)
     memory = StepMemory([x])
     memory.map("mul", out, x, 2.0)
-    program = StepProgram(LoweredStep(memory.instructions, memory.workspace(), [x], [out]))
+    program = StepProgram(_LoweredStep(memory.instructions, memory.workspace(), [x], [out]))
     y = torch.randn(5, 4).t()
     (first,), (second,) = program.run([y]), program.run([x])
     assert torch.equal(first, 2 * y)

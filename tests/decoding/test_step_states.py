@@ -18,13 +18,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra import state as states
-from recurra.decoding import CompiledStep, RecordedStep
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.decoding.prepare import CompiledStep, TracedStep
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import map_tensors, tensors
 
 pytestmark = pytest.mark.compile  # the other process runs without the shape checks, as tracing asks for
 
-FORMS = {"compiled": CompiledStep, "recorded": RecordedStep}
+FORMS = {"compiled": CompiledStep, "recorded": TracedStep}
 
 
 class Other(NamedTuple):
@@ -101,7 +101,7 @@ class AskedTheModel(Exception):
     """The step handed its input to the model."""
 
 
-def outcome(step: RecordedStep, change: Callable, rows: int) -> str:
+def outcome(step: TracedStep, change: Callable, rows: int) -> str:
     """Tell what becomes of a changed state."""
     tokens = torch.randint(31, (rows, 1))
     _, state = step.model(torch.randint(31, (rows, 3)))  # after one token alone it would be real

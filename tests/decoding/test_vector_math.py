@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from recurra.decoding.instructions import FUNCTIONS
-from recurra.decoding.vector_math import apply
-from recurra.kernels.launch import compile_function
-from recurra.kernels.vector import WIDTH, Lanes, load, store
+from recurra.decoding.tiles import apply
+from recurra.ops._toolkit.launch import compile_function
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, store
 
 MANY, ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
 

@@ -2,12 +2,12 @@
 
 import torch
 from tests.devices.elsewhere import DEVICE
-from tests.generation.conftest import VOCABULARY, build
+from tests.streams.conftest import VOCABULARY, build
 from torch import Tensor, nn
 
-from recurra.data import IGNORED_TARGET, Batch
-from recurra.evaluation import best_temperature, classify_stream, evaluate
-from recurra.evaluation.evaluate import EvaluationResult
+from recurra.data.batches import IGNORED_TARGET, Batch
+from recurra.train.evaluate import EvaluationResult, best_temperature, evaluate
+from recurra.video.task import _classify_stream
 
 
 class Batches:
@@ -52,7 +52,7 @@ def _numbers(result: EvaluationResult) -> tuple[object, ...]:
 
 def classified(model: nn.Module) -> list[Tensor]:
     frames = [(0.1 * number, torch.full((1, 2, 2), float(number))) for number in range(5)]
-    return [seen.probabilities for seen in classify_stream(model, frames, n_frames=2, frame_seconds=0.1)]
+    return [seen.probabilities for seen in _classify_stream(model, frames, n_frames=2, frame_seconds=0.1)]
 
 
 def check_evaluation() -> None:

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import torch
 from tests.devices.elsewhere import DEVICE, NAME
-from tests.generation.conftest import build
+from tests.streams.conftest import build
 from torch import nn
 
-from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
 from recurra.state import tensors
+from recurra.streams.continuation import GenerationConfig
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.speculation import Speculation
+from recurra.streams.stream import Stream
+from recurra.streams.streams import Streams
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 SAMPLING = SamplingConfig(temperature=0.8, top_k=9, repetition_penalty=1.2)

@@ -12,10 +12,10 @@ from lightning_fabric.strategies import SingleDeviceStrategy
 from tests.devices.elsewhere import DEVICE, NAME
 from torch import Tensor
 
-import recurra.training.process
+import recurra.train.process
 from recurra.cli import main
-from recurra.training import read_metrics
-from recurra.training.loop import Trainer
+from recurra.train.loop import Trainer
+from recurra.train.metrics import read_metrics
 
 HORIZON = """
 experiment: memory-horizon
@@ -73,8 +73,8 @@ def trained_there() -> Iterator[set[str]]:
 
     with ExitStack() as stack:
         for owner, name, value in (
-            (recurra.training.process, "fabric_options", strategy),
-            (recurra.training.process, "chosen_device", lambda *_: "auto"),
+            (recurra.train.process, "fabric_options", strategy),
+            (recurra.train.process, "chosen_device", lambda *_: "auto"),
             (Trainer, "_loss", watched),
         ):
             stack.enter_context(patch.object(owner, name, value))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.adaptive_embedding import AdaptiveEmbedding
+from recurra.layers.embeddings import AdaptiveEmbedding
 
 SHAPES = [
     {},
@@ -54,7 +54,7 @@ def test_ids_outside_the_vocabulary_are_refused(shape, wrong, monkeypatch):
     with pytest.raises(IndexError, match=f"tokens is a tensor with the id {wrong}"):
         embedding(tokens)
     # without the check, as on a GPU, the look-up itself must fail: a wrong id never gets another word's vector
-    monkeypatch.setattr("recurra.layers.adaptive_embedding.require_tokens", lambda *arguments: None)
+    monkeypatch.setattr("recurra.layers.embeddings.require_tokens", lambda *arguments: None)
     with pytest.raises(IndexError):
         embedding(tokens)
 

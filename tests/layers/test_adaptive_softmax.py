@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurra.layers.adaptive_embedding import AdaptiveEmbedding
-from recurra.layers.adaptive_softmax import AdaptiveSoftmax
+from recurra.layers.embeddings import AdaptiveEmbedding
+from recurra.layers.softmax import AdaptiveSoftmax
 
 SHAPES = [
     {},

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.attention import AttentionWindow
 
 
 @given(n_steps=st.integers(1, 60), segment_length=st.integers(1, 13), data=st.data())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.block_diagonal import BlockDiagonalLinear
+from recurra.layers.feed_forward import BlockDiagonalLinear
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 6])

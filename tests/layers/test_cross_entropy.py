@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recurra.layers import cross_entropy as module
-from recurra.layers.cross_entropy import cross_entropy, cross_entropy_reference
-from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.layers.cross_entropy import _cross_entropy_reference, cross_entropy
+from recurra.layers.embeddings import IGNORED_TARGET
 
 EPSILONS = {torch.float32: 2e-6, torch.bfloat16: 5e-3}
 
@@ -28,7 +28,7 @@ def by_kernels(monkeypatch):
 def test_it_is_the_reference(shape, dtype, by_kernels):
     logits, targets = draw(*shape, dtype)
     wide = logits.detach().double().requires_grad_()
-    losses, expected = cross_entropy(logits, targets), cross_entropy_reference(wide, targets)
+    losses, expected = cross_entropy(logits, targets), _cross_entropy_reference(wide, targets)
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses.double(), expected, rtol=2e-6, atol=2e-6)
     assert losses[::3].abs().max() == 0
@@ -47,7 +47,7 @@ def test_logits_far_from_zero(value, by_kernels):
     targets = torch.tensor([0, 69, 33])
     losses = cross_entropy(logits, targets)
     wide = logits.detach().double()
-    expected = cross_entropy_reference(wide.requires_grad_(), targets)
+    expected = _cross_entropy_reference(wide.requires_grad_(), targets)
     torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
     (found,), (right,) = torch.autograd.grad(losses.sum(), logits), torch.autograd.grad(expected.sum(), wide)
     torch.testing.assert_close(found.double(), right, rtol=0, atol=1e-6)
@@ -75,7 +75,7 @@ def test_nan_stays_in_its_row(by_kernels):
 def test_infinite_logits_have_no_probability(by_kernels):
     logits, targets = torch.randn(2, 20), torch.tensor([3, 4])
     logits[:, 10:] = -torch.inf
-    expected = cross_entropy_reference(logits[:, :10].double(), targets)
+    expected = _cross_entropy_reference(logits[:, :10].double(), targets)
     torch.testing.assert_close(cross_entropy(logits, targets).double(), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -83,14 +83,14 @@ def test_rows_that_are_not_dense(by_kernels):
     logits, targets = torch.randn(30, 5).t().requires_grad_(), torch.randint(30, (5,))
     (found,) = torch.autograd.grad(cross_entropy(logits, targets).sum(), logits)
     wide = logits.detach().double().requires_grad_()
-    (expected,) = torch.autograd.grad(cross_entropy_reference(wide, targets).sum(), wide)
+    (expected,) = torch.autograd.grad(_cross_entropy_reference(wide, targets).sum(), wide)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_second_derivatives():
     logits, targets = draw(4, 9)
     found = []
-    for function in (cross_entropy, cross_entropy_reference):
+    for function in (cross_entropy, _cross_entropy_reference):
         (first,) = torch.autograd.grad(function(logits, targets).square().sum(), logits, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), logits))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from recurra.layers import dot_product_attention as module
-from recurra.layers.dot_product_attention import causal_attention, dot_product_attention
+from recurra.layers import attention as module
+from recurra.layers.attention import causal_attention, dot_product_attention
 
 
 def draw(n_queries, n_keys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.drop_path import DropPath
+from recurra.layers.dropout import DropPath
 
 
 def test_whole_rows_are_dropped_and_the_others_scaled():

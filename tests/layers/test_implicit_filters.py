@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from recurra.layers.implicit_filters import LONG, ImplicitFilters, convolve_window
+from recurra.layers.filters import _LONG, ImplicitFilters, convolve_window
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def test_impossible_sizes_are_refused(n_filters):
         ImplicitFilters(n_filters, 4)
 
 
-@pytest.mark.parametrize("length", [1, 2, LONG - 1, LONG, LONG + 11])
+@pytest.mark.parametrize("length", [1, 2, _LONG - 1, _LONG, _LONG + 11])
 @pytest.mark.parametrize("window", [1, 2, 9, 50])
 def test_a_window_is_convolved_as_written(length, window):
     x, past = torch.randn(2, length, 3).double(), torch.randn(2, window - 1, 3).double()

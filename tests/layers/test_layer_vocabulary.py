@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.vocabulary import Clusters, require_tokens
+from recurra.layers.embeddings import Clusters, require_tokens
 
 
 def test_bounds_sizes_and_channels():

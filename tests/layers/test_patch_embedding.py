@@ -2,11 +2,11 @@
 
 import torch
 
-from recurra.layers.patch_embedding import PatchEmbedding
+from recurra.video.space_time import _PatchEmbedding
 
 
 def test_every_patch_is_projected_row_by_row_from_the_top_left():
-    layer, images = PatchEmbedding(2, 3, 5).double(), torch.randn(2, 2, 6, 9, dtype=torch.float64)
+    layer, images = _PatchEmbedding(2, 3, 5).double(), torch.randn(2, 2, 6, 9, dtype=torch.float64)
     found = layer(images)
     assert found.shape == (2, 2 * 3, 5)
     weight, bias = layer.projection.weight.flatten(1), layer.projection.bias

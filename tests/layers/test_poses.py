@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from recurra.layers.poses import Poses, joint_targets, require_poses
+from recurra.data.batches import Poses, joint_targets, require_poses
 
 
 def test_targets_of_a_hand_made_example():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.positive_features import LOWEST, positive_features, positive_features_reference
+from recurra.layers.features import LOWEST, _positive_features_reference, positive_features
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6}
 SHAPES = [(1, 1, 1, 1), (1, 9, 2, 5), (3, 2, 3, 16), (2, 13, 1, 17), (2, 7, 2, 38), (0, 4, 1, 3)]
@@ -29,7 +29,7 @@ def loss_of(found, uses=("queries", "keys")):
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_it_is_the_reference(dtype, shape, starts, uses):
     inputs = draw(*shape, dtype, starts)
-    results = [function(*inputs) for function in (positive_features, positive_features_reference)]
+    results = [function(*inputs) for function in (positive_features, _positive_features_reference)]
     for one, other in zip(*results):
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCES[dtype] * 4)
     assert not any(x.requires_grad for x in (results[0].decay, results[0].peak))
@@ -41,7 +41,7 @@ def test_it_is_the_reference(dtype, shape, starts, uses):
 
 def test_large_exponents_stay_finite():
     q, k, less, start = draw(2, 9, 2, 21, torch.float32)
-    results = [f(200 * q, 200 * k, less, start) for f in (positive_features, positive_features_reference)]
+    results = [f(200 * q, 200 * k, less, start) for f in (positive_features, _positive_features_reference)]
     for one, other in zip(*results):
         assert one.isfinite().all()
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -53,14 +53,14 @@ def test_a_number_that_is_not_one_stays_in_its_feature(size):
     q, k, less, start = draw(1, 6, 1, size, torch.float32)
     with torch.no_grad():
         k[0, 2, 0, size - 1] = torch.nan
-    for one, other in zip(positive_features(q, k, less, start), positive_features_reference(q, k, less, start)):
+    for one, other in zip(positive_features(q, k, less, start), _positive_features_reference(q, k, less, start)):
         assert torch.equal(one.isnan(), other.isnan())
         assert one.isnan().any()
 
 
 def test_second_derivatives():
     inputs, found = draw(2, 4, 2, 5, torch.float32), []
-    for function in (positive_features, positive_features_reference):
+    for function in (positive_features, _positive_features_reference):
         first = torch.autograd.grad(loss_of(function(*inputs)), inputs[:3], create_graph=True)
         found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs[:3])))
     for one, other in zip(*found):

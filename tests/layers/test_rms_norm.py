@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recurra.layers.rms_norm import RMSNorm
+from recurra.layers.norms import RMSNorm
 
 
 def test_it_is_torch_s_with_gradients():

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from recurra.layers.rotation import phases, rotate
+from recurra.layers.positions import phases, rotate
 
 ANGLES = phases(torch.arange(5), 6)[:, None]
 

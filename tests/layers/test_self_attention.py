@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.layers.memory_attention import MemoryAttention
-from recurra.layers.self_attention import SelfAttention
+from recurra.layers.attention import SelfAttention
+from recurra.video.crvit import _MemoryAttention
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -33,7 +33,7 @@ def test_self_attention_is_torch_s():
 
 
 def test_the_memory_is_one_more_key_and_value():
-    layer, x = draw(MemoryAttention)
+    layer, x = draw(_MemoryAttention)
     memory = torch.randn(4, 15, dtype=torch.float64)
     seen = torch.cat([memory[:, None], x], 1)
     found = layer(x, memory, torch.ones(4, dtype=torch.bool))
@@ -41,7 +41,7 @@ def test_the_memory_is_one_more_key_and_value():
 
 
 def test_rows_that_do_not_see_their_memory_are_mixed_without():
-    layer, x = draw(MemoryAttention)
+    layer, x = draw(_MemoryAttention)
     memory, visible = torch.randn(4, 15, dtype=torch.float64), torch.tensor([True, False, True, False])
     found = layer(x, memory, visible)
     torch.testing.assert_close(found[~visible], SelfAttention.forward(layer, x)[~visible], **CLOSE)
@@ -49,7 +49,7 @@ def test_rows_that_do_not_see_their_memory_are_mixed_without():
 
 
 def test_a_hidden_memory_of_zeros_gives_and_gets_no_gradient():
-    layer, x = draw(MemoryAttention)
+    layer, x = draw(_MemoryAttention)
     memory = torch.zeros(4, 15, dtype=torch.float64, requires_grad=True)
     layer(x, memory, torch.zeros(4, dtype=torch.bool)).square().sum().backward()
     assert not memory.grad.any()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.layers.shifted_products import shifted_products, shifted_products_reference
+from recurra.layers.convolution import _shifted_products_reference, shifted_products
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6}
 SHAPES = [(1, 1, 1, 1), (1, 2, 5, 4), (3, 9, 16, 2), (2, 13, 70, 4), (2, 5, 129, 3), (0, 4, 3, 2)]  # B, L, D and K
@@ -34,7 +34,7 @@ def require_near(found, expected, tolerance):
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_it_is_the_reference(dtype, shape, bias):
     inputs = draw(*shape, dtype, bias)
-    found, expected = (results(function, inputs) for function in (shifted_products, shifted_products_reference))
+    found, expected = (results(function, inputs) for function in (shifted_products, _shifted_products_reference))
     require_near(found, expected, TOLERANCES[dtype])
 
 
@@ -42,7 +42,7 @@ def test_it_is_the_reference(dtype, shape, bias):
 def test_what_needs_no_gradient_gets_none(frozen):
     inputs = draw(2, 5, 6, 3, torch.float32)
     inputs[frozen].requires_grad_(False)
-    require_near(*(results(function, inputs) for function in (shifted_products, shifted_products_reference)), 2e-6)
+    require_near(*(results(function, inputs) for function in (shifted_products, _shifted_products_reference)), 2e-6)
 
 
 def test_inputs_may_be_a_part_of_wider_rows():
@@ -51,7 +51,7 @@ def test_inputs_may_be_a_part_of_wider_rows():
     require_near(
         *(
             results(f, [wide, state, weight.t().contiguous().t(), bias])
-            for f in (shifted_products, shifted_products_reference)
+            for f in (shifted_products, _shifted_products_reference)
         ),
         2e-6,
     )
@@ -59,7 +59,7 @@ def test_inputs_may_be_a_part_of_wider_rows():
 
 def test_second_derivatives():
     inputs, found = draw(2, 4, 5, 3, torch.float32), []
-    for function in (shifted_products, shifted_products_reference):
+    for function in (shifted_products, _shifted_products_reference):
         first = torch.autograd.grad(function(*inputs).sin().sum(), inputs, create_graph=True)
         found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)))
     require_near(*found, 2e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.layers import ShortConvolution
+from recurra.layers.convolution import ShortConvolution
 
 CHANNELS = 5
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from recurra.layers.sinusoids import sinusoids
+from recurra.layers.positions import sinusoids
 
 
 def test_sines_then_cosines_from_the_largest_distance_down():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recurra.layers.sliding_window import windows
+from recurra.layers.attention import windows
 
 
 @pytest.mark.parametrize("n_before", [0, 1, 3, 7])

@@ -2,7 +2,7 @@
 
 import torch
 
-from recurra.layers.token_shift import with_previous
+from recurra.layers.feed_forward import with_previous
 
 
 def test_the_step_before_is_the_counted_one():

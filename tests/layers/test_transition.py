@@ -5,19 +5,19 @@ import math
 import pytest
 import torch
 
-from recurra.layers.transition import MAGNITUDE_ACTIVATIONS, TRANSITIONS, Ring, identity, ring_of
-from recurra.mixers import create_mixer
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.layers.transition import _MAGNITUDE_ACTIVATIONS, _TRANSITIONS, _identity, _Ring, _ring_of
+from recurra.mixers.registry import create_mixer
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 RING = {"r_min": 0.7, "r_max": 0.95, "max_phase": 2.0, "input_share": 0.25}
 
 
 def start(transition, magnitude):
-    return TRANSITIONS[transition](8, 500, MAGNITUDE_ACTIVATIONS[magnitude], identity, Ring(**RING)).double()
+    return _TRANSITIONS[transition](8, 500, _MAGNITUDE_ACTIVATIONS[magnitude], _identity, _Ring(**RING)).double()
 
 
-@pytest.mark.parametrize("magnitude", MAGNITUDE_ACTIVATIONS)
-@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize("magnitude", _MAGNITUDE_ACTIVATIONS)
+@pytest.mark.parametrize("transition", _TRANSITIONS)
 def test_magnitudes_and_phases_at_the_start(transition, magnitude):
     r, phase = (values[0, 0] for values in start(transition, magnitude)(torch.zeros(1, 1, 8, dtype=torch.float64)))
     assert 0.7 <= r.min() < 0.71
@@ -27,15 +27,15 @@ def test_magnitudes_and_phases_at_the_start(transition, magnitude):
     torch.testing.assert_close(phase, torch.linspace(0, 2, 500, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize("transition", _TRANSITIONS)
 def test_a_phase_scale_leaves_the_start_and_scales_what_an_update_moves(transition):
     """The same values at the start, whatever the scale; steps of one size in theta are that much smaller in phase."""
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     layers = []
     for scale in (1.0, 0.04):
         torch.manual_seed(0)
-        options = (MAGNITUDE_ACTIVATIONS["sigmoid"], identity, Ring(**RING), scale)
-        layers.append(TRANSITIONS[transition](8, 50, *options).double())
+        options = (_MAGNITUDE_ACTIVATIONS["sigmoid"], _identity, _Ring(**RING), scale)
+        layers.append(_TRANSITIONS[transition](8, 50, *options).double())
     starts = [[part.detach().clone() for part in layer(x)] for layer in layers]  # a fixed phase is the parameter itself
     for plain, scaled in zip(*starts):
         torch.testing.assert_close(scaled, plain, rtol=1e-5, atol=1e-6)
@@ -55,20 +55,20 @@ def test_an_impossible_phase_scale_is_refused(scale):
 
 
 def test_the_square_of_the_radius_is_uniform_and_the_radius_is_not():
-    ring = Ring(r_min=0.1, r_max=0.99)
+    ring = _Ring(r_min=0.1, r_max=0.99)
     r, _ = ring.draw(10_000)
     share = (r.sort().values.square() - 0.1**2) / (0.99**2 - 0.1**2)
     assert (share - torch.linspace(0, 1, len(r), dtype=torch.float64)).abs().max() < 0.025
 
 
 def test_one_radius_is_a_circle():
-    r, phase = Ring(r_min=0.9, r_max=0.9).draw(5)
+    r, phase = _Ring(r_min=0.9, r_max=0.9).draw(5)
     torch.testing.assert_close(r, torch.full((5,), 0.9, dtype=torch.float64))
     assert phase[-1] == math.pi
 
 
 @pytest.mark.parametrize("mixer", ["gateloop", "gateloop-attention"])
-@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize("transition", _TRANSITIONS)
 def test_a_model_that_reinitialises_its_weights_stays_on_the_ring(mixer, transition):
     options = {"transition": transition, "ring": RING}
     model = LanguageModel(LanguageModelConfig(11, None, 2, 64, 12, mixer=mixer, mixer_options=options))
@@ -84,7 +84,7 @@ def test_a_model_that_reinitialises_its_weights_stays_on_the_ring(mixer, transit
 
 
 def test_a_phase_shift_moves_all_phases_of_a_layer_by_less_than_a_step():
-    ring = Ring(max_phase=3.0, phase_shift=1.0)
+    ring = _Ring(max_phase=3.0, phase_shift=1.0)
     shifts = []
     for seed in range(5):
         torch.manual_seed(seed)
@@ -102,7 +102,7 @@ def test_without_a_ring_nothing_is_placed():
     expected = create_mixer("gateloop", 8).transition.projection.bias
     torch.manual_seed(0)
     assert torch.equal(create_mixer("gateloop", 8, ring=None).transition.projection.bias, expected)
-    assert ring_of({}) == Ring()
+    assert _ring_of({}) == _Ring()
 
 
 @pytest.mark.parametrize(

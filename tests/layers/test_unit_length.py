@@ -2,7 +2,7 @@
 
 import torch
 
-from recurra.layers.unit_length import unit_length
+from recurra.layers.norms import unit_length
 
 
 def test_lengths_are_one_and_directions_stay():

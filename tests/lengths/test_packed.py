@@ -6,9 +6,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recurra.lengths.packed import PackedSequences
-from recurra.mixers import create_mixer
-from recurra.scan import linear_scan
+from recurra.lengths import PackedSequences
+from recurra.mixers.registry import create_mixer
+from recurra.ops.scan.operator import linear_scan
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 

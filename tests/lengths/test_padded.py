@@ -10,10 +10,11 @@ from torch import nn
 
 import recurra
 from recurra import state as states
-from recurra.layers.vocabulary import counted_tokens
-from recurra.lengths.run import run_lengths
-from recurra.mixers import Carried, Mixer
-from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
+from recurra.layers.embeddings import counted_tokens
+from recurra.lengths import run_lengths
+from recurra.mixers.base import Mixer, StateSpec
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
 
@@ -105,7 +106,7 @@ def test_a_mixer_without_masks_is_not_fed_padding():
 
     class Sum(Mixer):
         def __init__(self, d_model):
-            super().__init__(d_model, SumState, total=Carried((d_model,)))
+            super().__init__(d_model, SumState, total=StateSpec((d_model,)))
 
         def mix(self, x, state, mask):
             assert mask is None

@@ -9,10 +9,10 @@ from torch import nn
 
 import recurra
 from recurra import state as states
-from recurra.cells import GRUCell
-from recurra.lengths.reset import run_resets
-from recurra.mixers import RNN
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.lengths import run_resets
+from recurra.mixers.rnn import RNN
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.ops.cells.gru import GRUCell
 
 RESET = torch.tensor([[0, 0, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]]).bool()
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from recurra.mixers import create_mixer
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.mixers.registry import create_mixer
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
-from recurra.training.sequence_parallel import Pieces, SequenceParallel, final_state, in_pieces
+from recurra.train.sequence_parallel import Pieces, SequenceParallel, final_state, in_pieces
 
 
 def case(module, x, state, cut):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 Loop = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]

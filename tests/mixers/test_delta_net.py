@@ -6,7 +6,7 @@ from tests.mixers.stepwise import require_float32_states, require_padding_skippe
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.mixers import DeltaNet, DeltaNetState
+from recurra.mixers.delta_net import DeltaNet, DeltaNetState
 
 D_MODEL = 6
 OPTIONS = {"n_heads": 2, "d_qk": 8, "d_v": 6}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import require_float32_states
 
-from recurra.mixers import GatedAttention
+from recurra.mixers.gated_attention import GatedAttention
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 

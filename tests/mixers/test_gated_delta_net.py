@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra import delta_rule
-from recurra.mixers import DeltaNet, DeltaNetState, GatedDeltaNet
+from recurra.mixers.delta_net import DeltaNet, DeltaNetState
+from recurra.mixers.gated_delta_net import GatedDeltaNet
 
 D_MODEL = 6
 OPTIONS = {"n_heads": 2, "d_qk": 8, "d_v": 6}

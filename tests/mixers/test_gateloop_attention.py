@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recurra import state as states
-from recurra.mixers import GateLoopAttention, GateLoopAttentionState
+from recurra.mixers.gateloop_attention import GateLoopAttention, GateLoopAttentionState
 
 D_MODEL = 8
 

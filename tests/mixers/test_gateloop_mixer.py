@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurra.layers.transition import stable_exponential
-from recurra.mixers import GateLoop, GateLoopState
+from recurra.mixers.gateloop import GateLoop, GateLoopState
 
 
 def by_the_equations(layer: GateLoop, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 
-from recurra.mixers import GatedLinearAttention, GatedLinearAttentionState
+from recurra.mixers.gla import GatedLinearAttention, GatedLinearAttentionState
 
 D_MODEL = 8
 OPTIONS = [

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.cells.gru_after import HiddenWeights, gru_after_reference
-from recurra.mixers import GRU, GRUState, create_mixer
+from recurra.mixers.gru import GRU, GRUState
+from recurra.mixers.registry import create_mixer
+from recurra.ops.cells.gru import HiddenWeights, gru_after_reference
 
 
 @pytest.fixture

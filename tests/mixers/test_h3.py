@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import require_float32_states
 
-from recurra.mixers import H3
+from recurra.mixers.h3 import H3
 
 D_MODEL = 4
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 
-from recurra.mixers import HGRN2, HGRN2State
+from recurra.mixers.hgrn2 import HGRN2, HGRN2State
 
 D_MODEL = 6
 OPTIONS = [{}, {"n_heads": 3}, {"n_heads": 2, "lower_bound": 0.75}, {"n_heads": 6, "lower_bound": 0.2}]

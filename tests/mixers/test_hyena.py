@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from recurra.layers.implicit_filters import LONG
-from recurra.mixers import Hyena, HyenaState
+from recurra.layers.filters import _LONG
+from recurra.mixers.hyena import Hyena, HyenaState
 
 D_MODEL = 3
 
@@ -34,7 +34,7 @@ def by_a_loop(layer: Hyena, x: torch.Tensor, state: HyenaState) -> tuple[torch.T
     return layer.output_projection(y), torch.stack(pasts, 1)
 
 
-@pytest.mark.parametrize("length", [7, LONG + 3])  # convolved directly, and by the fast Fourier transform
+@pytest.mark.parametrize("length", [7, _LONG + 3])  # convolved directly, and by the fast Fourier transform
 @pytest.mark.parametrize(
     "options", [{"window": 5}, {"window": 9, "order": 4}, {"window": 1, "kernel_size": 1}, {"window": 50}], ids=str
 )

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.mixers import LinearAttention, LinearAttentionState
-from recurra.mixers.linear_attention import elu_plus_one
+from recurra.mixers.linear_attention import LinearAttention, LinearAttentionState, _elu_plus_one
 
 D_MODEL = 8
 
@@ -70,9 +69,9 @@ def test_outputs_are_means_of_the_values():
 
 def test_the_feature_map():
     x = torch.linspace(-30, 5, 141, dtype=torch.float64)
-    torch.testing.assert_close(elu_plus_one(x), functional.elu(x) + 1, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(_elu_plus_one(x), functional.elu(x) + 1, rtol=1e-12, atol=1e-15)
     far = torch.tensor([-80.0, 0.0, 1e5], requires_grad=True)
-    y = elu_plus_one(far)
+    y = _elu_plus_one(far)
     torch.testing.assert_close(y.detach(), torch.tensor([1.8048514e-35, 1.0, 100001.0]), rtol=1e-5, atol=0)
     (slope,) = torch.autograd.grad(y.sum(), far)
     torch.testing.assert_close(slope, torch.tensor([1.8048514e-35, 1.0, 1.0]), rtol=1e-5, atol=0)

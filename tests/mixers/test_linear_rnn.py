@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.mixers import LinearRNN, LinearRNNState
+from recurra.mixers.linear_rnn import LinearRNN, LinearRNNState
 
 TRANSITIONS = ["dense", "diagonal"]
 

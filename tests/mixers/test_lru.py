@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from recurra.mixers import LRU, LRUState
+from recurra.mixers.lru import LRU, LRUState
 
 
 def by_the_equations(layer: LRU, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import Mamba, MambaState
+from recurra.mixers.mamba import Mamba, MambaState
 
 D_MODEL = 6
 

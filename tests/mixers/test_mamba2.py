@@ -7,7 +7,7 @@ import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import Mamba2, Mamba2State
+from recurra.mixers.mamba2 import Mamba2, Mamba2State
 
 D_MODEL, D_STATE = 6, 5
 

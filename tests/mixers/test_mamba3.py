@@ -7,8 +7,7 @@ import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import Mamba3, Mamba3State
-from recurra.mixers.mamba3 import _of_next_steps
+from recurra.mixers.mamba3 import Mamba3, Mamba3State, _of_next_steps
 
 D_MODEL, D_STATE, N_HEADS = 6, 8, 4
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.mixers import MinGRU, MinGRUState
+from recurra.mixers.min_gru import MinGRU, MinGRUState
 
 D_MODEL = 5
 

@@ -5,7 +5,7 @@ import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import MinLSTM, MinLSTMState
+from recurra.mixers.min_lstm import MinLSTM, MinLSTMState
 
 D_MODEL = 5
 

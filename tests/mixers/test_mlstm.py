@@ -5,8 +5,8 @@ import torch
 from tests.mixers.stepwise import first_mixer, require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import MLSTM, MLSTMState
-from recurra.scan.running import stabilisers
+from recurra.mixers.mlstm import MLSTM, MLSTMState
+from recurra.ops.scan.reference import stabilisers
 
 D_MODEL = 8
 OPTIONS = [{"n_heads": 2}, {"n_heads": 3, "d_qk": 6, "d_v": 9}, {"n_heads": 1, "d_qk": 1, "d_v": 2}]

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from recurra.mixers import Performer, PerformerState
-from recurra.mixers.performer import orthogonal_features
+from recurra.mixers.performer import Performer, PerformerState, _orthogonal_features
 
 D_MODEL = 6
 
@@ -112,11 +111,11 @@ def test_many_features_are_softmax_attention():
 
 
 def test_features_are_orthogonal_within_blocks_and_gaussian_in_length():
-    w = orthogonal_features(10, 4).double()
+    w = _orthogonal_features(10, 4).double()
     for block in w.split(4):
         gram = block @ block.T
         torch.testing.assert_close(gram, gram.diagonal().diag(), rtol=0, atol=1e-5)
-    many = orthogonal_features(8000, 4)
+    many = _orthogonal_features(8000, 4)
     torch.testing.assert_close(many.T @ many / 8000, torch.eye(4), rtol=0, atol=0.07)
     assert many.mean(0).abs().max() < 0.05
     assert 0.5 < many.square().sum(1).var() / 8 < 1.5  # of a chi-squared variable with 4 degrees of freedom

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.processes import Program, run_file
 
-from recurra.mixers import create_mixer
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.mixers.registry import create_mixer
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
 # Those whose states compose, in every way that their operators compute; then others, and states of growing length.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.mixers import Reformer
+from recurra.mixers.reformer import Reformer
 
 D_MODEL = 8
 

@@ -6,13 +6,13 @@ import pytest
 from torch import nn
 
 import recurra
-from recurra.mixers import register_mixer
+from recurra.mixers.registry import register_mixer
 from recurra.registry import Registry
 
 
 def test_gateloop_is_registered():
     assert "gateloop" in recurra.list_mixers()
-    assert isinstance(recurra.create_mixer("gateloop", 8, n_heads=2), recurra.mixers.GateLoop)
+    assert isinstance(recurra.create_mixer("gateloop", 8, n_heads=2), recurra.mixers.gateloop.GateLoop)
 
 
 def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.mixers import Retention, RetentionState
+from recurra.mixers.retnet import Retention, RetentionState
 
 D_MODEL = 8
 OPTIONS = [{}, {"n_heads": 2}, {"n_heads": 3, "d_qk": 12, "d_v": 9}, {"n_heads": 1, "d_v": 8}]

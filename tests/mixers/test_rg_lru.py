@@ -5,7 +5,7 @@ import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 from torch.nn import functional
 
-from recurra.mixers import RGLRU, RGLRUState
+from recurra.mixers.rg_lru import RGLRU, RGLRUState
 
 D_MODEL = 6
 OPTIONS = [{"n_heads": 2}, {"lru_width": 8, "n_heads": 4, "d_conv": 3}, {"lru_width": 3, "d_conv": 1}]

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurra.cells import Cayley, GRUCell, NCGRUCell, Neumann
-from recurra.mixers import RNN, RNNState
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.ops.cells.gru import GRUCell
+from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import Cayley, Neumann
 
 CELLS = {
     "gru": lambda: GRUCell(3, 5),

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from recurra.mixers import RotaryAttention, RotaryAttentionState, create_mixer
+from recurra.mixers.registry import create_mixer
+from recurra.mixers.rotary_attention import RotaryAttention, RotaryAttentionState
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

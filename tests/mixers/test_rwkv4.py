@@ -7,7 +7,8 @@ import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped, require_same
 from torch import nn
 
-from recurra.mixers import RWKV4, RWKV4ChannelMixing, RWKV4ChannelMixingState, RWKV4State
+from recurra.mixers.rwkv4 import RWKV4, RWKV4State
+from recurra.mixers.rwkv4_channel_mixing import RWKV4ChannelMixing, RWKV4ChannelMixingState
 
 D_MODEL = 6
 

@@ -8,9 +8,8 @@ import torch
 from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
-from recurra.mixers import S4D, S4DState
-from recurra.ssm.channel_modes import inverse_frequencies, linear_frequencies
-from recurra.ssm.hippo import hippo_normal_modes
+from recurra.layers.state_space import _hippo_normal_modes, inverse_frequencies, linear_frequencies
+from recurra.mixers.s4d import S4D, S4DState
 
 OPTIONS = [{}, {"init": "inv", "discretisation": "bilinear", "d_state": 6}]
 
@@ -58,7 +57,7 @@ def test_frequencies_are_the_literatures():
 
 
 def test_inverse_frequencies_are_near_hippos_and_those_in_the_gateloop_paper_are_not():
-    hippo = hippo_normal_modes(64).frequency.flip(0)[:8]
+    hippo = _hippo_normal_modes(64).frequency.flip(0)[:8]
     k = torch.arange(8)
     printed = 64 / math.pi * (64 / (k + 1) + 1)
     assert (inverse_frequencies(64)[:8] / hippo - 1).abs().max() < 0.25

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.mixers import S5, S5State
-from recurra.ssm.hippo import hippo_normal_modes
+from recurra.layers.state_space import _hippo_normal_modes
+from recurra.mixers.s5 import S5, S5State
 
 
 def by_the_equations(layer: S5, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_layer_computes_the_equations():
 
 def real_model(layer: S5) -> tuple[torch.Tensor, torch.Tensor]:
     """B and C in the coordinates of HiPPO-N: V times the kept modes and their conjugates."""
-    vectors = hippo_normal_modes(2 * layer.frequency.shape[0]).vectors
+    vectors = _hippo_normal_modes(2 * layer.frequency.shape[0]).vectors
     b = vectors @ torch.view_as_complex(layer.input_weights.detach().double())
     c = torch.view_as_complex(layer.output_weights.detach().double()) @ vectors.mH
     return 2 * b.real, 2 * c.real
@@ -52,7 +52,7 @@ def test_it_starts_as_a_real_model_with_the_hippo_n_matrix():
     n, d, step = 6, 4, 0.05
     layer = S5(d, d_state=n, min_step=step, max_step=step).double()
     with torch.no_grad():
-        layer.frequency.copy_(hippo_normal_modes(n).frequency)  # without the rounding to float32
+        layer.frequency.copy_(_hippo_normal_modes(n).frequency)  # without the rounding to float32
         layer.log_decay.fill_(math.log(0.5))
         layer.log_step.fill_(math.log(step))
     p = (torch.arange(n, dtype=torch.float64) + 0.5).sqrt()
@@ -121,7 +121,7 @@ def test_the_bare_model_in_both_discretisations_with_clipped_eigenvalues(discret
 def test_blocks_start_as_equal_hippo_n_matrices():
     """In the real coordinates the state matrix is block-diagonal, and B and C are real draws."""
     layer = S5(200, d_state=12, blocks=3)
-    modes = hippo_normal_modes(4)
+    modes = _hippo_normal_modes(4)
     torch.testing.assert_close(layer.frequency, modes.frequency.float().repeat(3))
     vectors = torch.block_diag(*[modes.vectors] * 3)
     b = 2 * (vectors @ torch.view_as_complex(layer.input_weights.detach().double())).real

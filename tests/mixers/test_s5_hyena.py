@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import require_float32_states, require_padding_skipped
 
-from recurra.mixers import S5Hyena, S5HyenaState
+from recurra.mixers.s5_hyena import S5Hyena, S5HyenaState
 
 D_MODEL = 4
 

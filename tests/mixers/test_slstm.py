@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.mixers.stepwise import first_mixer, require_float32_states, require_same
 
-from recurra.mixers import SLSTM, SLSTMState
+from recurra.mixers.slstm import SLSTM, SLSTMState
 
 D_MODEL = 6
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from recurra import gate_loop
-from recurra.mixers import LRU, S4D, S5, LinearRNN
-from recurra.scan import convolution_scan
-from recurra.ssm.diagonal import run_channels
+from recurra.layers.state_space import run_channels
+from recurra.mixers.linear_rnn import LinearRNN
+from recurra.mixers.lru import LRU
+from recurra.mixers.s4d import S4D
+from recurra.mixers.s5 import S5
+from recurra.ops.scan.convolution import convolution_scan
 
 LENGTH = 45
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -6,9 +6,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra import state as states
-from recurra.layers.sinusoids import sinusoids
-from recurra.models import BlockRecurrentTransformer, BlockRecurrentTransformerConfig
-from recurra.models.block_recurrent_attention import BlockRecurrentAttention
+from recurra.layers.positions import sinusoids
+from recurra.models.block_recurrent_transformer import (
+    BlockRecurrentTransformer,
+    BlockRecurrentTransformerConfig,
+    _BlockRecurrentAttention,
+)
 
 VOCABULARY, BLOCK, D_MODEL = 13, 4, 8
 
@@ -73,7 +76,7 @@ def next_vectors(gate, kind: str, c: Tensor, h: Tensor) -> Tensor:
     return torch.sigmoid(f + 1) * c + torch.sigmoid(i - 1) * torch.tanh(z)
 
 
-def with_vectors(attention: BlockRecurrentAttention, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def with_vectors(attention: _BlockRecurrentAttention, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """The recurrent layer over a whole stream: outputs, and the vectors behind the last whole block."""
     seen, c, outputs = among_tokens(attention, x), x.new_zeros(len(x), *attention.vector_ids.shape), []
     w_k, w_v = attention.keys_values.weight.chunk(2)
@@ -204,7 +207,7 @@ def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():
     assert numbers == {1: 1, 2: 2, 6: 5, 12: 10}
     for chosen in (1, 3):
         model = make(recurrent_layer=chosen)
-        is_recurrent = [isinstance(attention, BlockRecurrentAttention) for attention in model.attentions]
+        is_recurrent = [isinstance(attention, _BlockRecurrentAttention) for attention in model.attentions]
         assert is_recurrent == [number == chosen for number in (1, 2, 3)]
         assert model(tokens(1, 9))[0].isfinite().all()
 

@@ -4,13 +4,9 @@ import pytest
 import torch
 
 from recurra import state as states
-from recurra.cells import Cayley
-from recurra.models import (
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.ops.cells.orthogonal import Cayley
 
 ABLATIONS = [("gru", "rnn-gru"), ("ncgru", "rnn-ncgru"), ("gru", "relative"), ("none", "rnn-gru"), ("none", "relative")]
 

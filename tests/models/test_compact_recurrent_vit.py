@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from recurra import state as states
-from recurra.models import (
+from recurra.video.crvit import (
     CompactRecurrentViT,
     CompactRecurrentViTConfig,
     CompactRecurrentViTState,
-    TimeSformer,
-    TimeSformerConfig,
     load_timesformer,
 )
+from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 SIZES = {"n_classes": 5, "n_frames": 3, "image_size": 8, "patch_size": 4, "n_layer": 2, "d_model": 12}
 SHAPE = {**SIZES, "n_heads": 3, "d_channel_mixing": 20, "drop_path": 0.0}

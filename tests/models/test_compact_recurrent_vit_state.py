@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from recurra import state as states
-from recurra.models import CompactRecurrentViT, CompactRecurrentViTConfig, CompactRecurrentViTState, TimeSformerState
+from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig, CompactRecurrentViTState
+from recurra.video.timesformer import TimeSformerState
 
 SIZES = {"n_classes": 5, "n_frames": 3, "image_size": 8, "patch_size": 4, "n_layer": 1, "d_model": 12, "n_heads": 3}
 N_VECTORS = {"per_patch": 4, "pooled": 1}

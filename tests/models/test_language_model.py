@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.mixers import GateLoop, RelativeAttention
-from recurra.models import LanguageModel, LanguageModelConfig, MixerBlock
+from recurra.mixers.gateloop import GateLoop
+from recurra.mixers.relative_attention import RelativeAttention
+from recurra.models.language_model import LanguageModel, LanguageModelConfig, MixerBlock
 
 
 def small(**options) -> LanguageModelConfig:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from recurra.models import negative_log_likelihood
+from recurra.models.shell import negative_log_likelihood
 
 
 def test_one_target_at_a_time():

@@ -5,9 +5,10 @@ import torch
 import torch.utils._device
 from torch import nn
 
-from recurra.mixers import list_mixers
-from recurra.models import LanguageModel, LanguageModelConfig, TransformerXL, TransformerXLConfig
-from recurra.models.outline import outlined
+from recurra.mixers.registry import list_mixers
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.registry import on_meta
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 SIZES = {"vocab_size": 10, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
 
@@ -21,7 +22,7 @@ SIZES = {"vocab_size": 10, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
 )
 def test_an_outline_has_the_shapes_and_no_values(model, config):
     expected = model(config).state_dict()
-    with outlined():
+    with on_meta():
         outline = model(config)
     found = outline.state_dict()
     assert {name: (x.shape, x.dtype) for name, x in found.items()} == {
@@ -39,7 +40,7 @@ def test_nothing_is_drawn_on_meta_and_all_elsewhere():
             drawn.append(function.overloadpacket.__name__)
             return function(*args, **(kwargs or {}))
 
-    with Counting(), outlined():
+    with Counting(), on_meta():
         layer = nn.Linear(3, 2)
         nn.init.xavier_normal_(layer.weight)
         nn.init.zeros_(layer.bias)
@@ -55,6 +56,6 @@ def test_every_mixer_has_an_outline_though_torch_does_not_know_linspace(monkeypa
     without = torch.utils._device._device_constructors() - {torch.linspace}
     monkeypatch.setattr(torch.utils._device, "_device_constructors", lambda: without)
     config = LanguageModelConfig(**SIZES | {"d_model": 48}, mixer=mixer)
-    with outlined():
+    with on_meta():
         outline = LanguageModel(config)
     assert all(parameter.is_meta for parameter in outline.parameters())

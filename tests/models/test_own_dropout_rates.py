@@ -3,16 +3,10 @@
 import pytest
 import torch
 
-from recurra.models import (
-    BlockRecurrentTransformer,
-    BlockRecurrentTransformerConfig,
-    CompactRecurrentTransformer,
-    CompactRecurrentTransformerConfig,
-    RecurrentMemoryTransformer,
-    RecurrentMemoryTransformerConfig,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from recurra.models.block_recurrent_transformer import BlockRecurrentTransformer, BlockRecurrentTransformerConfig
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 MODELS = {
     "transformer-xl": (TransformerXL, TransformerXLConfig),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recurra.layers.poses import Poses
-from recurra.models import PIViT, PIViTConfig, TimeSformer, TimeSformerState
+from recurra.data.batches import Poses
+from recurra.video.pi_vit import PIViT, PIViTConfig
+from recurra.video.timesformer import TimeSformer, TimeSformerState
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 TASKS = ("classes", "joints", "skeleton", "skeleton_classes")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra import state as states
-from recurra.models import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
+from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
 
 VOCABULARY = 13
 SEGMENT, N_MEMORY = 5, 3

@@ -6,24 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from recurra.models import (
-    BlockRecurrentTransformer,
-    CompactRecurrentTransformer,
-    CompactRecurrentViT,
-    DataSizes,
-    LanguageModel,
-    LanguageModelConfig,
-    ModelEntry,
-    PIViT,
-    RecurrentMemoryTransformer,
-    TimeSformer,
-    TransformerXL,
-    VideoSizes,
-    entry_of,
-    find_model,
-    list_models,
-    register_model,
-)
+from recurra.models.block_recurrent_transformer import BlockRecurrentTransformer
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformer
+from recurra.models.registry import DataSizes, ModelEntry, VideoSizes, entry_of, find_model, list_models, register_model
+from recurra.models.transformer_xl import TransformerXL
+from recurra.video.crvit import CompactRecurrentViT
+from recurra.video.pi_vit import PIViT
+from recurra.video.timesformer import TimeSformer
 
 NAMES = {
     "block-recurrent-transformer": BlockRecurrentTransformer,
@@ -133,7 +124,7 @@ def test_a_name_is_given_once():
 @language_models
 def test_every_language_model_has_its_classes_for_hugging_face(entry):
     pytest.importorskip("transformers")
-    import recurra.huggingface as hf
+    import recurra.convert.huggingface as hf
 
     config, model = (getattr(hf, f"Recurra{entry.label}{kind}") for kind in ("Config", "ForCausalLM"))
     assert config.entry is entry
@@ -196,7 +187,7 @@ def test_a_new_language_model_is_one_file(run_python, tmp_path):
     import torch
 
     from recurra.cli import main
-    from recurra.runs import open_run
+    from recurra.train.run import open_run
 
     with open("toy.yaml", "w") as recipe:
         recipe.write("""
@@ -209,7 +200,7 @@ def test_a_new_language_model_is_one_file(run_python, tmp_path):
     assert main(["eval", "run"]) == 0
     model = open_run("run").model
     print("opened", type(model).__name__, model.config.d_model)
-    import recurra.huggingface as hf
+    import recurra.convert.huggingface as hf
 
     wrapped = hf.causal_lm(model)
     print(type(wrapped).__name__, wrapped.config.model_type, wrapped.config.hidden_size)

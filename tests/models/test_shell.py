@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from recurra import state as states
-from recurra.models import LanguageModel, LanguageModelConfig, LanguageModelShell, negative_log_likelihood
-from recurra.models.shell import require_layers
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 
 VOCABULARY = 5
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()

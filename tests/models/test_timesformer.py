@@ -8,7 +8,8 @@ from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
 from recurra import state as states
-from recurra.models import CompactRecurrentViTState, TimeSformer, TimeSformerConfig, TimeSformerState
+from recurra.video.crvit import CompactRecurrentViTState
+from recurra.video.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
 
 KINDS = ["divided", "joint", "space"]
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
-from recurra.saved_state import state_from_plain, state_to_plain
+from recurra.state import state_from_plain, state_to_plain
 
 VOCABULARY, D_MODEL, HEADS, D_HEAD, SEGMENT, MEMORY = 7, 6, 2, 3, 3, 4
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurra.data import memory_horizon_targets
-from recurra.pretrained import HorizonModel, horizon, memory_horizon
+from recurra import pretrained as horizon
+from recurra.data.memory_horizon import memory_horizon_targets
+from recurra.pretrained import _HorizonModel, memory_horizon
 
 
 @pytest.fixture(scope="module")
-def shipped() -> HorizonModel:
+def shipped() -> _HorizonModel:
     return memory_horizon()
 
 

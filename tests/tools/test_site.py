@@ -58,7 +58,7 @@ def test_an_optional_page_is_in_the_navigation_only_if_it_is_there(tmp_path):
 
 def test_a_reference_page_names_every_public_name():
     hooks = pytest.importorskip("tools.site.hooks", reason="needs the extra docs: pip install recurra[docs]")
-    page = hooks.reference_page("recurra.scan")
-    assert page.startswith("# recurra.scan\n")
-    assert "::: recurra.scan.linear_scan\n" in page
-    assert "[recurra.scan](recurra.scan.md)" in hooks.reference_page("recurra")
+    page = hooks.reference_page("recurra.ops.scan")
+    assert page.startswith("# recurra.ops.scan\n")
+    assert "::: recurra.ops.scan.operator.linear_scan\n" in page
+    assert "[recurra.ops.scan](recurra.ops.scan.md)" in hooks.reference_page("recurra")

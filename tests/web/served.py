@@ -12,7 +12,8 @@ from tests.processes import Program
 from tests.web.explorer import choose_greedily, open_explorer, read, wait_for
 
 from recurra import open_run
-from recurra.generation import SamplingConfig, Stream
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
 
 PROMPT = "the dog saw"
 N_TOKENS = 24

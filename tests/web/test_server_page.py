@@ -19,7 +19,7 @@ from tests.web.explorer import (
 from tests.web.served import N_TOKENS, PROMPT, continued, refuse, stream_of, write_greedily
 
 from recurra import open_run
-from recurra.data import memory_horizon_targets
+from recurra.data.memory_horizon import memory_horizon_targets
 
 
 def test_text_surprise_and_gates(page, server, runs):

@@ -18,12 +18,13 @@ pytest.importorskip("onnxscript", reason="needs the extra export: pip install re
 pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
 pytest.importorskip("transformers", reason="needs the extra export: pip install recurra[export]")
 
-import recurra.web
+import recurra.convert.export.page_files
 from recurra import open_run
 from recurra.cli import main
-from recurra.data import memory_horizon_targets
-from recurra.export.web_model import to_web_model
-from recurra.generation import SamplingConfig, Stream
+from recurra.convert.export.web import to_web_model
+from recurra.data.memory_horizon import memory_horizon_targets
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
@@ -220,7 +221,9 @@ def test_files_of_two_builds_never_meet(exported, page, static_host):
     folder = exported("words", "int8")
     open_explorer(page, static_host(folder))
     version = re.search(r"app\.js\?v=(\w{12})", (folder / "index.html").read_text())[1]
-    onnxruntime = json.loads((Path(recurra.web.__file__).parent / "page" / "build.json").read_text())["onnxruntime"]
+    onnxruntime = json.loads(
+        (Path(recurra.convert.export.page_files.__file__).parent / "page" / "build.json").read_text()
+    )["onnxruntime"]
     code = {name for name in asked if re.search(r"\.(js|css|mjs|wasm)\b", name)}
     runtime = {f"ort-wasm-simd-threaded.{kind}?v={onnxruntime}" for kind in ("mjs", "wasm")}
     assert code == {f"{name}?v={version}" for name in ("app.js", "style.css", "worker.js")} | runtime

@@ -17,7 +17,8 @@ pytest.importorskip("transformers", reason="needs the extra export: pip install 
 
 from recurra import open_run
 from recurra.cli import main
-from recurra.generation import SamplingConfig, Stream
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 

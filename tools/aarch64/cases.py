@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from recurra import gate_loop, linear_scan
-from recurra.cells import GRUCell
-from recurra.cells.gru_sequence import gru_sequence
-from recurra.decoding import NUMBERS, DecodingLinear
-from recurra.deltarule import delta_rule
-from recurra.gateloop import Planes, gate_loop_real_part
+from recurra.decoding.linear import NUMBERS, DecodingLinear
 from recurra.layers.cross_entropy import cross_entropy
-from recurra.mixers import create_mixer
-from recurra.selectivescan import selective_scan
+from recurra.mixers.registry import create_mixer
+from recurra.ops.cells.gru import GRUCell, gru_sequence
+from recurra.ops.delta_rule.operator import delta_rule
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
+from recurra.ops.selective_scan.operator import selective_scan
 
 _FLOATS, _COMPLEX = torch.float32, torch.complex64
 

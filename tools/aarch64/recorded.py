@@ -11,8 +11,7 @@ import numba
 import torch
 from torch import Tensor
 
-from recurra.kernels.apart import Apart
-from recurra.kernels.launch import Kernel
+from recurra.ops._toolkit.launch import Apart, Kernel
 
 _LEAST_ADDRESS = 1 << 32  # sizes and strides are smaller
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recurra.scan import associative_scan
+from recurra.ops.scan.reference import associative_scan
 
 EXAMPLE = (3, 1, 7, 0, 4, 1, 6, 3)
 """The numbers of the notes."""

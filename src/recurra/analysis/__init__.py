@@ -3,29 +3,6 @@
 Figures are in `recurra.analysis.plots`; only this package needs matplotlib.
 """
 
-from recurra.analysis.cost import MeasuredCost, measured_cost
-from recurra.analysis.formulas import PublishedCost, model_kind, published_cost
-from recurra.analysis.gates import (
-    GateRecord,
-    ResetContrast,
-    record_gates,
-    reset_contrast,
-    transition_magnitudes,
-)
-from recurra.analysis.gradient_flow import GradientFlow, StepGradients, measure_gradient_flow
+from recurra._lazy import attach
 
-__all__ = [
-    "GateRecord",
-    "GradientFlow",
-    "MeasuredCost",
-    "PublishedCost",
-    "ResetContrast",
-    "StepGradients",
-    "measure_gradient_flow",
-    "measured_cost",
-    "model_kind",
-    "published_cost",
-    "record_gates",
-    "reset_contrast",
-    "transition_magnitudes",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

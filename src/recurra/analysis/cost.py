@@ -14,7 +14,7 @@ Not counted are:
 - scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurra.checks import kind_of, require, require_at_least, sentence
-from recurra.evaluation.evaluate import evaluation_mode
 from recurra.state import n_bytes
+from recurra.train.evaluate import evaluation_mode
 
-VOCABULARY_PARTS = ("embedding", "head")
+_VOCABULARY_PARTS = ("embedding", "head")
 """The children of a language model whose cost depends on the vocabulary; the others are its blocks."""
 _OF_WEIGHTS = ("recurra.neumann_inverse",)
 """Operators that depend only on the weights."""
@@ -39,7 +39,7 @@ _OF_WEIGHTS = ("recurra.neumann_inverse",)
 class MeasuredCost(NamedTuple):
     """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients.
 
-    block_flops: of everything except embedding and head; comparable with `recurra.analysis.formulas`.
+    block_flops: of everything except embedding and head; comparable with `recurra.analysis.cost`.
     vocabulary_flops: of embedding (its projections, if any) and head (the softmax's logits).
     block_parameters: of everything except embedding and head.
     parameters: of the whole model; a tensor shared by several modules counts once.
@@ -70,14 +70,14 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
     fits = segment_length == own_length
     require(fits, "segment_length", segment_length, f"{own_length}, the length of the model's segments")
     children = dict(model.named_children())
-    if missing := [name for name in VOCABULARY_PARTS if name not in children]:
+    if missing := [name for name in _VOCABULARY_PARTS if name not in children]:
         came = f"{kind_of(model)} without {' and '.join(missing)}"
         raise TypeError(sentence("model", came, "a language model with an embedding and a head"))
-    of_vocabulary = {id(tensor) for name in VOCABULARY_PARTS for tensor in children[name].parameters()}
+    of_vocabulary = {id(tensor) for name in _VOCABULARY_PARTS for tensor in children[name].parameters()}
     flops, state_bytes = _count(model, segment_length)
     root = type(model).__name__
     total = sum(n for operator, n in flops["Global"].items() if str(operator) not in _OF_WEIGHTS)
-    vocabulary = sum(sum(flops.get(f"{root}.{name}", {}).values()) for name in VOCABULARY_PARTS)
+    vocabulary = sum(sum(flops.get(f"{root}.{name}", {}).values()) for name in _VOCABULARY_PARTS)
     return MeasuredCost(
         block_flops=total - vocabulary,
         vocabulary_flops=vocabulary,
@@ -147,3 +147,75 @@ class _AnyToken(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.int64:
             return 0
         return func(*args, **(kwargs or {}))
+
+
+# --- the cost of a segment according to the Compact Recurrent Transformer's paper (CRT Table 1) ---
+#
+# The table counts one forward over a segment of n tokens for a model of L layers and d channels, without embedding
+# and softmax, and omits terms of order n d. The paper gives neither the width of the feed-forward networks nor its
+# way of counting, and the rows count differently. We read them as follows:
+#
+# - Transformer, 20 n d^2 per layer: four projections, two products for the relative positions and a feed-forward
+#   network 2 d wide are 10 d^2 weights, with 2 FLOPs for a multiply-add. 6 n^2 d: scores of content, scores of
+#   position, values.
+# - Transformer-XL, 28 n d^2: keys, values and positions (four of the ten) for 2 n tokens instead of n; 12 n^2 d and
+#   6 n^2 likewise.
+# - CRT, 12 n d^2 per layer for 8 d^2 weights, and 12 n d^2 for the 12 d^2 weights of its two RNNs. At 2 FLOPs for each
+#   multiply-add these would be 16 and 24, so this row cannot be compared with the other two. `recurra.analysis.cost`
+#   counts all models the same way.
+
+
+class PublishedCost(NamedTuple):
+    """A row of Table 1, evaluated.
+
+    flops: of one forward over a segment, as the paper counts them (see above).
+    parameters: without embedding and softmax.
+    """
+
+    flops: int
+    parameters: int
+
+
+def _transformer(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
+    """The Transformer with relative positions: FLOPs L (20 n d^2 + 6 n^2 d), parameters L (10 d^2 + 6 d)."""
+    n, d = segment_length, d_model
+    return PublishedCost(n_layer * (20 * n * d**2 + 6 * n**2 * d), n_layer * (10 * d**2 + 6 * d))
+
+
+def _transformer_xl(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
+    """Transformer-XL with a memory as long as a segment: FLOPs L (28 n d^2 + 12 n^2 d + 6 n^2); parameters as above."""
+    n, d = segment_length, d_model
+    flops = n_layer * (28 * n * d**2 + 12 * n**2 * d + 6 * n**2)
+    return PublishedCost(flops, _transformer(n_layer, n, d).parameters)
+
+
+def _crt_gru(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
+    """CRT-GRU: FLOPs n d^2 (12 L + 12) + 8 L n^2 d, parameters (12 + 8 L) d^2 + (6 + 4 L) d."""
+    n, d = segment_length, d_model
+    return PublishedCost(
+        n * d**2 * (12 * n_layer + 12) + 8 * n_layer * n**2 * d,
+        (12 + 8 * n_layer) * d**2 + (6 + 4 * n_layer) * d,
+    )
+
+
+_FORMULAS: dict[str, Callable[[int, int, int], PublishedCost]] = {
+    "Transformer": _transformer,
+    "Transformer-XL": _transformer_xl,
+    "CRT-GRU": _crt_gru,
+    # The table has no row for it. A step takes the same products; U_c has half as many free parameters.
+    "CRT-NCGRU": _crt_gru,
+}
+"""The formula for every kind of model that has one: of (layers, tokens of a segment, channels)."""
+
+
+def model_kind(model: nn.Module) -> str:
+    """Return the name under which the paper's tables would list a model, or one that says what it is."""
+    return str(getattr(model, "kind", type(model).__name__))
+
+
+def published_cost(model: nn.Module) -> PublishedCost | None:
+    """Return Table 1's numbers for a model, with its own layers, segments and channels; None if no row fits it."""
+    row, config = getattr(model, "published_row", None), getattr(model, "config", None)
+    if row not in _FORMULAS or config is None:
+        return None
+    return _FORMULAS[row](config.n_layer, config.segment_length, config.d_model)

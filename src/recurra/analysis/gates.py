@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import sentence
-from recurra.models.transitions import mixers_with_transition
+from recurra.models.shell import mixers_with_transition
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,8 @@ def record_gates(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None
     The model runs without gradients and in evaluation mode, and is left unchanged.
 
     Args:
-        model: a `recurra.models.LanguageModel`, or any module called as `model(tokens, state)` that has `blocks`, each
+        model: a `recurra.models.language_model.LanguageModel`, or any module called as `model(tokens, state)` that has
+        `blocks`, each
             with a `mixer`. Mixers with a method `transition(x) -> (magnitude, phase)` are recorded.
         tokens: the input, on the model's device.
         state: the state before the first step; None starts a stream.

@@ -1,33 +1,317 @@
-"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
+"""Exact Jacobians by reverse-mode differentiation, a block of rows at a time."""
 
-y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between segments
-is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the start of segment
-t, which is the h of the last output before it:
-
-    dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
-    dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
-
-If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
-changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two things:
-the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the RNN alone.
-CRT (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are equal. (The
-paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recurra.analysis.gradient_bound import a_priori_step_bound, log10_powers, log10_products, step_bound
-from recurra.analysis.jacobians import Track, jacobians, spectral_norms, step_jacobians, untracked
-from recurra.analysis.memory_trace import MemoryTrace, memory_rnn, trace_memory
-from recurra.cells import NCGRUCell
-from recurra.checks import require
-from recurra.mixers.rnn import RNNState
-from recurra.models import CompactRecurrentTransformer, CompactRecurrentTransformerState
+from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.models.compact_recurrent_transformer import (
+    CompactRecurrentTransformer,
+    CompactRecurrentTransformerState,
+    RNNMemory,
+)
+from recurra.ops.cells.gru import GRUCell
+from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.state import map_tensors
+
+Track: TypeAlias = Callable[[Sequence[Tensor], str], Iterable[Tensor]]
+"""Yields the items of its first argument in order, and may report progress under the name in its second."""
+
+_ROWS = 64
+"""Rows that are differentiated together: enough for fast matrix products, few enough to fit into memory."""
+
+
+def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
+    """Report no progress; the default `Track`."""
+    return pieces
+
+
+def _jacobians(
+    output: Float[Tensor, " d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
+) -> list[Float[Tensor, "d ..."]]:
+    """Differentiate a vector by tensors that it was computed from: all rows, exactly, by batched products v^T J.
+
+    The graph is kept, so that other vectors computed from it can be differentiated too.
+
+    Args:
+        output: the vector.
+        inputs: tensors that require gradients; each Jacobian has the d rows in front of its input's own dimensions.
+        name: the name of this work for `track`.
+        track: iterates over the blocks of `ROWS` rows.
+
+    Raises:
+        RuntimeError: `output` was not computed from one of the inputs.
+    """
+    rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
+    pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
+    return [torch.cat(of_input) for of_input in zip(*pieces)]
+
+
+def _step_jacobians(
+    outputs: Float[Tensor, "steps d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
+) -> list[Float[Tensor, "steps d _"]]:
+    """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input.
+
+    Args:
+        outputs: a vector per step.
+        inputs: (steps, channels) each, requiring gradients.
+        name: the name of this work for `track`.
+        track: iterates over the blocks of `ROWS` rows.
+    """
+    n_steps, d = outputs.shape
+    rows = torch.eye(d, dtype=outputs.dtype, device=outputs.device)[:, None].expand(d, n_steps, d)
+    pieces = [_products(outputs, inputs, piece) for piece in track(rows.split(_ROWS), name)]
+    return [torch.cat(of_input).transpose(0, 1) for of_input in zip(*pieces)]
+
+
+def _spectral_norms(
+    matrices: Float[Tensor, "steps d e"], name: str, track: Track = untracked
+) -> Float[Tensor, " steps"]:
+    """Return the largest singular value of each matrix, from a full decomposition: no iteration that may stop early."""
+    pieces = track(matrices.split(1), name)
+    return torch.cat([torch.linalg.matrix_norm(piece, ord=2) for piece in pieces])
+
+
+def _products(output: Tensor, inputs: Sequence[Tensor], vectors: Tensor) -> tuple[Tensor, ...]:
+    """v^T J for each v in `vectors`, for each input."""
+    # Not is_grads_batched=True, which is an older vmap and loops over the vectors at norms and softmax.
+    return torch.vmap(lambda v: torch.autograd.grad(output, list(inputs), v, retain_graph=True))(vectors)
+
+
+# --- a bounded sample of a stream of unknown length ---
+
+
+_Item = TypeVar("_Item")
+
+
+class Thinned(Generic[_Item]):
+    """Keeps every n-th item, starting with the first; n is the smallest power of two that keeps at most `limit` items.
+
+    Args:
+        limit: maximum number of items, at least 2.
+
+    Raises:
+        ValueError: `limit` is below 2.
+    """
+
+    def __init__(self, limit: int) -> None:
+        require_at_least(2, limit=limit)
+        self.limit = limit
+        self.stride = 1
+        self.items: list[_Item] = []
+        self._n_seen = 0
+
+    def add(self, item: _Item) -> None:
+        """Add the next item of the stream."""
+        if self._n_seen % self.stride == 0:
+            if len(self.items) == self.limit:
+                self.items = self.items[::2]
+                self.stride *= 2
+            if self._n_seen % self.stride == 0:
+                self.items.append(item)
+        self._n_seen += 1
+
+
+# --- memory trace ---
+#
+# Run a stream through a Compact Recurrent Transformer and keep the graph between its segments, for derivatives.
+
+
+class _MemoryTrace(NamedTuple):
+    """The inputs and outputs of the memory RNN with their graph; float64, on the CPU.
+
+    rnn: the memory RNN, its weights without gradients.
+    outputs: the last block's outputs y, one tensor per segment.
+    memories: the memory at the start of each segment. The second depends on the first segment's outputs, and so on.
+    states: the memory RNN's states h after each of a segment's outputs.
+    """
+
+    rnn: RNN
+    outputs: list[Float[Tensor, "1 n d"]]
+    memories: list[Float[Tensor, "1 d"]]
+    states: list[Float[Tensor, "1 n d"]]
+
+
+def memory_rnn(model: nn.Module) -> RNN:
+    """Return the RNN that computes a model's memory vector.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    if isinstance(model, CompactRecurrentTransformer) and isinstance(model.memory, RNNMemory):
+        return model.memory.rnn
+    memory = f" with memory {model.config.memory!r}" if isinstance(model, CompactRecurrentTransformer) else ""
+    mend = "use a recipe with `experiment: text-crt` and `model.memory: gru` or `ncgru`"
+    raise ValueError(sentence("model", f"{kind_of(model)}{memory}", "one with a memory vector between segments", mend))
+
+
+def _trace_memory(
+    model: CompactRecurrentTransformer,
+    tokens: Int[Tensor, "streams L"],
+    state: CompactRecurrentTransformerState | None = None,
+) -> _MemoryTrace:
+    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN.
+
+    Args:
+        model: a model with a memory; it is left unchanged.
+        tokens: one stream of at least two whole segments.
+        state: the state of the stream before them, at the end of a segment; None starts a stream.
+
+    Raises:
+        ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, or the
+            state is inside a segment.
+    """
+    memory_rnn(model)
+    _require_whole_segments(tokens, model.config.segment_length, state)
+    copy = deepcopy(model).to("cpu", torch.float64).eval().requires_grad_(False)
+    rnn = memory_rnn(copy)
+    trace = _MemoryTrace(rnn, [], [], [])
+
+    def keep(module: nn.Module, arguments: tuple[Any, ...], result: tuple[Any, ...]) -> None:
+        trace.outputs.append(arguments[0])
+        trace.memories.append(arguments[1].h)
+        trace.states.append(result[0])
+
+    rnn.register_forward_hook(keep)
+    # The graph begins at the embedded tokens.
+    copy.embedding.register_forward_hook(lambda module, arguments, x: x.detach().requires_grad_())
+    state = map_tensors(lambda tensor: tensor.detach().to("cpu", torch.float64), state)
+    # The fused attention kernels have no rule for many vectors at once: torch would warn and loop over them.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        copy.hidden(tokens.cpu(), state)
+    return trace
+
+
+def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTransformerState | None) -> None:
+    n_streams, length = tokens.shape
+    if n_streams != 1 or length < 2 * n or length % n:
+        expected = f"one stream of two or more whole segments of {n} tokens, (1, {2 * n}) for two"
+        raise ValueError(sentence("tokens", kind_of(tokens), expected))
+    if state is not None and state.position:
+        came = f"{state.position} tokens into a segment"
+        raise ValueError(sentence("state", came, f"one at the end of a segment of {n} tokens"))
+
+
+# --- bounds on how much a gradient can grow along a GRU (CRT (5)-(10)) ---
+
+
+class StepBound(NamedTuple):
+    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1).
+
+    alpha: CRT (6).
+    beta: CRT (7).
+    candidate_norm: ||U_c||_2, the same at each step.
+    """
+
+    alpha: Float[Tensor, " steps"]
+    beta: Float[Tensor, " steps"]
+    candidate_norm: Float[Tensor, ""]
+
+    @property
+    def norm(self) -> Float[Tensor, " steps"]:
+        """alpha_t + beta_t ||U_c||_2, the right side of CRT (5)."""
+        return self.alpha + self.beta * self.candidate_norm
+
+
+@torch.no_grad()
+def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "steps H"]) -> StepBound:
+    """Bound ||dh_t/dh_{t-1}||_2 at each step, given its gates, by CRT (6)-(9).
+
+        alpha = delta_u (max |h_{t-1}| + max |c_t|) ||U_u|| + max(1 - u_t)      delta_u = max(u_t (1 - u_t))
+        beta  = max(u_t) (delta_r ||U_r|| max |h_{t-1}| + max(r_t))             delta_r = max(r_t (1 - r_t))
+
+    each maximum over the channels. The derivative of CRT (4) is
+
+        diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
+
+    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. The paper writes max h and max c without absolute
+    values. States and candidates can be negative, and without absolute values the inequality would not hold (h = -0.9
+    in all channels would make its term negative).
+
+    Args:
+        cell: the cell; use float64 if rounding must not break the bound.
+        x: the input of each step.
+        h: the state before each step.
+    """
+    reset, update, candidate = cell.gates(cell.project(x), h, cell.recurrent_weights(x.dtype))
+    largest_state, largest_candidate = h.abs().amax(-1), candidate.abs().amax(-1)
+    norms = _RecurrentNorms.of(cell)
+    alpha = _slope(update) * (largest_state + largest_candidate) * norms.update + (1 - update).amax(-1)
+    beta = update.amax(-1) * (_slope(reset) * norms.reset * largest_state + reset.amax(-1))
+    return StepBound(alpha, beta, norms.candidate)
+
+
+@torch.no_grad()
+def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
+    """Bound alpha + beta ||U_c||_2 for all inputs, given only the weights (CRT Lemma 2, CRT (10)).
+
+    (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within [-1, 1]; a chain that starts there stays there.
+    """
+    norms = _RecurrentNorms.of(cell)
+    return norms.update / 2 + 1 + (norms.reset / 4 + 1) * norms.candidate
+
+
+class _RecurrentNorms(NamedTuple):
+    """The spectral norms of a cell's recurrent matrices: ||U_r||_2, ||U_u||_2 and ||U_c||_2."""
+
+    reset: Float[Tensor, ""]
+    update: Float[Tensor, ""]
+    candidate: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, cell: GRUCell) -> "_RecurrentNorms":
+        """Compute the norms of a cell's matrices."""
+        rows = (cell.reset, cell.update, cell.candidate)
+        return cls(*(torch.linalg.matrix_norm(row.recurrent, ord=2) for row in rows))
+
+
+def _log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
+    """For each step, return log10 of the product of all later steps' factors; 0 for the last step.
+
+    Logarithms are needed because the product of a few hundred factors can exceed float64.
+    """
+    return _of_later_steps(factors.log10().flip(0).cumsum(0).flip(0), nothing=0.0)
+
+
+def _log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
+    """For each step, return log10 of the largest later factor to the power of their number, as CRT (2) writes it."""
+    largest = _of_later_steps(factors.flip(0).cummax(0).values.flip(0), nothing=1.0)
+    n_later = torch.arange(len(factors) - 1, -1, -1, dtype=factors.dtype, device=factors.device)
+    return n_later * largest.log10()
+
+
+def _slope(gate: Tensor) -> Tensor:
+    """Return the largest slope of the gate's sigmoid over the channels, CRT (8)-(9)."""
+    return (gate * (1 - gate)).amax(-1)
+
+
+def _of_later_steps(values: Tensor, nothing: float) -> Tensor:
+    return torch.cat([values[1:], values.new_full((1,), nothing)])
+
+
+# --- gradient flow ---
+#
+# How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
+#
+# y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between
+# segments is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the
+# start of segment t, which is the h of the last output before it:
+#
+#     dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
+#     dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
+#
+# If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
+# changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two
+# things: the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the
+# RNN alone. CRT (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are
+# equal. (The paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +405,14 @@ def measure_gradient_flow(
     assert isinstance(model, CompactRecurrentTransformer)
     n = model.config.segment_length
     targets = _positions(at, n)
-    trace = trace_memory(model, tokens, state)
+    trace = _trace_memory(model, tokens, state)
     memory, last = trace.memories[-1][0], trace.outputs[-1][0]
-    from_memory = torch.stack([jacobians(last[k], [trace.memories[-1]], "dy/dm", track)[0].flatten(1) for k in targets])
-    by_all_paths = torch.cat(jacobians(memory, trace.outputs[:-1], "dm/dy by all paths", track), 2)[:, 0]
+    from_memory = torch.stack(
+        [_jacobians(last[k], [trace.memories[-1]], "dy/dm", track)[0].flatten(1) for k in targets]
+    )
+    by_all_paths = torch.cat(_jacobians(memory, trace.outputs[:-1], "dm/dy by all paths", track), 2)[:, 0]
     steps = _step_gradients(trace, track)
-    memory_norms = spectral_norms(from_memory, "norms of dy/dm", track)
+    memory_norms = _spectral_norms(from_memory, "norms of dy/dm", track)
     ends = memory_norms.log10()[:, None] + steps.input_norms.log10()
     n_sources = len(steps.norms)
     return GradientFlow(
@@ -135,10 +421,10 @@ def measure_gradient_flow(
         targets=torch.tensor(targets) + n_sources,
         total=_chained_norms(from_memory, by_all_paths, "norms of dy/dy by all paths", track),
         direct=_chained_norms(from_memory, _along_rnn(trace, track), "norms of dy/dy along the RNN", track),
-        log10_bound=ends + log10_products(steps.bounds),
-        log10_bound_of_largest=ends + log10_powers(steps.bounds),
-        log10_bound_a_priori=ends + log10_powers(torch.full_like(steps.norms, steps.bound_a_priori)),
-        log10_bound_measured=ends + log10_products(steps.norms),
+        log10_bound=ends + _log10_products(steps.bounds),
+        log10_bound_of_largest=ends + _log10_powers(steps.bounds),
+        log10_bound_a_priori=ends + _log10_powers(torch.full_like(steps.norms, steps.bound_a_priori)),
+        log10_bound_measured=ends + _log10_products(steps.norms),
         memory_norms=memory_norms,
         steps=steps,
         orthogonality_error=float(cell.orthogonality_error()) if isinstance(cell, NCGRUCell) else None,
@@ -152,11 +438,11 @@ def _positions(at: Sequence[int], n: int) -> list[int]:
     return [position % n for position in at]
 
 
-def _along_rnn(trace: MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
+def _along_rnn(trace: _MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
     """dm/dy_i of each source with the other outputs fixed: the RNN reads all of them as if they were data."""
     y = torch.cat(trace.outputs[:-1], 1).detach().requires_grad_()
     _, last = trace.rnn(y, RNNState(trace.memories[0].detach()))
-    return jacobians(last.h[0], [y], "dm/dy along the RNN", track)[0][:, 0]
+    return _jacobians(last.h[0], [y], "dm/dy along the RNN", track)[0][:, 0]
 
 
 def _chained_norms(
@@ -164,19 +450,19 @@ def _chained_norms(
 ) -> Float[Tensor, "K T"]:
     """||dy_k/dm dm/dy_i||_2."""
     sources = into_memory.transpose(0, 1)
-    return torch.stack([spectral_norms(of_target @ sources, name, track) for of_target in from_memory])
+    return torch.stack([_spectral_norms(of_target @ sources, name, track) for of_target in from_memory])
 
 
-def _step_gradients(trace: MemoryTrace, track: Track) -> StepGradients:
+def _step_gradients(trace: _MemoryTrace, track: Track) -> StepGradients:
     cell = trace.rnn.cell
     y = torch.cat(trace.outputs[:-1], 1)[0].detach().requires_grad_()
     h = torch.cat([trace.memories[0][:, None], *trace.states[:-1]], 1)[0, :-1].detach().requires_grad_()
     after = cell.step(cell.project(y), h, cell.recurrent_weights(y.dtype))
-    by_state, by_input = step_jacobians(after, [h, y], "dh/dh and dh/dy of the steps", track)
+    by_state, by_input = _step_jacobians(after, [h, y], "dh/dh and dh/dy of the steps", track)
     bound = step_bound(cell, y, h)
     return StepGradients(
-        norms=spectral_norms(by_state, "norms of dh/dh", track),
-        input_norms=spectral_norms(by_input, "norms of dh/dy", track),
+        norms=_spectral_norms(by_state, "norms of dh/dh", track),
+        input_norms=_spectral_norms(by_input, "norms of dh/dy", track),
         alpha=bound.alpha,
         beta=bound.beta,
         candidate_norm=float(bound.candidate_norm),

@@ -7,10 +7,10 @@ from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from recurra.training import Experiment
+from recurra.train.experiment import Experiment
 
-SECTIONS = frozenset(field.name for field in fields(Experiment))
-OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
+_SECTIONS = frozenset(field.name for field in fields(Experiment))
+_OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
 
 class _Paragraphs(HelpFormatter):
@@ -26,7 +26,7 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
     return ArgumentParser(
         prog=f"recurra {name}",
         description=description,
-        epilog=OVERRIDES_HELP if overrides else None,
+        epilog=_OVERRIDES_HELP if overrides else None,
         allow_abbrev=False,
         add_help=add_help,
         formatter_class=lambda prog: _Paragraphs(prog, width=100),
@@ -67,7 +67,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     remaining = iter(words)
     for word in remaining:
         key, equals, _ = word.partition("=")
-        if not (key.startswith("--") and ("." in key or key[2:] in SECTIONS)):
+        if not (key.startswith("--") and ("." in key or key[2:] in _SECTIONS)):
             own.append(word)
             continue
         overrides.append(word)

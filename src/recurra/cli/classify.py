@@ -10,19 +10,18 @@ from typing import BinaryIO
 
 from recurra.checks import require_at_least, require_positive, sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
-from recurra.data.video import VideoError
-from recurra.evaluation import SegmentPrediction
 from recurra.files.writing import replacing
-from recurra.runs import Run, open_run
-from recurra.runs.classify import ContactSheet, classify_video
-from recurra.training.process import chosen_device
+from recurra.train.process import chosen_device
+from recurra.train.run import Run, open_run
+from recurra.video.reader import VideoError
+from recurra.video.task import ContactSheet, SegmentPrediction, classify_video
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Read videos as streams, segment by segment with the carried state and in constant memory, and print the likeliest
 classes after each segment. A contact sheet with the frames and the probabilities over time is drawn for each video.
 Videos that cannot be read are named at the end, and the others classified."""
 
-Write = Callable[[str, SegmentPrediction], None]
+_Write = Callable[[str, SegmentPrediction], None]
 
 
 def run(words: Sequence[str]) -> int:
@@ -78,7 +77,7 @@ def _listed(bad: Sequence[str], n_videos: int) -> str:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_parser("classify", DESCRIPTION)
+    parser = command_parser("classify", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of a video run")
     parser.add_argument("videos", nargs="+", metavar="VIDEO", help="video files")
     parser.add_argument(
@@ -109,7 +108,7 @@ def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
     return f"  {prediction.start:8.2f} to {prediction.end:8.2f} s  {', '.join(guesses)}{repeated}"
 
 
-def _table(file: BinaryIO, names: Sequence[str]) -> Write:
+def _table(file: BinaryIO, names: Sequence[str]) -> _Write:
     """Begin a CSV file; the function returned adds a row to it."""
 
     def row(cells: Sequence[object]) -> None:

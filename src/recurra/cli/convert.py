@@ -5,10 +5,10 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.convert.published import ARCHITECTURES
-from recurra.runs.formats import FORMATS, convert_model
+from recurra.convert.published.folder import ARCHITECTURES
+from recurra.train.formats import FORMATS, convert_model
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Write a trained language model in another format. The logits of both are compared before the result is put in place: in
 float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied weights are stored once.
 
@@ -30,7 +30,7 @@ def run(words: Sequence[str]) -> int:
     """Convert, and print how much the logits differ."""
     own, overrides = split_overrides(words)
     classes = ", ".join(architecture.class_name for architecture in ARCHITECTURES.values())
-    parser = command_parser("convert", DESCRIPTION.format(classes=classes))
+    parser = command_parser("convert", _DESCRIPTION.format(classes=classes))
     parser.add_argument(
         "source", type=Path, metavar="SOURCE", help="a run, a folder for transformers or a .safetensors file"
     )

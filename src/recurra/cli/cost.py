@@ -9,24 +9,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recurra.analysis.plots import perplexity_over_flops, save
+from recurra.analysis.plots.figure import save
+from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.files.writing import replacing
-from recurra.runs.cost import CostRow, cost_curves, cost_of, scored_perplexity
+from recurra.train.figures import CostRow, cost_curves, cost_of, scored_perplexity
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Count what the models of recipes or runs do for one segment, beside the formulas of the CRT paper's Table 1. No weight
 is allocated."""
-CAPTION = (
+_CAPTION = (
     "One forward pass over a segment of n tokens, batch 1, memory full. counted: FLOPs of the blocks, 2 for a "
     "multiply-add of a matrix product or scan, without elementwise work; vocabulary: those of embedding and softmax. "
     "formula: Table 1 of the CRT paper, which omits embedding and softmax and counts FLOPs in some terms and "
     "multiply-adds in others; CRT-NCGRU gets CRT-GRU's. state: what is carried to the next segment."
 )
-WIDTH = 200
+_WIDTH = 200
 """Columns of the table if the output is not a terminal."""
-HEADINGS = (
+_HEADINGS = (
     "layers",
     "n",
     "GFLOPs\nformula",
@@ -43,7 +44,7 @@ HEADINGS = (
 def run(words: Sequence[str]) -> int:
     """Print a table; write the numbers and draw the figure if asked to."""
     own, overrides = split_overrides(words)
-    parser = command_parser("cost", DESCRIPTION)
+    parser = command_parser("cost", _DESCRIPTION)
     parser.add_argument(
         "recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs"
     )
@@ -61,8 +62,8 @@ def run(words: Sequence[str]) -> int:
     perplexities = [scored_perplexity(word, overrides) for word in arguments.recipes] if arguments.plot else []
     rows = [cost_of(word, overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
     terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=WIDTH)
-    console.print(cost_table(rows))
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console.print(_cost_table(rows))
     if arguments.json:
         with replacing(arguments.json) as file:
             file.write((json.dumps([row.as_plain() for row in rows], indent=2) + "\n").encode())
@@ -73,12 +74,12 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def cost_table(rows: Sequence[CostRow]) -> Table:
+def _cost_table(rows: Sequence[CostRow]) -> Table:
     """Tabulate the costs, a line for each recipe."""
-    table = Table(title="The cost of a segment", caption=CAPTION, box=box.SIMPLE_HEAD, caption_justify="left")
+    table = Table(title="The cost of a segment", caption=_CAPTION, box=box.SIMPLE_HEAD, caption_justify="left")
     table.add_column("recipe", overflow="fold")
     table.add_column("model")
-    for heading in HEADINGS:
+    for heading in _HEADINGS:
         table.add_column(heading, justify="right")
     for row in rows:
         published, measured = row.published, row.measured

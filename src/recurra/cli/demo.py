@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import command_parser
-from recurra.evaluation import EvaluationResult, SpanAccuracy, evaluate
-from recurra.runs import open_run
-from recurra.runs.figures import draw_comparison, draw_gates, gates_of
-from recurra.runs.scores import score_by_span
-from recurra.training import RunFolder, Trainer, load_recipe, recipes_folder, to_yaml
-from recurra.training.allocator import keep_large_blocks
+from recurra.train.evaluate import EvaluationResult, SpanAccuracy, evaluate
+from recurra.train.figures import draw_comparison, draw_gates, gates_of
+from recurra.train.loop import Trainer
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import load_recipe, recipes_folder, to_yaml
+from recurra.train.run import open_run, score_by_span
+from recurra.train.run_folder import RunFolder
 
-TRANSITIONS = ("data-controlled", "fixed")
+_TRANSITIONS = ("data-controlled", "fixed")
 
 
 def run(words: Sequence[str]) -> int:
@@ -33,18 +34,18 @@ def run(words: Sequence[str]) -> int:
     folder = parser.parse_args(words).run
     keep_large_blocks()
     console = Console()
-    for transition in TRANSITIONS:
+    for transition in _TRANSITIONS:
         if not _train(transition, folder / transition, console):
             print(f"stopped; continue with: recurra demo --run {folder}", file=sys.stderr)
             return 130
-    runs = [open_run(folder / transition) for transition in TRANSITIONS]
+    runs = [open_run(folder / transition) for transition in _TRANSITIONS]
     results = {run.name: score_by_span(run) for run in runs}
     console.print(_accuracy_table(results))
     spans = {name: by_span for name, (_, by_span) in results.items()}
     files = draw_comparison(runs, spans, folder / "figures")
     files += [file for run in runs for file in draw_gates(run, gates_of(run))]
     console.print("figures:", *files, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
-    explored = " ".join(shlex.quote(str(folder / transition)) for transition in TRANSITIONS)
+    explored = " ".join(shlex.quote(str(folder / transition)) for transition in _TRANSITIONS)
     console.print(
         f"to play against them in the browser: recurra explore {explored}",
         markup=False,

@@ -6,11 +6,11 @@ import sys
 from contextlib import suppress
 
 FAILED = 2
-MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what it was given
-INTERRUPTED = 130
-NOBODY_READS = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
+_MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what it was given
+_INTERRUPTED = 130
+_NOBODY_READS = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 
-EXTRAS = {
+_EXTRAS = {
     "av": "video",
     "transformers": "hf",
     "safetensors": "hf",
@@ -37,7 +37,7 @@ def report(command: str, error: BaseException) -> int:
     """Print what happened, for `error` as a command raised it, and return the exit code."""
     if isinstance(error, BrokenPipeError):  # `recurra generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
-        return NOBODY_READS
+        return _NOBODY_READS
     text, code = _described(error)
     with suppress(OSError):  # nobody reads, as after the terminal was closed
         print(f"{command}: {text}", file=sys.stderr)
@@ -52,8 +52,8 @@ def named(error: BaseException) -> str:
 def _described(error: BaseException) -> tuple[str, int]:
     """Describe an error in plain words, with the exit code for its kind."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED
-    if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return "interrupted", _INTERRUPTED
+    if isinstance(error, ImportError) and (extra := _EXTRAS.get((error.name or "").partition(".")[0])):
         return f"{error.name} is missing: pip install 'recurra[{extra}]'", FAILED
     asked_for = _ALLOCATION.search(str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and asked_for):
@@ -62,4 +62,4 @@ def _described(error: BaseException) -> tuple[str, int]:
     if isinstance(error, (ValueError, OSError, FloatingPointError)):
         # The library raises these for a wrong key, value, file or checkpoint, and for a run that diverged.
         return str(error), FAILED
-    return f"{named(error)}. This should not have happened; please report it, with --debug for the traceback", MISTAKE
+    return f"{named(error)}. This should not have happened; please report it, with --debug for the traceback", _MISTAKE

@@ -10,15 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
-from recurra.data import SPLITS
-from recurra.evaluation.evaluate import TEMPERATURES
-from recurra.runs import open_run
-from recurra.runs.score_files import write_scores
-from recurra.runs.scores import DETAILS, calibrated_temperature, score_run
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.process import chosen_device
+from recurra.data.batches import SPLITS
+from recurra.train.evaluate import TEMPERATURES
+from recurra.train.process import chosen_device, keep_large_blocks
+from recurra.train.run import DETAILS, calibrated_temperature, open_run, score_run, write_scores
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Score a trained run on a split, in float32, with the state carried along contiguous segments. Prints a table, and writes
 RUN/eval-SPLIT.json.
 
@@ -28,21 +25,21 @@ become part of the file's name.
 
 A text can also be scored in windows that overlap, which gives every token a long context and takes as much longer:
 --data.eval_stride 10 --data.eval_context 130 --data.eval_batch_size 32."""
-TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
+_TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
 """The temperatures that `--temperature valid` chooses from."""
 
 
 def run(words: Sequence[str]) -> int:
     """Score, print and write."""
     own, overrides = split_overrides(words)
-    parser = command_parser("eval", DESCRIPTION)
+    parser = command_parser("eval", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--split", choices=SPLITS, default="test", help="split to score (default: test)")
     parser.add_argument(
         "--temperature",
         metavar="T",
         type=_temperature,
-        help=f"divide the logits by T; `valid` first finds the T from {TRIED} with the lowest validation loss",
+        help=f"divide the logits by T; `valid` first finds the T from {_TRIED} with the lowest validation loss",
     )
     add_device(parser, "score", default="auto")
     add_checkpoint(parser)
@@ -57,11 +54,11 @@ def run(words: Sequence[str]) -> int:
         temperature = calibrated_temperature(trained)
         if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
             print(
-                f"T = {temperature:g} is an end of what was tried, {TRIED}: a better T may lie beyond", file=sys.stderr
+                f"T = {temperature:g} is an end of what was tried, {_TRIED}: a better T may lie beyond", file=sys.stderr
             )
     scores = score_run(trained, arguments.split, temperature=temperature)
     write_scores(trained.folder, scores)
-    Console(markup=False).print(score_table(trained.name, scores))
+    Console(markup=False).print(_score_table(trained.name, scores))
     for path in trained.task.figures_of_scores(trained, arguments.split, scores):
         print(path)
     return 0
@@ -79,7 +76,7 @@ def _temperature(word: str) -> float | str:
     return temperature
 
 
-def score_table(title: str, scores: Mapping[str, Any]) -> Table:
+def _score_table(title: str, scores: Mapping[str, Any]) -> Table:
     """Tabulate scores, without the long ones and those that are empty."""
     table = Table(title=title, show_header=False)
     for name, value in scores.items():

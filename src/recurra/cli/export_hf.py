@@ -5,11 +5,11 @@ from pathlib import Path
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.cli.convert import converted
-from recurra.runs.formats import convert_model
-from recurra.training import RunFolder
+from recurra.train.formats import convert_model
+from recurra.train.run_folder import RunFolder
 
-DESCRIPTION = """\
-Write a text run as a folder that transformers loads after `import recurra.huggingface`: config.json,
+_DESCRIPTION = """\
+Write a text run as a folder that transformers loads after `import recurra.convert.huggingface`: config.json,
 generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json, and manifest.json, from which
 `recurra convert` makes a run again. Needs the extra hf.
 
@@ -20,7 +20,7 @@ tokenizer of its own, --data.path FOLDER says where its corpus is."""
 def run(words: Sequence[str]) -> int:
     """Export, and print how much the logits differ."""
     own, overrides = split_overrides(words)
-    parser = command_parser("export hf", DESCRIPTION)
+    parser = command_parser("export hf", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of a text run")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.runs import open_run
-from recurra.runs.onnx_export import OnnxExport, export_onnx
+from recurra.train.exports import OnnxExport, export_onnx
+from recurra.train.run import open_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Write a text run as one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens and
 streams. Beside it go its tokenizer, FILE.tokenizer.json, and FILE.py, a program that continues a text using onnxruntime
 alone. Needs the extra export.
@@ -19,7 +19,7 @@ largest. If the run has no tokenizer of its own, --data.path FOLDER says where i
 def run(words: Sequence[str]) -> int:
     """Export, and print how much the logits differ."""
     own, overrides = split_overrides(words)
-    parser = command_parser("export onnx", DESCRIPTION)
+    parser = command_parser("export onnx", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of a run of a recurrent language model")
     parser.add_argument("file", type=Path, metavar="FILE", help="file to write; must end in .onnx")
     add_checkpoint(parser, of="checkpoint to export")
@@ -27,11 +27,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     arguments = parser.parse_args(own)
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
-    print(report(export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)))
+    print(_report(export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)))
     return 0
 
 
-def report(export: OnnxExport) -> str:
+def _report(export: OnnxExport) -> str:
     """Report an export in lines."""
     lines = [f"the logits differ from the model's by {export.difference:.1e} of the largest at most"]
     if export.int8_difference is not None:

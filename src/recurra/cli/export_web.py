@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.runs import open_run
-from recurra.runs.web_export import WebExport, export_web
+from recurra.train.exports import WebExport, export_web
+from recurra.train.run import open_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Write one or more runs as a folder that any static host serves: the explorer's page, each model's step as an ONNX
 file, its tokenizer, and onnxruntime-web, which runs the steps inside the browser in constant memory. No server is
 needed, and nothing leaves the page. Takes runs over text and on Memory Horizon. Needs the extra export.
@@ -20,7 +20,7 @@ To look at it: python -m http.server --directory FOLDER --bind 127.0.0.1"""
 def run(words: Sequence[str]) -> int:
     """Export, and print what was written."""
     own, overrides = split_overrides(words)
-    parser = command_parser("export web", DESCRIPTION)
+    parser = command_parser("export web", _DESCRIPTION)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")
@@ -42,11 +42,11 @@ def run(words: Sequence[str]) -> int:
     export = export_web(
         runs, arguments.folder, weights=arguments.weights, webgpu=arguments.webgpu, force=arguments.force
     )
-    print(report(export, arguments.folder))
+    print(_report(export, arguments.folder))
     return 0
 
 
-def report(export: WebExport, folder: Path) -> str:
+def _report(export: WebExport, folder: Path) -> str:
     """Report an export in lines."""
     models = [n_bytes for name, n_bytes in export.files.items() if name.endswith(".onnx")]
     taken = f"the model takes {sum(models) / 1e6:.1f}" if len(models) == 1 else f"models take {sum(models) / 1e6:.1f}"

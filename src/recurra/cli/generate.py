@@ -8,20 +8,22 @@ from time import perf_counter
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
 from recurra.cli.launched import joined_ranks
-from recurra.data import BytePairEncoding
-from recurra.data.text_files import joined
-from recurra.decoding import NUMBERS
-from recurra.generation import GenerationConfig, SamplingConfig, Speculation, Stream, Streams
-from recurra.generation.continuation import first_tokens
-from recurra.runs import open_run
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.process import chosen_device
-from recurra.training.ranks import Ranks, is_first_launched, n_launched
+from recurra.data.files import joined
+from recurra.data.tokenizers import BytePairEncoding
+from recurra.decoding.linear import NUMBERS
+from recurra.streams.continuation import GenerationConfig, first_tokens
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.speculation import Speculation
+from recurra.streams.stream import Stream
+from recurra.streams.streams import Streams
+from recurra.train.distributed import Ranks, is_first_launched, n_launched
+from recurra.train.process import chosen_device, keep_large_blocks
+from recurra.train.run import open_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Continue a text. The output follows the prompt exactly as it stands; a word-level model begins with the blank between
 two words. If the run has no tokenizer of its own, --data.path FOLDER says where its corpus is."""
-LINE_LENGTH = 2**16
+_LINE_LENGTH = 2**16
 """Maximum number of characters of the standard input that are fed at once."""
 
 
@@ -71,7 +73,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_parser("generate", DESCRIPTION)
+    parser = command_parser("generate", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of a text run")
     add = parser.add_argument
     add(
@@ -173,9 +175,9 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     before = stream.position
     tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
     if arguments.prompt == "-":
-        texts = lines(sys.stdin.readline)
+        texts = _lines(sys.stdin.readline)
         spanning = isinstance(tokenizer, BytePairEncoding) and not tokenizer.encodes_lines_apart
-        for text in joined(texts, LINE_LENGTH) if spanning else texts:  # most tokens are those of the whole
+        for text in joined(texts, _LINE_LENGTH) if spanning else texts:  # most tokens are those of the whole
             stream.feed(text)
     elif arguments.prompt is not None:
         stream.feed(arguments.prompt)
@@ -185,7 +187,7 @@ def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
     return stream.position - before
 
 
-def lines(readline: Callable[[int], str], length: int = LINE_LENGTH) -> Iterator[str]:
+def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterator[str]:
     """Read a text line by line; split lines longer than `length` into parts, before a blank if they have one.
 
     At most two such parts are in memory at any time.

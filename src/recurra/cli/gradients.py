@@ -11,16 +11,16 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from recurra.analysis import GradientFlow
-from recurra.analysis.plots import gradient_over_distance, save
+from recurra.analysis.gradient_flow import GradientFlow
+from recurra.analysis.plots.figure import save
+from recurra.analysis.plots.gradient_flow import gradient_over_distance
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.data import SPLITS
-from recurra.runs import open_run
-from recurra.runs.figures import require_different_names
-from recurra.runs.gradients import measure_gradients, measured_tokens, write_gradients
-from recurra.training.allocator import keep_large_blocks
+from recurra.data.batches import SPLITS
+from recurra.train.figures import measure_gradients, measured_tokens, require_different_names, write_gradients
+from recurra.train.process import keep_large_blocks
+from recurra.train.run import open_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
 tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
 
@@ -46,15 +46,15 @@ def run(words: Sequence[str]) -> int:
     files = save(gradient_over_distance(flows), arguments.out or runs[0].folder.figures, "gradient-flow")
     console = Console(markup=False)
     for name, flow in flows.items():
-        console.print(distance_table(name, flow))
-    console.print(step_table(flows))
+        console.print(_distance_table(name, flow))
+    console.print(_step_table(flows))
     for file in files:
         console.print(str(file), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
 def _parser() -> ArgumentParser:
-    parser = command_parser("gradients", DESCRIPTION)
+    parser = command_parser("gradients", _DESCRIPTION)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
     parser.add_argument("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
     parser.add_argument(
@@ -80,7 +80,7 @@ def _track(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) ->
     progress.remove_task(task)
 
 
-def distance_table(name: str, flow: GradientFlow) -> Table:
+def _distance_table(name: str, flow: GradientFlow) -> Table:
     """Tabulate ||dy_k/dy_i|| and its bounds for the first and last source of every segment, the nearest first."""
     table = Table(title=f"{name}: ||dy_k/dy_i||, and bounds of the path along the RNN")
     columns = {
@@ -102,7 +102,7 @@ def distance_table(name: str, flow: GradientFlow) -> Table:
     return table
 
 
-def step_table(flows: Mapping[str, GradientFlow]) -> Table:
+def _step_table(flows: Mapping[str, GradientFlow]) -> Table:
     """Tabulate what a step of the memory RNN does to a gradient, with a column for each run."""
     table = Table(title="a step of the memory RNN: ||dh_t/dh_t-1||")
     table.add_column(overflow="fold")

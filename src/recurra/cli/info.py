@@ -9,14 +9,13 @@ from rich.table import Table
 
 from recurra import list_mixers
 from recurra.cli.arguments import command_parser
-from recurra.kernels.backends import BACKENDS, choose_backend
-from recurra.models import list_models
-from recurra.training import experiment_names
-from recurra.training.checkpoint import versions
-from recurra.training.hardware import hardware
-from recurra.training.precision import has_native_bfloat16
+from recurra.models.registry import list_models
+from recurra.ops._toolkit.backends import BACKENDS, choose_backend
+from recurra.train.checkpoint import versions
+from recurra.train.process import hardware, has_native_bfloat16
+from recurra.train.task import experiment_names
 
-LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
+_LIBRARIES = ("numba", "triton", "lightning-fabric", "tokenizers")
 
 
 def run(words: Sequence[str]) -> int:
@@ -25,16 +24,16 @@ def run(words: Sequence[str]) -> int:
         words
     )
     table = Table(show_header=False)
-    for name, text in lines():
+    for name, text in _lines():
         table.add_row(name, text)
     Console(markup=False).print(table)
     return 0
 
 
-def lines() -> Iterator[tuple[str, str]]:
+def _lines() -> Iterator[tuple[str, str]]:
     """Give the lines of the table: names and texts."""
     yield from versions().items()
-    for library in LIBRARIES:
+    for library in _LIBRARIES:
         yield library, _installed(library)
     for name, value in hardware().items():
         if name != "native_bfloat16":  # below, for each device

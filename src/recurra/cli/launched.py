@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from recurra.training.ranks import Ranks, is_first_launched, n_launched
+from recurra.train.distributed import Ranks, is_first_launched, n_launched
 
-WAIT = 1.0
+_WAIT = 1.0
 """Seconds that other ranks wait before they report: an error of all ranks has then been reported by the first, and
 torchrun has ended them."""
 
 
-class AnotherRankEnded(OSError):
+class _AnotherRankEnded(OSError):
     """This rank cannot go on because another one ended."""
 
 
@@ -36,12 +36,12 @@ def reporting_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_lost_connection(error):
-            time.sleep(3 * WAIT)  # torchrun shall see the other one first
-            raise AnotherRankEnded("another rank ended, and its message says why") from error
+        if _is_lost_connection(error):
+            time.sleep(3 * _WAIT)  # torchrun shall see the other one first
+            raise _AnotherRankEnded("another rank ended, and its message says why") from error
         handler.record_exception(error)
         if not is_first_launched():
-            time.sleep(WAIT)
+            time.sleep(_WAIT)
         raise
     if dist.is_initialized():  # threads of a group that is left over can abort the interpreter when it ends
         dist.destroy_process_group()
@@ -60,7 +60,7 @@ def joined_ranks() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def is_lost_connection(error: BaseException) -> bool:
+def _is_lost_connection(error: BaseException) -> bool:
     """Say whether an error is what torch.distributed raises when another rank is gone."""
     text = str(error)
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "NCCL error")

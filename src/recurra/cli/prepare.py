@@ -9,7 +9,7 @@ from recurra.data.documents import SOURCES
 from recurra.data.prepare import Preparation, prepare
 from recurra.data.shards import ENCODERS
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
 
 PATH is a folder with train, valid and test files of text, a folder of .parquet or .jsonl files whose names or folders
@@ -19,7 +19,7 @@ same command again to continue it."""
 
 def run(words: Sequence[str]) -> int:
     """Prepare, and print what came of it."""
-    parser = command_parser("prepare", DESCRIPTION, overrides=False)
+    parser = command_parser("prepare", _DESCRIPTION, overrides=False)
     parser.add_argument("path", metavar="PATH", help="where the corpus is")
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to write")
     parser.add_argument("--source", choices=SOURCES, default="folder", help="what PATH is (default: folder)")

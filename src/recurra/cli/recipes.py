@@ -11,9 +11,9 @@ from rich.table import Table
 
 from recurra.cli.arguments import command_parser
 from recurra.files.reading import read_text, read_yaml
-from recurra.training import find_recipe, recipe_names
+from recurra.train.recipe import find_recipe, recipe_names
 
-WIDTH = 120
+_WIDTH = 120
 """Columns of the table if the output is not a terminal."""
 
 
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     console = Console(markup=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH, markup=False)
+        console = Console(width=_WIDTH, markup=False)
     console.print(_table())
     return 0
 

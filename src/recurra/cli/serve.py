@@ -7,9 +7,9 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.decoding import NUMBERS
+from recurra.decoding.linear import NUMBERS
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Serve trained runs over HTTP: OpenAI's /v1/completions and /v1/chat/completions, streams by name that last in
 /v1/sessions, and the explorer, a page to look into a model. Many streams are written side by side. Sessions are written
 to disk after every turn.
@@ -22,12 +22,12 @@ def run(words: Sequence[str]) -> int:
     """Serve until a signal comes."""
     own, overrides = split_overrides(words)
     arguments = parser().parse_args(own)
-    from recurra.serving.app import serve_runs  # loads FastAPI
+    from recurra.serve.app import serve_runs  # loads FastAPI
 
     return serve_runs(arguments.runs, settings(arguments), arguments, overrides)
 
 
-def parser(name: str = "serve", description: str = DESCRIPTION) -> ArgumentParser:
+def parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
     """The arguments of a server."""
     made = command_parser(name, description)
     made.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
@@ -69,7 +69,7 @@ def parser(name: str = "serve", description: str = DESCRIPTION) -> ArgumentParse
 
 def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
     """The server's limits."""
-    from recurra.serving.http import ServeSettings
+    from recurra.serve.http import ServeSettings
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
     if arguments.api_key_file is not None:

@@ -11,12 +11,14 @@ from rich.table import Table
 
 from recurra.checks import require, sentence
 from recurra.cli.arguments import command_parser, split_overrides
-from recurra.runs.start import default_run_folder, resume_run, start_run
-from recurra.training import RunFolder, Trainer, load_recipe
-from recurra.training.allocator import keep_large_blocks
-from recurra.training.experiment import RESUMABLE, differences, require_resumable, to_plain
+from recurra.train.experiment import RESUMABLE, differences, require_resumable, to_plain
+from recurra.train.loop import Trainer
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import load_recipe
+from recurra.train.run_folder import RunFolder
+from recurra.train.start import default_run_folder, resume_run, start_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Train a recipe with every combination of some values, each run in its own folder, and print a table, the best run first.
 
 A key with commas in its value is varied: --optimizer.learning_rate 0.001,0.003,0.01 --training.seed 0,1 makes six runs.
@@ -25,7 +27,7 @@ reads the runs that are finished and resumes the others."""
 
 
 @dataclass(frozen=True)
-class SweptRun:
+class _SweptRun:
     """A run of a sweep: its values by key, and the scores of its best evaluation, which are empty if it diverged."""
 
     folder: Path
@@ -36,7 +38,7 @@ class SweptRun:
 def run(words: Sequence[str]) -> int:
     """Sweep, and print the table."""
     own, overrides = split_overrides(words)
-    parser = command_parser("sweep", DESCRIPTION)
+    parser = command_parser("sweep", _DESCRIPTION)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
     arguments = parser.parse_args(own)
@@ -47,7 +49,7 @@ def run(words: Sequence[str]) -> int:
     combinations = [dict(zip(space, values)) for values in itertools.product(*space.values())]
     runs = [_train(arguments.recipe, out, values, fixed) for values in combinations]
     monitor = load_recipe(arguments.recipe, overrides=_words(combinations[0], fixed)).training.monitor
-    Console(markup=False).print(sweep_table(out.name, [*space], runs, monitor))
+    Console(markup=False).print(_sweep_table(out.name, [*space], runs, monitor))
     return 0
 
 
@@ -67,7 +69,7 @@ def _words(*settings: Mapping[str, str]) -> list[str]:
     return [f"--{key}={value}" for one in settings for key, value in one.items()]
 
 
-def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str, str]) -> SweptRun:
+def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str, str]) -> _SweptRun:
     """Train a recipe with some values, or resume or read the run that has them."""
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()).replace("/", "-")
     folder, words = RunFolder(out / name), _words(fixed, values)
@@ -76,8 +78,8 @@ def _train(recipe: str, out: Path, values: Mapping[str, str], fixed: Mapping[str
         if not trainer.finished and (received := trainer.fit().received) is not None:
             raise KeyboardInterrupt(received.name)
     except FloatingPointError:  # the loss is not finite, which is a result like others
-        return SweptRun(folder.path, values, {})
-    return SweptRun(folder.path, values, trainer.scores.get("best", {}))
+        return _SweptRun(folder.path, values, {})
+    return _SweptRun(folder.path, values, trainer.scores.get("best", {}))
 
 
 def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
@@ -97,7 +99,7 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
     return resume_run(folder.path, overrides=_words(changes))
 
 
-def sweep_table(title: str, keys: Sequence[str], runs: Sequence[SweptRun], monitor: str) -> Table:
+def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[_SweptRun], monitor: str) -> Table:
     """Tabulate the runs of a sweep with the values of the keys that vary, the best first."""
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]

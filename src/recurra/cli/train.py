@@ -8,11 +8,12 @@ from contextlib import redirect_stderr, suppress
 
 from recurra.cli.arguments import command_parser, split_overrides
 from recurra.cli.launched import reporting_together
-from recurra.runs.start import resume_run, start_run
-from recurra.training import Trainer, recipe_help
-from recurra.training.allocator import keep_large_blocks
+from recurra.train.loop import Trainer
+from recurra.train.process import keep_large_blocks
+from recurra.train.recipe import recipe_help
+from recurra.train.start import resume_run, start_run
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Train a recipe, or resume a run that was stopped. `recurra train RECIPE --help` lists every key that the recipe may
 set."""
 
@@ -58,7 +59,7 @@ def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = command_parser("train", DESCRIPTION, add_help=False)
+    parser = command_parser("train", _DESCRIPTION, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
     parser.add_argument(
         "recipe",

@@ -1,16 +1,26 @@
 """A trained language model apart from where it was trained: what all its formats on disk share."""
 
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from recurra.checks import sentence
-from recurra.data import BytePairEncoding, TextEncoder, Vocabulary
-from recurra.files.reading import parse_json
+from recurra.checks import require, sentence
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder
+from recurra.data.vocabulary import Vocabulary
+from recurra.files.digests import content_digest
+from recurra.files.reading import parse_json, require_fields
+from recurra.files.weights import read_safetensors, require_finite, shape_difference, write_safetensors
+from recurra.files.writing import replacing
+from recurra.models.registry import DataSizes, entry_of, list_models, on_meta
 
-LARGEST_DIFFERENCE = 1e-5
+_LARGEST_DIFFERENCE = 1e-5
 """Largest difference of a model's logits after conversion, in float32."""
 
 
@@ -53,7 +63,7 @@ def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     return tokenizer.to_json()
 
 
-def tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
+def _tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
     """Read what `tokenizer_to_json` returned; `name` is what messages call it.
 
     Raises:
@@ -64,7 +74,7 @@ def tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
 
 
 @torch.inference_mode()
-def largest_difference(one: nn.Module, other: nn.Module) -> float:
+def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     """Compare the logits of two language models on tokens drawn at random, over more than two segments.
 
     Returns:
@@ -94,9 +104,243 @@ def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
     Raises:
         ValueError: it is above `LARGEST_DIFFERENCE`, or NaN.
     """
-    difference = largest_difference(one, other)
-    if not difference <= LARGEST_DIFFERENCE:
+    difference = _largest_difference(one, other)
+    if not difference <= _LARGEST_DIFFERENCE:
         raise ValueError(
-            f"{what}: its logits differ from the model's by {difference:.1e}, more than {LARGEST_DIFFERENCE:.0e}"
+            f"{what}: its logits differ from the model's by {difference:.1e}, more than {_LARGEST_DIFFERENCE:.0e}"
         )
     return difference
+
+
+# --- weights from files of other code bases ---
+
+
+_EXPECTED = "one that torch can read without running its code"
+_CONTAINERS = ("model_state", "state_dict", "model")
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a file of weights by their names: `.safetensors`, or what torch.save wrote (`.pyth`, `.bin`, `.pt`).
+
+    Reading runs no code of the file. Of a whole training checkpoint the weights are taken, which stand under
+    `model_state` in those of TimeSformer's code, elsewhere under `state_dict` or `model`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, holds something else than weights, objects that could only be made by running its
+            code, or weights that are not finite.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        weights, _ = read_safetensors(path, _EXPECTED)
+    else:
+        weights = weights_of(_load_pickled(path), f"{path}")
+    require_finite(weights, path)
+    return weights
+
+
+def _load_pickled(path: Path) -> Any:
+    """Read what torch.save wrote, which only other code bases do, without running code of the file."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        for leaf in tree_leaves(content):
+            # A tensor with strides of 0 can have any shape, and whoever copies it would allocate that.
+            if isinstance(leaf, Tensor) and leaf.numel() * leaf.element_size() > path.stat().st_size:
+                raise ValueError(f"a tensor of shape {tuple(leaf.shape)} is larger than the file")
+    except Exception as error:  # whatever torch raises for content that it cannot read
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(sentence(str(path), f"no file of weights ({reason})", _EXPECTED)) from error
+    return content
+
+
+def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
+    """Return the weights by name, from a checkpoint or from a dictionary that holds nothing else.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for name in _CONTAINERS:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    if not isinstance(content, Mapping) or not all(_is_weight(*item) for item in content.items()):
+        raise ValueError(
+            f"{source} holds no weights by name; expected tensors, or a checkpoint with them under "
+            f"{', '.join(_CONTAINERS)}"
+        )
+    return dict(content)
+
+
+def _is_weight(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+
+
+# --- options by the names of another code base: renamed, translated, neutral or refused by name ---
+
+
+class Neutral(NamedTuple):
+    """An option that the models here lack: which values change nothing, in words too, and how to mend the others."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+    mend: str
+
+
+NO_CROSS_ATTENTION = {
+    "pruned_heads": Neutral(lambda value: not value, "none", "pruned heads are not supported"),
+    "is_decoder": Neutral(lambda value: not value, "False", "as published models have it"),
+    "add_cross_attention": Neutral(lambda value: not value, "False", "cross-attention is not supported"),
+    "cross_attention_hidden_size": Neutral(lambda value: value is None, "None", "cross-attention is not supported"),
+    "tie_encoder_decoder": Neutral(lambda value: not value, "False", "an encoder is not supported"),
+}
+"""What every config of transformers before 5 has."""
+
+
+def take_neutral(left: dict[str, Any], table: Mapping[str, Neutral]) -> None:
+    """Take out the options of a table.
+
+    Raises:
+        ValueError: naming the first that is not neutral.
+    """
+    for name in table.keys() & left.keys():
+        value = left.pop(name)
+        require(table[name].holds(value), name, value, table[name].expected, table[name].mend)
+
+
+def renamed(
+    left: Mapping[str, Any],
+    own_names: Iterable[str],
+    names: Mapping[str, str],
+    translations: Mapping[str, Callable[[Any], Any]],
+) -> dict[str, Any]:
+    """Return the options by our names.
+
+    Args:
+        left: the options by our names or theirs.
+        own_names: the options that exist here.
+        names: their names to ours.
+        translations: how to read the values of some of theirs, unless they are None.
+
+    Raises:
+        ValueError: two names of one option contradict each other.
+        TypeError: an option does not exist.
+    """
+    known = set(own_names)
+    own: dict[str, Any] = {}
+    first_names: dict[str, str] = {}
+    if wrong := [name for name in left if names.get(name, name) not in known]:
+        raise TypeError(f"there is no option {', '.join(wrong)}; there are: {', '.join(sorted({*known, *names}))}")
+    for name, value in left.items():
+        own_name = names.get(name, name)
+        translated = translations[name](value) if name in translations and value is not None else value
+        if own_name in own and own[own_name] != translated:
+            other = first_names[own_name]
+            raise ValueError(sentence(name, repr(value), f"what says the same as {other} = {left[other]!r}"))
+        own[own_name] = translated
+        first_names.setdefault(own_name, name)
+    return own
+
+
+# --- a language model in one safetensors file: weights, and configuration and tokenizer in its metadata ---
+
+
+_FORMAT = "recurra model 2"
+_WRITTEN = "a file that `recurra convert` wrote"
+_TYPES = {
+    "format": str,
+    "model": str,
+    "config": dict[str, Any],
+    "experiment": dict[str, Any] | None,
+    "step": int | None,
+}
+"""The description's keys and their types; the digest is added to them."""
+
+
+def save_single_file(portable: PortableModel, path: Path) -> None:
+    """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
+
+    The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
+    step if they are known, and a digest of all content; and the key `tokenizer`, if there is one.
+
+    Raises:
+        OSError: it cannot be written.
+        TypeError: the model is not a language model.
+    """
+    description = {
+        "format": _FORMAT,
+        "model": entry_of(portable.model).model.__name__,
+        "config": asdict(portable.model.config),  # type: ignore[call-overload]
+        "experiment": portable.experiment,
+        "step": portable.step,
+    }
+    tokenizer = None if portable.tokenizer is None else tokenizer_to_json(portable.tokenizer)
+    tied = tied_parameters(portable.model)
+    weights = {name: tensor for name, tensor in portable.model.state_dict().items() if name not in tied}
+    description["digest"] = content_digest({**description, "tokenizer": tokenizer}, weights)
+    metadata = {"format": "pt", "recurra": json.dumps(description)}
+    if tokenizer is not None:
+        metadata["tokenizer"] = tokenizer
+    with replacing(path) as file:
+        write_safetensors(file, weights, metadata)
+
+
+def load_single_file(path: Path) -> PortableModel:
+    """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, was not written by `save_single_file`, or has weights that are not finite.
+    """
+    weights, metadata = read_safetensors(path, _WRITTEN)
+    if "recurra" not in metadata:
+        raise ValueError(sentence(str(path), "one that does not say which model its weights belong to", _WRITTEN))
+    description = parse_json(metadata["recurra"], f"the description in {path}", allow_nan=True)
+    _require_sound(description, metadata, weights, path)
+    require_finite(weights, path)
+    model = _build(description, weights, path)
+    text = metadata.get("tokenizer")
+    tokenizer = None if text is None else _tokenizer_from_json(text, f"the tokenizer in {path}")
+    return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
+
+
+def _require_sound(
+    description: dict[str, Any], metadata: dict[str, str], weights: dict[str, Tensor], path: Path
+) -> None:
+    """Refuse a description of another format or form, and content that does not match its digest."""
+    found = description.get("format")
+    if found != _FORMAT:
+        raise ValueError(sentence(str(path), f"in the format {found!r}", repr(_FORMAT)))
+    digest = description.pop("digest", None)
+    if digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
+    if description.keys() != _TYPES.keys():
+        came = f"one with {', '.join(sorted(description))}"
+        raise ValueError(sentence(f"the description in {path}", came, ", ".join(_TYPES)))
+    require_fields(description, _TYPES, f"the description in {path}", finite=False)
+
+
+def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) -> nn.Module:
+    """Make the model and load the weights, which must be all of its own: the file has to be as large as the model."""
+    entry = next((entry for entry in list_models(DataSizes) if entry.model.__name__ == description["model"]), None)
+    if entry is None:
+        raise ValueError(sentence(str(path), f"of a {description['model']}", "a model that this version knows"))
+    try:
+        config = entry.config(**description["config"])
+        if config.n_layer > len(weights):
+            raise ValueError(sentence(f"n_layer in {path}", config.n_layer, f"at most {len(weights)}, one per weight"))
+        with on_meta():  # takes no memory, whatever the sizes
+            outline = entry.model(config)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    tied = tied_parameters(outline)
+    weights = {**weights, **{name: weights[first] for name, first in tied.items() if first in weights}}
+    if difference := shape_difference(outline, weights):
+        came = f"one with other weights than its configuration says (it has {difference})"
+        raise ValueError(sentence(str(path), came, _WRITTEN))
+    with torch.device("cpu"):
+        model: nn.Module = entry.model(config)
+    for name, own in model.state_dict(keep_vars=True).items():
+        own.data = own.data.to(weights[name].dtype)  # or loading would round them to torch's default type
+    model.load_state_dict(weights)
+    return model

@@ -1,14 +1,227 @@
-"""What a data set is: batches, numbered by epoch and step.
+"""Data sets as numbered batches, whose order depends on nothing but a seed and the position in the run."""
 
-A batch is a pure function of (seed, epoch, step, rank). Reading one changes nothing in its source, so a run can resume
-from (epoch, step) alone, and two runs can read the same source.
-"""
-
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
-from recurra.layers.poses import Poses
+from recurra.checks import kind_of, require, require_at_least, sentence
+
+# --- the poses of the person in a clip, and which joint is seen in which patch ---
+
+
+class Poses(NamedTuple):
+    """The poses in the clips of a batch, for training only.
+
+    joints: (x, y) of each joint in each frame, in pixels of the clip from its upper left corner; NaN where a joint was
+    not found. Joints outside of the clip's picture have their places there.
+    features: what a skeleton model says of each segment; NaN where there is nothing, None if there is none at all.
+    """
+
+    joints: Float[Tensor, "B T J 2"]
+    features: Float[Tensor, "B S F"] | None = None
+
+
+def joint_targets(
+    joints: Float[Tensor, "N T J 2"], *, image_size: int, patch_size: int
+) -> tuple[Float[Tensor, "N P T J"], Bool[Tensor, "N T J"]]:
+    """Return which joints lie in each patch of each frame, 1 or 0, and which joints were found.
+
+    Patch (row, column) sees the places with row <= y / patch_size < row + 1, and x likewise. Patches are numbered row
+    by row. A joint outside of the picture lies in no patch; one that was not found has zeros that do not count.
+
+    Raises:
+        ValueError: patch_size does not divide image_size.
+    """
+    require(image_size % patch_size == 0, "patch_size", patch_size, f"a divisor of image_size = {image_size}")
+    edge = image_size // patch_size
+    found = joints.isfinite().all(-1)
+    inside = found & ((joints >= 0) & (joints < image_size)).all(-1)
+    column, row = joints.where(inside[..., None], 0.0).div(patch_size).floor().long().unbind(-1)
+    seen = functional.one_hot(row * edge + column, edge**2) * inside[..., None]
+    return seen.movedim(-1, 1).to(joints.dtype), found
+
+
+def require_poses(poses: Poses, clip: Tensor, *, n_segments: int, n_joints: int, d_features: int) -> None:
+    """Refuse poses that are not of these clips or of another skeleton.
+
+    Raises:
+        ValueError: naming what came and what was expected.
+    """
+    expected = (*clip.shape[:2], n_joints, 2)
+    if tuple(poses.joints.shape) != expected:
+        raise ValueError(sentence("poses.joints", kind_of(poses.joints), f"(batch, frames, n_joints, 2) = {expected}"))
+    expected = (clip.shape[0], n_segments, d_features)
+    if poses.features is not None and tuple(poses.features.shape) != expected:
+        came = kind_of(poses.features)
+        raise ValueError(sentence("poses.features", came, f"(batch, segments, d_skeleton) = {expected}"))
+
+
+# --- order ---
+#
+# The order of the data: random numbers that depend only on a seed and a place in the run, and checks of that place.
+
+
+def random_generator(seed: int, *place: int) -> np.random.Generator:
+    """Make a generator for one place in a run.
+
+    `place` starts with a number for the use of the seed, then lists whatever the draw depends on (epoch, step). The
+    same arguments give the same numbers in every process.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=place))
+
+
+@lru_cache(maxsize=4)
+def _epoch_permutation(n: int, seed: int, epoch: int) -> np.ndarray:
+    """Draw a permutation of 0..n-1, a new one for each (seed, epoch): (n,) int64, read-only.
+
+    Those of the last few epochs are cached, because every step of an epoch reads from the same one.
+    """
+    permutation = random_generator(seed, _EPOCH_ORDER, epoch).permutation(n)
+    permutation.flags.writeable = False
+    return permutation
+
+
+def require_step(n_steps: int, epoch: int, step: int) -> None:
+    """Raise ValueError for a negative epoch and IndexError for a step outside 0..n_steps-1."""
+    require_at_least(0, epoch=epoch)
+    if not 0 <= step < n_steps:
+        raise IndexError(sentence("step", step, f"a step of the epoch, 0 to {n_steps - 1}"))
+
+
+def require_rank(rank: int, world_size: int, batch_size: int) -> None:
+    """Raise ValueError unless `rank` is one of `world_size` ranks that can share a batch evenly."""
+    require_at_least(1, world_size=world_size)
+    require(0 <= rank < world_size, "rank", rank, f"a rank below world_size = {world_size}")
+    whole, mend = f"a multiple of world_size = {world_size}", "it counts the sequences of all ranks together"
+    require(batch_size % world_size == 0, "data.batch_size", batch_size, whole, mend)
+
+
+# The uses of a seed. No two uses share a number, so no two draws share a stream.
+_EPOCH_ORDER = 1
+MEMORY_HORIZON_TOKENS = 2
+TEXT_EXCERPTS = 3
+VIDEO_CLIPS = 4
+VIDEO_HELD_OUT = 5
+MOTIONS = 6
+TASKS = 7
+_TEXT_STEP_LENGTHS = 8
+SHARDS = 9
+MIXTURES = 10
+MEMORY_HORIZON_WINDOWS = 11
+TEXT_SHIFTS = 12
+
+
+# --- which samples make up a step, for data whose samples do not depend on each other ---
+
+
+class SampleOrder:
+    """Orders n samples in steps of `batch_size` and deals them to the ranks.
+
+    With a seed (training), each epoch is a new permutation. The last step is kept even if it is smaller. All ranks have
+    the same number of samples in a step, so that the mean of their mean losses is the mean over the batch: if the last
+    step does not divide evenly, up to world_size - 1 samples of that epoch's permutation are dropped.
+
+    Without a seed (evaluation), samples keep their own order and none is dropped. A rank that is short of a sample gets
+    a copy of another one, which does not count.
+
+    n: samples. batch_size: samples per step over all ranks together; the attribute of the same name counts those on
+    this rank.
+    """
+
+    def __init__(self, n: int, *, batch_size: int, seed: int | None, rank: int = 0, world_size: int = 1) -> None:
+        self.training = seed is not None
+        self.batch_size = -(-batch_size // world_size)
+        self._n = n
+        self._all_ranks = batch_size
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+
+    def __len__(self) -> int:
+        full, rest = divmod(self._n, self._all_ranks)
+        return full + (self._share(rest) > 0)
+
+    def samples(self, epoch: int, step: int) -> tuple[list[int], int]:
+        """Return this rank's samples at a step, and how many of them count: the first ones do.
+
+        Raises IndexError for a step outside 0..len-1, and ValueError for a negative epoch.
+        """
+        require_step(len(self), epoch, step)
+        first = step * self._all_ranks
+        last = min(first + self._all_ranks, self._n)
+        share = self._share(last - first)
+        places = torch.arange(first, last)[self._rank * share : (self._rank + 1) * share]
+        n_missing = share - len(places)
+        places = torch.cat([places, torch.full((n_missing,), first)])
+        if self._seed is not None:
+            places = torch.from_numpy(_epoch_permutation(self._n, self._seed, epoch)[places.numpy()])
+        return places.tolist(), share - n_missing
+
+    def _share(self, n: int) -> int:
+        """Each rank's share of a step of `n` samples: rounded down in training, up in evaluation."""
+        return n // self._world_size if self.training else -(-n // self._world_size)
+
+
+# --- training steps of drawn lengths, so that gradients are not cut at the same places in every epoch ---
+#
+# After Merity et al., "Regularizing and optimizing LSTM language models" (2017): lengths come from a normal
+# distribution around the usual one or, for some of the steps, around half of it.
+
+
+_SHORTEST = 5
+"""Shorter draws are lengthened to it, as in the published code."""
+
+
+class DrawnLengths(NamedTuple):
+    """The distribution of the lengths of training steps.
+
+    usual: tokens in most steps. deviation: their standard deviation. half_share: the share of steps that are drawn
+    around half the usual length. seed: of the draws.
+    """
+
+    usual: int
+    deviation: float
+    half_share: float
+    seed: int
+
+    @property
+    def mean(self) -> float:
+        """The mean length of a step."""
+        return self.usual * (1.0 - 0.5 * self.half_share)
+
+    def n_steps(self, total: int) -> int:
+        """Return how many steps read `total` tokens: the same in every epoch."""
+        return min(total, max(1, round(total / self.mean)))
+
+    def borders(self, total: int, epoch: int) -> Int[np.ndarray, " borders"]:
+        """Cut `total` tokens into steps: the first token of each and the end, new for every epoch.
+
+        The draws are scaled by a factor near 1, so that every epoch reads the whole text in the same number of steps.
+        """
+        return _borders(self, total, epoch)
+
+
+@lru_cache(maxsize=4)  # every step of an epoch asks for them
+def _borders(lengths: DrawnLengths, total: int, epoch: int) -> np.ndarray:
+    random, n = random_generator(lengths.seed, _TEXT_STEP_LENGTHS, epoch), lengths.n_steps(total)
+    centres = np.where(random.random(n) < lengths.half_share, lengths.usual / 2, lengths.usual)
+    ends = np.maximum(_SHORTEST, random.normal(centres, lengths.deviation)).cumsum()
+    # of the tokens beyond one a step, so that no step is empty
+    borders = np.arange(n + 1) + np.concatenate([[0], np.rint(ends / ends[-1] * (total - n))]).astype(np.int64)
+    borders.flags.writeable = False
+    return borders
+
+
+# --- what a data set is: batches, numbered by epoch and step ---
+#
+# A batch is a pure function of (seed, epoch, step, rank). Reading one changes nothing in its source, so a run can
+# resume from (epoch, step) alone, and two runs can read the same source.
+
 
 Split: TypeAlias = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")

@@ -9,11 +9,8 @@ import numpy as np
 
 from recurra.checks import require_choice, sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.bpe import BytePairEncoding
-from recurra.data.cache import Cache
-from recurra.data.progress import byte_progress
-from recurra.data.text_encoder import TextEncoder
-from recurra.data.text_files import TextFile, find_text_files, require_splits
+from recurra.data.files import Cache, TextFile, byte_progress, find_text_files, require_splits
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder
 from recurra.data.vocabulary import Vocabulary
 
 # Increase this when the same text and vocabulary give different tokens than before: old cache entries are then remade.

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeAlias
 
 from recurra.checks import sentence
 from recurra.data.batches import SPLITS, Split
-from recurra.data.text_files import find_text_files
+from recurra.data.files import find_text_files
 from recurra.files.digests import STAMP
 from recurra.files.reading import read_json
 
 Source: TypeAlias = Literal["folder", "parquet", "jsonl", "hf"]
 SOURCES: tuple[Source, ...] = ("folder", "parquet", "jsonl", "hf")
-PIECE_BYTES = 32 * 2**20
+_PIECE_BYTES = 32 * 2**20
 PREPARED = "vocabulary.json"
 """The file of a folder of shards that says what its vocabulary was made of, and for which size."""
 _HIDDEN = re.compile(r"(^|/)\.")
@@ -163,7 +163,7 @@ def _pieces(split: Split, path: Path, n_bytes: int) -> Iterator[Unit]:
     with path.open("rb") as file:
         first = number = 0
         while first < n_bytes:
-            file.seek(min(n_bytes, first + PIECE_BYTES))
+            file.seek(min(n_bytes, first + _PIECE_BYTES))
             file.readline()
             last = file.tell()
             yield Unit(split, number, "folder", str(path), first, last, identity=_identity([path]))

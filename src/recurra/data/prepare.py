@@ -1,34 +1,75 @@
-"""From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
-
-Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation keeps what was finished: a shard counts
-once its own small JSON file is there, which says what the shard was made from.
-"""
+"""Processes that prepare a corpus, and end with the one that started them."""
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from recurra.checks import require, require_choice, require_whole_number, sentence
-from recurra.data.bpe import BytePairEncoding, split_lines
-from recurra.data.byte_encoder import ByteEncoder
-from recurra.data.cache import require_write_bit
-from recurra.data.corpus import TextEncoder
 from recurra.data.documents import PREPARED, Source, Unit, corpus_path, find_units
-from recurra.data.progress import item_progress
+from recurra.data.files import item_progress, require_write_bit
 from recurra.data.shards import DOCUMENTS_SUFFIX, ENCODERS, FORMAT, INDEX, MOST_INDEX_BYTES, TOKENIZER
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder, split_lines
 from recurra.data.vocabulary import EOS, UNK, Vocabulary, count_words
-from recurra.data.workers import Map, worker_map
 from recurra.files.digests import file_sha256, read_stamped, write_stamped
 from recurra.files.writing import leftovers, locked, replacing
 
-SAMPLE_CHARACTERS = 100_000_000
+_Map: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+"""`map`, whose function may run in other processes; results come in their order."""
+
+
+@contextmanager
+def _worker_map(workers: int) -> Iterator[_Map]:
+    """Yield a `map` that calls the function in `workers` processes, or in this one. Raises OSError if one is killed."""
+    if workers == 1:
+        yield map
+        return
+    there = "forkserver" in get_all_start_methods()  # not on Windows
+    processes = get_context("forkserver" if there else "spawn")
+    if there:
+        processes.set_forkserver_preload(["recurra.data.prepare"])
+    pool = ProcessPoolExecutor(workers, processes, initializer=_end_with_parent)
+    try:
+        yield pool.map
+    except BrokenProcessPool as error:
+        mend = "run the same command again, perhaps with fewer --workers"
+        raise OSError(sentence("a worker", "killed, perhaps for lack of memory", "one that ends", mend)) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let this worker end when the process that started it is killed: it would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+# --- prepare ---
+#
+# From any corpus to shards: in parallel, resumable, each file written whole or not at all, with its digest.
+#
+# Each unit of the corpus (`documents.py`) becomes one shard. A killed preparation keeps what was finished: a shard
+# counts once its own small JSON file is there, which says what the shard was made from.
+
+
+_SAMPLE_CHARACTERS = 100_000_000
 """How much of the training split a byte pair encoding is trained on: the first of each unit, in equal parts."""
 
 
@@ -101,7 +142,7 @@ def _prepare(what: Preparation, units: list[Unit], report: Callable[[str], None]
     """Write what is missing. exclusive: as the only process, to which what is left half written belongs."""
     for temporary, _ in leftovers(what.out) if exclusive else ():
         temporary.unlink(missing_ok=True)
-    with worker_map(what.workers) as mapped:
+    with _worker_map(what.workers) as mapped:
         encoder = _encoder(what, units, mapped, report)
         for counts in what.out.glob(f"{_COUNTS}*.json") if exclusive else ():
             counts.unlink()
@@ -158,7 +199,7 @@ def _is_there(path: Path, index: dict[str, Any]) -> bool:
     return False
 
 
-def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable[[str], None]) -> TextEncoder:
+def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callable[[str], None]) -> TextEncoder:
     """Load the tokenizer that is there, or make it. Raises ValueError if the one there is not what was asked for."""
     own, asked = what.out / TOKENIZER, what.out / PREPARED
     if what.tokenizer is not None and not own.exists():
@@ -175,7 +216,7 @@ def _encoder(what: Preparation, units: list[Unit], mapped: Map, report: Callable
     elif what.vocabulary == "bpe":
         report("training the byte pair encoding")
         assert what.vocab_size is not None  # checked by the dataclass
-        share = SAMPLE_CHARACTERS // len(training)
+        share = _SAMPLE_CHARACTERS // len(training)
         encoder = BytePairEncoding.train((text for unit in training for text in _first(unit, share)), what.vocab_size)
     else:
         report("counting words")

@@ -11,13 +11,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from recurra.checks import require_choice, sentence
-from recurra.data.batches import SPLITS, Split
-from recurra.data.bpe import BytePairEncoding
-from recurra.data.byte_encoder import ByteEncoder
-from recurra.data.corpus import TextEncoder
-from recurra.data.order import SHARDS, random_generator
+from recurra.checks import require, require_choice, sentence
+from recurra.data.batches import MIXTURES, SHARDS, SPLITS, Batch, Split, random_generator, require_step
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
 from recurra.data.vocabulary import Vocabulary
 from recurra.files.digests import MANIFEST, file_sha256, read_stamped
 
@@ -36,7 +34,7 @@ _AGAIN = "prepare the corpus again"
 
 
 @dataclass(frozen=True)
-class Shard:
+class _Shard:
     """A file of tokens, beside which another one has the places of its documents.
 
     n_documents: how many begin in it. sha256, documents_sha256: digests of the two files; older indexes have no second.
@@ -63,7 +61,7 @@ class Shard:
 
 
 @cache  # of any number of shards: an entry is small, and a shard takes long to read
-def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
+def _opened(shard: _Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
     """Compare a shard with its digest, once for each version, and find the type of its tokens and where they begin."""
     if file_sha256(shard.path) != shard.sha256:
         raise ValueError(sentence(str(shard.path), "damaged", "the shard that its digest was made of", _AGAIN))
@@ -74,7 +72,7 @@ def _opened(shard: Shard, version: tuple[int, ...]) -> tuple[np.dtype, int]:
 
 
 @cache
-def _require_documents(shard: Shard, version: tuple[int, ...]) -> None:
+def _require_documents(shard: _Shard, version: tuple[int, ...]) -> None:
     """Compare the places of documents with their digest, once for each version."""
     path = shard.path.with_suffix(DOCUMENTS_SUFFIX)
     if shard.documents_sha256 is not None and file_sha256(path) != shard.documents_sha256:
@@ -88,7 +86,7 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _starts(shard: Shard, version: tuple[int, ...]) -> np.ndarray:
+def _starts(shard: _Shard, version: tuple[int, ...]) -> np.ndarray:
     starts: np.ndarray = np.load(shard.path.with_suffix(DOCUMENTS_SUFFIX))
     return starts
 
@@ -100,11 +98,11 @@ class ShardedTokens:
     shards: in this sequence's order.
     """
 
-    shards: tuple[Shard, ...]
+    shards: tuple[_Shard, ...]
     edges: np.ndarray = field(compare=False)
 
     @classmethod
-    def of(cls, shards: Sequence[Shard]) -> "ShardedTokens":
+    def of(cls, shards: Sequence[_Shard]) -> "ShardedTokens":
         """Put shards in a row."""
         return cls(tuple(shards), np.cumsum([0, *(shard.n_tokens for shard in shards)]))
 
@@ -162,7 +160,7 @@ class ShardCorpus:
         self._tokens: dict[Split, ShardedTokens] = {}
         for split, entries in index["splits"].items():
             shards = [
-                Shard(folder / e["name"], e["tokens"], e["documents"], e["digest"], e.get("documents_digest"))
+                _Shard(folder / e["name"], e["tokens"], e["documents"], e["digest"], e.get("documents_digest"))
                 for e in entries
             ]
             for shard, entry in zip(shards, entries):
@@ -179,3 +177,54 @@ class ShardCorpus:
         """Return the tokens of a split. Raises ValueError for one that the corpus does not have."""
         require_choice(self.splits, split=split)
         return self._tokens[split]
+
+
+# --- excerpts from several corpora, each drawn as often as its weight says ---
+
+
+class MixtureSource:
+    """Excerpts from random places of several texts, each the start of a new stream.
+
+    The excerpts of a step depend on (seed, epoch, step) alone, whatever the number of ranks. An epoch has as many steps
+    as it takes to read as many tokens as all texts have together.
+
+    texts: of prepared corpora with one vocabulary. weights: above 0, one for each; only their ratios count. batch_size:
+    excerpts over all ranks together; the attribute of the same name counts those on this rank.
+
+    Raises ValueError for a text shorter than an excerpt.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[ShardedTokens],
+        weights: Sequence[float],
+        *,
+        batch_size: int,
+        segment_length: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        for text in texts:
+            require(len(text) > segment_length, "the tokens of a text", len(text), f"at least {segment_length + 1}")
+        self.batch_size = batch_size // world_size
+        self._texts, self._shares = texts, np.asarray(weights) / sum(weights)
+        self._all_ranks, self._segment_length = batch_size, segment_length
+        self._seed, self._rank = seed, rank
+
+    def __len__(self) -> int:
+        return max(1, sum(map(len, self._texts)) // (self._all_ranks * self._segment_length))
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the excerpts of a step. Raises what `BatchSource.batch` raises."""
+        require_step(len(self), epoch, step)
+        random = random_generator(self._seed, MIXTURES, epoch, step)
+        chosen = random.choice(len(self._texts), size=self._all_ranks, p=self._shares)
+        places = random.random(self._all_ranks)
+        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
+        excerpts = []
+        for number, place in zip(chosen[mine].tolist(), places[mine].tolist()):
+            start = int(place * (len(self._texts[number]) - self._segment_length))
+            excerpts.append(self._texts[number][start : start + self._segment_length + 1].astype(np.int64))
+        tokens = torch.from_numpy(np.stack(excerpts))
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), continues=False)

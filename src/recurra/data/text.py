@@ -18,17 +18,12 @@ from recurra.checks import (
     require_whole_number,
     sentence,
 )
-from recurra.data.batches import BatchSource, Split
-from recurra.data.bpe import BytePairEncoding
-from recurra.data.byte_encoder import ByteEncoder
-from recurra.data.cache import saying_cache, user_cache_folder
-from recurra.data.corpus import TextCorpus, TextEncoder
-from recurra.data.mixture import MixtureSource
-from recurra.data.order import require_rank
-from recurra.data.packed_batches import PackedSource
-from recurra.data.shards import TOKENIZER, ShardCorpus, ShardedTokens
-from recurra.data.step_lengths import DrawnLengths
-from recurra.data.text_batches import ExcerptSource, OverlappingSource, StreamSource
+from recurra.data.batches import BatchSource, DrawnLengths, Split, require_rank
+from recurra.data.corpus import TextCorpus
+from recurra.data.files import saying_cache, user_cache_folder
+from recurra.data.shards import TOKENIZER, MixtureSource, ShardCorpus, ShardedTokens
+from recurra.data.text_batches import ExcerptSource, OverlappingSource, PackedSource, StreamSource
+from recurra.data.tokenizers import ByteEncoder, BytePairEncoding, TextEncoder
 from recurra.data.vocabulary import Vocabulary
 
 _WITHOUT = "0 without data.length_deviation"
@@ -291,11 +286,11 @@ def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus
 
 def has_prepared(config: TextConfig, vocabulary: TextEncoder) -> bool:
     """Say whether the cache has the shards of parquet, jsonl or hf, with this vocabulary."""
-    tokenizer = shards_folder(config) / TOKENIZER
+    tokenizer = _shards_folder(config) / TOKENIZER
     return tokenizer.is_file() and config.load_tokenizer(tokenizer).fingerprint == vocabulary.fingerprint
 
 
-def shards_folder(config: TextConfig) -> Path:
+def _shards_folder(config: TextConfig) -> Path:
     """Name the folder of the cache into which a corpus is prepared."""
     from recurra.data.documents import corpus_path, training_identity
 
@@ -314,7 +309,7 @@ def _prepared(config: TextConfig) -> Path:
 
     assert config.source != "folder"
     assert config.source != "shards"
-    folder = shards_folder(config)
+    folder = _shards_folder(config)
     what = Preparation(
         source=config.source,
         path=config.path,

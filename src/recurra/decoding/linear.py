@@ -1,13 +1,181 @@
-"""A linear layer for inference: its weight is kept in fewer bits and read once for many vectors."""
+"""Linear layers for decoding: weights in panels of fewer bits, read once for many vectors, and a model with its layers
+packed so."""
+
+import copy
+from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.checks import kind_of, require_choice, sentence
-from recurra.decoding.operators import decoding_linear
-from recurra.decoding.panels import from_int4, from_panels, from_quads, to_int4, to_panels, to_quads
+from recurra.checks import kind_of, require_choice, require_layout, sentence
+from recurra.decoding.instructions import KINDS
+from recurra.ops._operator import Operator, usable_threads
+
+# --- how rounded weights lie in memory: in panels of 64 outputs, in the order in which the kernels read them ---
+#
+#     bfloat16   (panels, n_in, 64)        the 64 weights of one input side by side
+#     int8       (panels, quads, 64, 4)    for each 4 inputs, the 4 weights of one output after those of the other
+# int4       (panels, groups, 1280)    bytes; for each 32 inputs 64 scales and 64 minima, float16, then four times 64
+#                                          words: an output's codes of 4 inputs, and above each the code 4 inputs later
+#
+# A last panel or group that is not full is filled with zeros. float32 weights stay in rows, shared with the model.
+
+
+PANEL = 64
+"""Outputs in a panel: one byte for each fills a cache line."""
+QUAD = 4
+"""Inputs whose weights lie side by side in int8."""
+GROUP = 32
+"""Inputs of one output that share a scale and a minimum in int4."""
+GROUP_BYTES = 2 * 2 * PANEL + GROUP // 2 * PANEL
+_CODES = 16
+
+
+def _to_panels(rows: Tensor) -> Tensor:
+    """Turn (n_out, n_in) into (panels, n_in, 64)."""
+    n_out, n_in = rows.shape
+    full = functional.pad(rows, (0, 0, 0, -n_out % PANEL))
+    panels = full.view(len(full) // PANEL, PANEL, n_in).transpose(1, 2)
+    return panels.clone(memory_format=torch.contiguous_format)
+
+
+def _from_panels(panels: Tensor, n_out: int) -> Tensor:
+    """Turn (panels, n_in, 64) into (n_out, n_in)."""
+    return panels.transpose(1, 2).flatten(0, 1)[:n_out]
+
+
+def _to_quads(rows: Tensor) -> Tensor:
+    """Turn (n_out, n_in) into (panels, quads, 64, 4)."""
+    full = functional.pad(rows, (0, -rows.shape[1] % QUAD, 0, -rows.shape[0] % PANEL))
+    quads = full.view(len(full) // PANEL, PANEL, full.shape[1] // QUAD, QUAD).transpose(1, 2)
+    return quads.clone(memory_format=torch.contiguous_format)
+
+
+def _from_quads(quads: Tensor, n_out: int, n_in: int) -> Tensor:
+    """Turn (panels, quads, 64, 4) into (n_out, n_in)."""
+    return quads.transpose(1, 2).flatten(2).flatten(0, 1)[:n_out, :n_in]
+
+
+def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels groups bytes"]:
+    """Quantise: in a group, value = minimum + scale * code, with codes from 0 to 15.
+
+    Raises:
+        ValueError: a weight is not finite, or beyond float16.
+    """
+    n_out, n_in = weight.shape
+    n_groups, n_panels = -(-n_in // GROUP), -(-n_out // PANEL)
+    # the missing inputs repeat the last one, so they do not widen the group's range
+    padded = torch.cat((weight, weight[:, -1:].expand(-1, n_groups * GROUP - n_in)), 1) if n_in else weight
+    groups = padded.reshape(n_out, n_groups, GROUP)
+    minimum = groups.amin(2).half()
+    scale = ((groups.amax(2) - minimum.float()) / (_CODES - 1)).half()
+    if not (minimum.isfinite().all() and scale.isfinite().all()):
+        came = f"up to {weight.abs().max():.3g} in size"
+        raise ValueError(sentence("linear.weight", came, "finite numbers within float16, for int4", "use int8"))
+    steps = scale.float().unsqueeze(2)
+    codes = ((groups - minimum.float().unsqueeze(2)) / steps.where(steps > 0, 1.0)).round().clamp(0, _CODES - 1)
+    codes = _to_panels(codes.to(torch.uint8).flatten(1)).view(n_panels, n_groups, GROUP // 8, 2, 4, PANEL)
+    words = (codes[..., 0, :, :] | codes[..., 1, :, :] << 4).transpose(3, 4).flatten(2)  # 4 bytes each
+    numbers = [_to_panels(part).view(torch.uint8) for part in (scale, minimum)]
+    return torch.cat((*numbers, words), 2).contiguous()
+
+
+def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
+    """Give the weights that `to_int4` kept."""
+    n_panels, n_groups, _ = stored.shape
+    scale, minimum = stored[..., : 4 * PANEL].contiguous().view(torch.float16).float().chunk(2, 2)
+    words = stored[..., 4 * PANEL :].view(n_panels, n_groups, GROUP // 8, PANEL, 4).transpose(3, 4)
+    codes = torch.stack((words & 15, words >> 4), 3).view(n_panels, n_groups, GROUP, PANEL)
+    values = minimum.unsqueeze(2) + scale.unsqueeze(2) * codes
+    return _from_panels(values.flatten(1, 2), n_out)[:, :n_in]
+
+
+# --- a laid-out matrix times a few vectors, as a torch operator, so that a traced model can contain it ---
+#
+#     recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, scale, bias (n_out)
+#
+# W is float32 (n_out, n_in), or bfloat16, int8 or int4 in panels (see `panels`). For int8 and int4, x is rounded (see
+# `rounded_inputs`). There is no derivative: asking for one
+# raises.
+
+
+_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
+_FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
+"""What follows the first two dimensions of laid-out weights."""
+_TOGETHER = 256
+"""Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
+
+
+class _LaidOut(NamedTuple):
+    """What laid-out weights are: a number of `KINDS`, inputs, outputs."""
+
+    kind: int
+    n_in: int
+    n_out: int
+
+
+def describe_weights(weight: Tensor, n_in: int, n_out: int) -> _LaidOut:
+    """Tell what weights are; `n_in` and `n_out` decide where their last panel or group may be full or not.
+
+    Raises:
+        ValueError: they are not laid out.
+    """
+    numbers = _NUMBERS.get(weight.dtype)
+    rest = _FORMS.get(str(numbers))
+    fits_form = rest is not None and weight.dim() == 2 + len(rest) and weight.shape[2:] == rest
+    if numbers is None or not fits_form or not weight.is_contiguous():
+        came, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
+        raise ValueError(sentence("weight", came, fits))
+    if numbers == "float32":
+        return _LaidOut(KINDS[numbers], weight.shape[1], weight.shape[0])
+    n_panels, length = weight.shape[:2]
+    n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
+    together = {"bfloat16": 1, "int8": QUAD, "int4": GROUP}[numbers]
+    return _LaidOut(KINDS[numbers], n_in if -(-n_in // together) == length else length * together, n_out)
+
+
+def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+    laid_out = describe_weights(weight, x.shape[-1] if x.dim() else 0, scale.numel())
+    require_layout("x", x, (*x.shape[:-1], laid_out.n_in), torch.float32, weight.device)
+    for name, tensor in (("scale", scale), ("bias", bias)):
+        require_layout(name, tensor, (laid_out.n_out,), torch.float32, weight.device)
+        if not tensor.is_contiguous():
+            raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
+
+
+def _run(y: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+    from recurra.decoding.matvec import matvec_kernel, multiply_share, room_bytes
+
+    if y.numel() == 0:
+        return
+    kind, n_in, n_out = describe_weights(weight, x.shape[-1], scale.numel())
+    x = x.contiguous()
+    vectors, jobs = y.numel() // n_out, min(usable_threads(), -(-n_out // PANEL))
+    room_size = room_bytes(min(vectors, _TOGETHER), n_in)
+    room = x.new_zeros(jobs * room_size // 4)
+    for first in range(0, vectors, _TOGETHER):
+        matvec_kernel()(
+            *(multiply_share.address, kind, weight.data_ptr(), scale.data_ptr(), bias.data_ptr()),
+            *(x.data_ptr() + 4 * first * n_in, y.data_ptr() + 4 * first * n_out, min(_TOGETHER, vectors - first)),
+            *(n_in, n_out, room.data_ptr(), room_size, jobs),
+            jobs=jobs,
+            work=n_in * n_out,
+        )
+
+
+_decoding_linear = Operator(
+    "decoding_linear(Tensor x, Tensor weight, Tensor scale, Tensor bias) -> Tensor",
+    check=_check,
+    allocate=lambda x, weight, scale, bias: x.new_empty((*x.shape[:-1], scale.shape[0])),
+    run=_run,
+)
+"""Multiplies each vector of x by the matrix scale * weight, and adds bias. The last three are contiguous."""
+
+
+# --- a linear layer for inference: its weight is kept in fewer bits and read once for many vectors ---
+
 
 NUMBERS = ("float32", "bfloat16", "int8", "int4")
 """How weights can be kept."""
@@ -78,7 +246,7 @@ class DecodingLinear(nn.Module):
         vectors = x.numel() // self.in_features
         if not vectors or (vectors > MOST_VECTORS and self.numbers == "float32"):
             return functional.linear(x, self.weight, self.bias)
-        return decoding_linear(x, self.stored, self.scale, self.bias)
+        return _decoding_linear(x, self.stored, self.scale, self.bias)
 
     @property
     def rounds_inputs(self) -> bool:
@@ -91,11 +259,11 @@ class DecodingLinear(nn.Module):
         if self.numbers == "float32":
             return self.stored
         if self.numbers == "int4":
-            return from_int4(self.stored, self.out_features, self.in_features)
+            return _from_int4(self.stored, self.out_features, self.in_features)
         if self.numbers == "int8":
-            weight = from_quads(self.stored.float(), self.out_features, self.in_features)
+            weight = _from_quads(self.stored.float(), self.out_features, self.in_features)
         else:
-            weight = from_panels(self.stored.float(), self.out_features)
+            weight = _from_panels(self.stored.float(), self.out_features)
         return weight * self.scale.unsqueeze(1)
 
     def extra_repr(self) -> str:
@@ -108,5 +276,43 @@ def _stored(weight: Tensor, numbers: str) -> Tensor:
     if numbers == "float32":
         return weight.contiguous()
     if numbers == "int4":
-        return to_int4(weight)
-    return to_quads(weight) if numbers == "int8" else to_panels(weight.bfloat16())
+        return _to_int4(weight)
+    return _to_quads(weight) if numbers == "int8" else _to_panels(weight.bfloat16())
+
+
+# --- a model with its linear layers laid out for decoding; everything around them is the model's own ---
+
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def pack_linear_layers(model: _Model, numbers: str = "float32") -> _Model:
+    """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
+
+    The copy takes the same arguments and has the same states. Everything that is not an `nn.Linear` (embeddings, norms,
+    recurrent cells, the clusters of an adaptive softmax) stays float32 and shares its memory with the model. So does
+    what is in a module with `needs_exact_weights`.
+
+    Args:
+        model: a float32 model on the CPU.
+        numbers: how to keep weights: "float32", "bfloat16", "int8" or "int4".
+
+    Raises:
+        ValueError: `numbers` is none of these, or a linear layer is not float32 on the CPU.
+    """
+    require_choice(NUMBERS, numbers=numbers)
+    # A memo that maps each tensor to itself keeps deepcopy from copying them.
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, memo=shared)
+    exact = exact_modules(twin)
+    for parent in list(twin.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child not in exact:
+                setattr(parent, name, DecodingLinear(child, numbers))
+    return twin.eval()
+
+
+def exact_modules(model: nn.Module) -> set[nn.Module]:
+    """Find the modules whose weights must not be rounded: small ones, of whose rounding a model makes much more."""
+    exact = [module for module in model.modules() if getattr(module, "needs_exact_weights", False)]
+    return {part for module in exact for part in module.modules()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra.decoding.step_memory import StepMemory, StepNotCompiled
+from recurra.decoding.memory import StepMemory, StepNotCompiled
 
 RULES: dict[str, Callable[..., None]] = {}
 """The rules, by the operation's name as torch writes it."""

@@ -1,13 +1,305 @@
-"""The fastest form of a model for streams on a CPU that gives the model's own results."""
+"""Models prepared to run one step at a time on a CPU: recorded steps, compiled steps, and the choice between them."""
 
-from torch import nn
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, Protocol
 
-from recurra.checks import sentence
-from recurra.decoding.compiled_step import CompiledStep
-from recurra.decoding.lay_out import lay_out_linear_layers
-from recurra.decoding.recorded_step import RecordedStep, StepNotSteady
-from recurra.decoding.step_memory import StepNotCompiled
-from recurra.kernels.backends import NUMBA_IS_MISSING
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import require_at_least, sentence
+from recurra.decoding.linear import MOST_VECTORS, DecodingLinear, pack_linear_layers
+from recurra.decoding.memory import StepNotCompiled
+from recurra.decoding.program import StateForm, StepProgram, form_of, have_forms, lower_step
+from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.state import tensors
+
+# --- single steps as a recorded program: what a model does for one token, without the Python around it ---
+#
+# A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than
+# they do. Here the model's own forward runs once under `torch.jit.trace`, which writes down its operations; later
+# steps run that list. There is no second way of stepping: the recording comes from the model and is compared with it.
+
+
+_MOST_ROWS = 4 * MOST_VECTORS
+"""Rows of the largest batch that runs recorded steps, in pieces; above it torch's products over all rows are faster."""
+
+_EXACT = 8
+"""Rows up to which each batch has a recording of its own."""
+
+_CHECKED_STEPS = 3
+
+
+class StateShapeChanges(ValueError):
+    """A model's steps cannot be recorded."""
+
+
+class _Program(Protocol):
+    """A step for one batch size, recorded."""
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Give logits and state from tokens and state, all as flat lists; None for inputs that it does not take."""
+        ...
+
+
+class TracedStep(nn.Module):
+    """A model in evaluation mode that runs one token per row from a recording, and everything else itself.
+
+    The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
+    of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
+    that streams that come and go do not need a recording each; batches of up to `MOST_ROWS` rows run in pieces of
+    `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
+    tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
+    fit it).
+    The model's weights must not change. Its attributes (`config`, `head`) are found here too.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`.
+        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+
+    Raises:
+        ValueError: the model is in training mode.
+        StepNotSteady: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
+            position that counts up) or because the state grows. It is a ValueError.
+    """
+
+    def __init__(self, model: nn.Module, vocab_size: int) -> None:
+        super().__init__()
+        require_at_least(1, vocab_size=vocab_size)
+        if model.training:
+            came = f"a {type(model).__name__} in training mode"
+            raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+        self.model, self.vocab_size = model, vocab_size
+        like, program = self._made_for(1)
+        self._states = StateForm(like)
+        self._programs: dict[int, _Program | None] = {1: program}
+        self._recording = threading.Lock()
+        self.eval()
+
+    def forward(self, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B L V"], Any]:
+        """Give the logits after every token, continuing from `state`; None is the start of a stream."""
+        results = None
+        if state is not None and tokens.ndim == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled():
+            flat = self._states.flatten(state)
+            results = None if flat is None else self._run([tokens, *flat])
+        if results is None:
+            return self.model(tokens, state)
+        return results[0], self._states.unflatten(results[1:])
+
+    def _run(self, inputs: list[Tensor]) -> list[Tensor] | None:
+        """Run recorded steps for tokens and the tensors of a state; None for what they do not take."""
+        rows = len(inputs[0])
+        if rows <= _EXACT:
+            program = self.program(rows)
+            return None if program is None else program.run(inputs)
+        if rows > _MOST_ROWS or not all(map(_are_rows, inputs, repeat(rows))):
+            return None
+        done = []
+        for piece in zip(*(tensor.split(MOST_VECTORS) for tensor in inputs)):
+            results = self._run_filled_up(piece)
+            if results is None:
+                return None
+            done.append(results)
+        return done[0] if len(done) == 1 else [torch.cat(parts) for parts in zip(*done)]
+
+    def _run_filled_up(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        rows = len(inputs[0])
+        size = recorded_rows(rows)
+        program = self.program(size)
+        if program is None:
+            return None
+        if size == rows:
+            return program.run(inputs)
+        results = program.run(
+            [torch.cat((tensor, tensor[-1:].expand(size - rows, *tensor.shape[1:]))) for tensor in inputs]
+        )
+        return None if results is None else [tensor[:rows] for tensor in results]
+
+    def program(self, batch: int) -> _Program | None:
+        """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
+        if batch not in self._programs and 0 < batch <= MOST_VECTORS and batch == recorded_rows(batch):
+            with self._recording:  # other threads wait for it instead of recording it too
+                if batch not in self._programs:
+                    self._programs[batch] = self._made_or_none(batch)
+        return self._programs.get(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    def __reduce__(self) -> tuple:
+        """A copy makes its own recordings: they belong to the tensors of this one."""
+        return type(self), (self.model, self.vocab_size)
+
+    def _made_or_none(self, batch: int) -> _Program | None:
+        try:
+            return self._made_for(batch)[1]
+        except (StateShapeChanges, StepNotCompiled):
+            return None
+
+    def _made_for(self, batch: int) -> tuple[Any, _Program]:
+        """Record a step of this many rows and check it; give a state of it, and the program."""
+        device = next(iter((*self.model.parameters(), *self.model.buffers()))).device
+        generator = torch.Generator().manual_seed(0)
+        size = (_CHECKED_STEPS + 2, batch, 1)
+        tokens = torch.randint(self.vocab_size, size, device="cpu", generator=generator).to(device)
+        # in the types of the model: a caller's autocast must not stay in what later calls run
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            _, like = self.model(tokens[0])
+            _require_steady(like, self.model(tokens[1], like)[1])
+            program = self._record(tokens[1], like)
+            self._check(program, tokens[1:], like)
+        return like, program
+
+    def _record(self, tokens: Tensor, like: Any) -> _Program:
+        inputs = [tokens, *tensors(like)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about decisions in Python during the recording, which _check covers
+            try:
+                recording = torch.jit.trace(_FlatStep(self.model, like).eval(), tuple(inputs), check_trace=False)
+                return _TracedProgram(torch.jit.freeze(recording), inputs)
+            except Exception as error:  # whatever a model does with sizes, which are tensors in here
+                raise StateShapeChanges(f"a step of {type(self.model).__name__} cannot be recorded: {error}") from error
+
+    def _agrees(self, mine: Tensor, right: Tensor) -> bool:
+        return torch.equal(mine, right)
+
+    def _check(self, program: _Program, tokens: Tensor, like: Any) -> None:
+        mine, expected = list(tensors(like)), like
+        for row in tokens:
+            results = program.run([row, *mine])
+            right, expected = self.model(row, expected)
+            if results is None or not all(map(self._agrees, results, (right, *tensors(expected)))):
+                raise StateShapeChanges(
+                    f"a recorded step of {type(self.model).__name__} gives other numbers than the model"
+                )
+            mine = self._carried(results[1:], expected)
+
+    def _carried(self, mine: list[Tensor], expected: Any) -> list[Tensor]:
+        """Give the state from which the next checked step begins."""
+        return mine
+
+
+def recorded_rows(rows: int) -> int:
+    """Give the smallest number of rows, at least these, that has a recording."""
+    unit = 1 if rows <= _EXACT else 4 if rows <= 4 * _EXACT else 8
+    return -(-rows // unit) * unit
+
+
+def _are_rows(tensor: Tensor, rows: int) -> bool:
+    return tensor.layout == torch.strided and tensor.shape[:1] == (rows,)
+
+
+class _TracedProgram:
+    """A step recorded by `torch.jit.trace`.
+
+    Args:
+        recording: the traced step.
+        inputs: those that it was traced with.
+    """
+
+    def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Run the recording; None if the inputs are not like those of the recording."""
+        return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
+
+
+class _FlatStep(nn.Module):
+    """A model whose state goes in and out as a flat list of tensors.
+
+    Args:
+        model: the model.
+        like: a state of it, which gives the structure.
+    """
+
+    def __init__(self, model: nn.Module, like: Any) -> None:
+        super().__init__()
+        self.model, self._states = model, StateForm(like)
+
+    def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        """Run one step."""
+        logits, state = self.model(tokens, self._states.unflatten(flat))
+        return (logits, *tensors(state))
+
+
+def _require_steady(before: Any, after: Any) -> None:
+    """Refuse a step that changes more of a state than the values of its tensors."""
+    if _outline(before) != _outline(after):
+        raise StateShapeChanges(
+            "the model's steps cannot be recorded: from one to the next, more of its state changes than the values of "
+            "its tensors (a position that counts up, or a window that grows)"
+        )
+
+
+def _outline(state: Any) -> Any:
+    """Put the shape and type of each tensor of a state in its place."""
+    if isinstance(state, Tensor):
+        return tuple(state.shape), state.dtype
+    return [_outline(part) for part in state] if isinstance(state, (tuple, list)) else state
+
+
+# --- compiled step ---
+#
+# Single steps as one call into machine code: what a model does for one token, without torch between its operations.
+#
+# A recorded step (`recorded_step`) still starts several hundred operations, a microsecond or more each, and a thread
+# pool for every matrix. Here the model's own forward is written down once as instructions (`step_graph`), and one
+# Numba function runs them all (`step_kernel`).
+
+
+_TOLERANCE = 1e-5
+"""How far a tensor of the first steps' results may be from the model's, relative to its largest number."""
+_TOLERANCE_IF_ROUNDED = 0.2
+"""The same for the difference's length over the tensor's, where inputs of products are rounded: one between two codes
+can fall either way, and each layer passes on what that moved. An operation that is wrong moves all of it."""
+
+
+class CompiledStep(TracedStep):
+    """A recorded step whose recording is compiled; float32, on the CPU.
+
+    Sums and elementwise functions round differently from torch's. Results differ from the model's by about 2e-6 of the
+    largest number for a model of 12 layers, as much as both differ from float64; with "int8" and "int4" by some
+    hundredths, as much as rounding moves them, where inputs are between two codes. A row's results do not depend on the
+    batch that it is in. Results are new tensors, and no input is changed. A call made while another thread is inside
+    one of the same batch size goes through the model, because there is one workspace per size. So does a call with a
+    token that is not in the vocabulary, so that the model raises its own error.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are laid out for
+            decoding.
+        vocab_size: tokens are below it; a few are drawn to record the step and to check it.
+
+    Raises:
+        ValueError: the model is in training mode.
+        StepNotSteady: a step cannot be recorded (see `RecordedStep`), or the compiled step gives other numbers.
+        StepNotCompiled: an operation has no instruction. Both are ValueErrors.
+    """
+
+    def _record(self, tokens: Tensor, like: Any) -> StepProgram:
+        return StepProgram(lower_step(_FlatStep(self.model, like).eval(), [tokens, *tensors(like)]))
+
+    def _agrees(self, mine: Tensor, right: Tensor) -> bool:
+        if mine.shape != right.shape or not mine.numel():
+            return mine.shape == right.shape
+        if self._rounds_inputs():
+            return bool((mine - right).norm() <= _TOLERANCE_IF_ROUNDED * right.norm())
+        return bool((mine - right).abs().max() <= _TOLERANCE * right.abs().max())
+
+    def _carried(self, mine: list[Tensor], expected: Any) -> list[Tensor]:
+        return list(tensors(expected)) if self._rounds_inputs() else mine  # so that differences do not add up
+
+    def _rounds_inputs(self) -> bool:
+        return any(isinstance(part, DecodingLinear) and part.rounds_inputs for part in self.model.modules())
+
+
+# --- the fastest form of a model for streams on a CPU that gives the model's own results ---
 
 
 def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Module:
@@ -32,10 +324,10 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
-    laid_out = lay_out_linear_layers(model, numbers)
-    for form in (CompiledStep, RecordedStep):
+    laid_out = pack_linear_layers(model, numbers)
+    for form in (CompiledStep, TracedStep):
         try:
             return form(laid_out, vocab_size)
-        except (StepNotCompiled, StepNotSteady):
+        except (StepNotCompiled, StateShapeChanges):
             continue
     return laid_out

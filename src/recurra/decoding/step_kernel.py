@@ -26,12 +26,11 @@ from recurra.decoding.instructions import (
     C,
     D,
 )
-from recurra.decoding.vector_math import apply, gather, number, quotient, root, scatter, set_word, word
-from recurra.kernels.apart import Apart, call
-from recurra.kernels.launch import Kernel, compile_function, compile_inline
-from recurra.kernels.vector import WIDTH, Lanes, load, spread, store, total, zeros
+from recurra.decoding.tiles import apply, gather, number, quotient, root, scatter, set_word, word
+from recurra.ops._toolkit.launch import Apart, Kernel, call, compile_function, compile_inline
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, load, spread, store, total, zeros
 
-SPLIT_FROM = 16_384
+_SPLIT_FROM = 16_384
 """Minimum number of weights of a matrix, or of numbers elsewhere, for which threads share an instruction."""
 _LIGHT = FUNCTIONS.index("sqrt")  # this function and those before it take a fifth of the time of the others
 
@@ -201,7 +200,7 @@ def step_kernel() -> Kernel:
                 if not _look_up(row, bases):
                     set_word(missing, 1)
                     return
-            elif jobs == 1 or _work_of(row) < SPLIT_FROM:
+            elif jobs == 1 or _work_of(row) < _SPLIT_FROM:
                 call(run, (share, row, bases, room, room_size, 0, 1))
             else:
                 for job in prange(jobs):

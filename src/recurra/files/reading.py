@@ -19,13 +19,13 @@ from recurra.checks import kind_of, sentence
 MOST_BYTES = 4 * 2**20
 """Maximum size of a text or JSON file, unless the reader of a kind of file knows better."""
 
-MOST_YAML_BYTES = 256 * 2**10
+_MOST_YAML_BYTES = 256 * 2**10
 """Maximum size of a YAML file: the parser is slow, and recipes are short."""
 
-MOST_DEPTH = 64
+_MOST_DEPTH = 64
 """Maximum number of lists and objects inside each other."""
 
-MOST_DIGITS = 300
+_MOST_DIGITS = 300
 """Maximum digits of a whole number: as a float it has to be finite."""
 
 _SHOWN = 60  # characters of a key in a message
@@ -106,7 +106,7 @@ def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bo
     return content
 
 
-def read_yaml(path: Path, what: str = "", *, most_bytes: int = MOST_YAML_BYTES, mend: str = "") -> dict[str, Any]:
+def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES, mend: str = "") -> dict[str, Any]:
     """Read a YAML file of keys and values.
 
     Args:
@@ -151,8 +151,8 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}, which has to be written out")
         self._depth += 1
-        if self._depth > MOST_DEPTH:
-            raise yaml.YAMLError(f"more than {MOST_DEPTH} levels deep")
+        if self._depth > _MOST_DEPTH:
+            raise yaml.YAMLError(f"more than {_MOST_DEPTH} levels deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -182,8 +182,8 @@ def _require_shallow(text: str) -> None:
     depth = 0
     for bracket in _NO_BRACKETS.sub("", text):
         depth += 1 if bracket in "[{" else -1
-        if depth > MOST_DEPTH:
-            raise ValueError(f"more than {MOST_DEPTH} levels deep")
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"more than {_MOST_DEPTH} levels deep")
 
 
 def _without_twins(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -209,7 +209,7 @@ def _finite(digits: str) -> float:
 
 
 def _short_int(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number has {len(digits):,} digits")
     return int(digits)
 

@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurra.checks import require_layout
-from recurra.kernels.operator import Differentiable, numba_kernels_take
-from recurra.kernels.tensors import addresses
-from recurra.layers.vocabulary import IGNORED_TARGET
+from recurra.layers.embeddings import IGNORED_TARGET
+from recurra.ops._operator import Differentiable, addresses, numba_kernels_take
 
 _NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -21,11 +20,11 @@ def cross_entropy(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> F
     torch.func and forward derivatives. All targets are in the vocabulary or ignored.
     """
     if not numba_kernels_take(logits, *_NUMBERS):
-        return cross_entropy_reference(logits, targets)
+        return _cross_entropy_reference(logits, targets)
     return _cross_entropy(logits, targets)[0]
 
 
-def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def _cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Compute the same by torch's own function, on a copy in float32."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return functional.cross_entropy(logits, targets.long(), ignore_index=IGNORED_TARGET, reduction="none")
@@ -33,7 +32,7 @@ def cross_entropy_reference(logits: Float[Tensor, "N V"], targets: Int[Tensor, "
 
 def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]:
     """loss = log_sum - x_target; its gradient is softmax(x), less 1 at the target."""
-    from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+    from recurra.layers.cpu import cross_entropy_kernels
 
     dense, (rows, columns) = logits.detach().contiguous(), logits.shape
     largest, sums = (dense.new_empty(rows, dtype=torch.float32) for _ in range(2))
@@ -49,7 +48,7 @@ def _forward(keep: bool, logits: Tensor, targets: Tensor) -> tuple[tuple, tuple]
 
 
 def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor, None]:
-    from recurra.layers.cross_entropy_kernels import cross_entropy_kernels
+    from recurra.layers.cpu import cross_entropy_kernels
 
     (gradient,), (logits, targets, largest, log_sums) = gradients, saved
     dense, (rows, columns) = logits.contiguous(), logits.shape
@@ -69,5 +68,5 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor, Non
 
 
 _cross_entropy = Differentiable(
-    _forward, _backward, n_inputs=2, reference=lambda *inputs: (cross_entropy_reference(*inputs),)
+    _forward, _backward, n_inputs=2, reference=lambda *inputs: (_cross_entropy_reference(*inputs),)
 )

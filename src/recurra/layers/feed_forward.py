@@ -1,9 +1,17 @@
-"""Channel mixing: the position-wise feed-forward networks, by name."""
+"""Channel mixing: position-wise feed-forward networks by name, block-diagonal maps, output gates, and RWKV's token
+shift."""
 
 from collections.abc import Callable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_heads
+from recurra.layers.norms import at_least_float32
+
+# --- channel mixing: the position-wise feed-forward networks, by name ---
 
 
 class FeedForward(nn.Sequential):
@@ -22,7 +30,7 @@ class FeedForward(nn.Sequential):
         return super().forward(x)
 
 
-class GatedFeedForward(nn.Module):
+class _GatedFeedForward(nn.Module):
     """y = W_down (f(W_gate x) * W_up x), dropout before W_down (Shazeer, arXiv 2002.05202, section 2).
 
     Args:
@@ -48,25 +56,117 @@ class GatedFeedForward(nn.Module):
         return y
 
 
-def swiglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> GatedFeedForward:
+def _swiglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
     """Make a feed-forward network with a SiLU gate."""
-    return GatedFeedForward(nn.SiLU(), d_model, d_hidden, dropout, biases=biases)
+    return _GatedFeedForward(nn.SiLU(), d_model, d_hidden, dropout, biases=biases)
 
 
-def geglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> GatedFeedForward:
+def _geglu(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
     """Make a feed-forward network with a GELU gate."""
-    return GatedFeedForward(nn.GELU(), d_model, d_hidden, dropout, biases=biases)
+    return _GatedFeedForward(nn.GELU(), d_model, d_hidden, dropout, biases=biases)
 
 
-def geglu_tanh(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> GatedFeedForward:
+def _geglu_tanh(d_model: int, d_hidden: int, dropout: float = 0.0, *, biases: bool = True) -> _GatedFeedForward:
     """Make a feed-forward network with a GELU gate in its approximation by tanh, as Gemma has."""
-    return GatedFeedForward(nn.GELU("tanh"), d_model, d_hidden, dropout, biases=biases)
+    return _GatedFeedForward(nn.GELU("tanh"), d_model, d_hidden, dropout, biases=biases)
 
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "gelu": FeedForward,
-    "swiglu": swiglu,
-    "geglu": geglu,
-    "geglu-tanh": geglu_tanh,
+    "swiglu": _swiglu,
+    "geglu": _geglu,
+    "geglu-tanh": _geglu_tanh,
 }
 """Each is called as `feed_forward(d_model, d_hidden, dropout, biases=...)`."""
+
+
+# --- a linear layer with a block-diagonal matrix: channels meet within their head alone ---
+
+
+class BlockDiagonalLinear(nn.Module):
+    """y = x W + b with one square block of W for each head, which has d / n_heads channels.
+
+    The blocks start with the variance of LeCun's initialisation, 1 / inputs; the bias starts from zeros.
+
+    Args:
+        channels: d, of x and y.
+        n_heads: blocks; they divide the channels.
+
+    Raises:
+        ValueError: the heads do not divide the channels.
+    """
+
+    def __init__(self, channels: int, n_heads: int) -> None:
+        super().__init__()
+        require_heads(n_heads, channels=channels)
+        d_head = channels // n_heads
+        self.n_heads = n_heads
+        self.weight = nn.Parameter(torch.randn(n_heads, d_head, d_head) * d_head**-0.5)  # head, input, output
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B L d"]:
+        """Multiply the channels of every head with its block."""
+        heads = x.unflatten(-1, (self.n_heads, -1))
+        return torch.einsum("blhi,hij->blhj", heads, self.weight).flatten(-2) + self.bias
+
+
+# --- gates between a mixer's recurrence and its output projection ---
+
+
+class NoOutputGate(nn.Module):
+    """No gate: y as it is."""
+
+    def __init__(self, d_model: int, d_v: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B L d_model"], y: Float[Tensor, "B L d_v"]) -> Float[Tensor, "B L d_v"]:
+        """Return y."""
+        return y
+
+
+class SiLUOutputGate(nn.Module):
+    """y * SiLU(W_g x): the input decides what leaves the layer."""
+
+    def __init__(self, d_model: int, d_v: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(d_model, d_v)
+
+    def forward(self, x: Float[Tensor, "B L d_model"], y: Float[Tensor, "B L d_v"]) -> Float[Tensor, "B L d_v"]:
+        """Gate y, the recurrence's output, by x, its input."""
+        return y * functional.silu(self.projection(x))
+
+
+# --- token shift ---
+#
+# RWKV's token shift: every step beside the one before it (Peng et al. 2023, arXiv 2305.13048, section 3.1).
+
+
+def mixed(
+    now: Float[Tensor, "B L D"], previous: Float[Tensor, "B L D"], share: Float[Tensor, " D"]
+) -> Float[Tensor, "B L D"]:
+    """share * now + (1 - share) * previous."""
+    share = at_least_float32(share)
+    return share * now + (1 - share) * previous
+
+
+def with_previous(
+    x: Float[Tensor, "B L D"], before: Float[Tensor, "B D"], mask: Bool[Tensor, "B L"] | None
+) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B D"]]:
+    """Return x, the counted step before each, and the last counted step: what `before` is in the next call.
+
+    Args:
+        x: at least one step.
+        before: the last counted step of earlier calls, float32 or better; zeros at the start of a stream.
+        mask: True where a step counts. Padding may stand anywhere; what is before it is not read.
+
+    Returns:
+        all three in float32 or better, the last one in memory of its own.
+    """
+    x = at_least_float32(x)
+    known = torch.cat([before[:, None], x], 1)
+    if mask is None:
+        return x, known[:, :-1], known[:, -1].clone()
+    steps = torch.arange(1, known.shape[1], device=x.device) * mask
+    places = torch.cat([torch.zeros_like(steps[:, :1]), steps], 1).cummax(1).values
+    rows = torch.take_along_dim(known, places[..., None], 1)
+    return x, rows[:, :-1], rows[:, -1].clone()

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import choose, require, sentence
-from recurra.layers.precision import at_least_float32
+from recurra.layers.norms import at_least_float32
 
-Activation = Callable[[Tensor], Tensor]
+_Activation = Callable[[Tensor], Tensor]
 
 
 _LARGEST = 80.0
@@ -24,23 +24,23 @@ def stable_exponential(alpha: Tensor) -> Tensor:
     return torch.exp(-torch.exp(alpha.clamp(max=_LARGEST)))
 
 
-def identity(theta: Tensor) -> Tensor:
+def _identity(theta: Tensor) -> Tensor:
     """The phase as it is: it need not be restricted to an interval (GateLoop section 4)."""
     return theta
 
 
-MAGNITUDE_ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "stable_exponential": stable_exponential}
-PHASE_ACTIVATIONS: dict[str, Activation] = {"identity": identity}
-INVERSES: dict[Activation, Activation] = {
+_MAGNITUDE_ACTIVATIONS: dict[str, _Activation] = {"sigmoid": torch.sigmoid, "stable_exponential": stable_exponential}
+_PHASE_ACTIVATIONS: dict[str, _Activation] = {"identity": _identity}
+_INVERSES: dict[_Activation, _Activation] = {
     torch.sigmoid: torch.logit,
     stable_exponential: lambda magnitude: torch.log(-torch.log(magnitude)),
-    identity: identity,
+    _identity: _identity,
 }
 """The inverse of each activation: from magnitude or phase back to the pre-activation."""
 
 
 @dataclass(frozen=True)
-class Ring:
+class _Ring:
     """The initial transitions of a layer's channels: memories of different lengths at different frequencies.
 
     Magnitudes are uniform in area on the ring between two radii, as in the LRU (Orvieto et al. 2023, arXiv 2303.06349).
@@ -84,7 +84,7 @@ class Ring:
         return magnitudes, phases
 
 
-def ring_of(options: Mapping[str, float] | None) -> Ring | None:
+def _ring_of(options: Mapping[str, float] | None) -> _Ring | None:
     """Make a Ring from the mapping of an option; None stays None.
 
     Raises:
@@ -92,15 +92,15 @@ def ring_of(options: Mapping[str, float] | None) -> Ring | None:
     """
     if options is None:
         return None
-    known = [field.name for field in fields(Ring)]
+    known = [field.name for field in fields(_Ring)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         came = f"a mapping with {', '.join(map(repr, unknown))}"
         raise ValueError(sentence("ring", came, f"no other entries than {', '.join(known)}"))
-    return Ring(**options)
+    return _Ring(**options)
 
 
-class Transition(nn.Module, ABC):
+class _Transition(nn.Module, ABC):
     """The parts that all transitions share: number of channels, activations, and a ring to start on, if any.
 
     The phase is g(phase_scale theta). A step of an optimiser like Adam moves theta by about the learning rate, whatever
@@ -112,9 +112,9 @@ class Transition(nn.Module, ABC):
         self,
         d_model: int,
         n_channels: int,
-        magnitude: Activation,
-        phase: Activation,
-        ring: Ring | None = None,
+        magnitude: _Activation,
+        phase: _Activation,
+        ring: _Ring | None = None,
         phase_scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -134,8 +134,8 @@ class Transition(nn.Module, ABC):
         # Nothing to draw in an outline, where PyTorch would import its compiler for a square root: seconds.
         if self.ring is not None and torch.get_default_device().type != "meta":
             magnitudes, phases = self.ring.draw(self.n_channels)
-            theta = INVERSES[self.phase](phases) / self.phase_scale
-            self._place(INVERSES[self.magnitude](magnitudes), theta, self.ring.input_share)
+            theta = _INVERSES[self.phase](phases) / self.phase_scale
+            self._place(_INVERSES[self.magnitude](magnitudes), theta, self.ring.input_share)
 
     def _polar(self, gamma: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Compute |a_n| and arg(a_n) from their pre-activations, in float32 at least."""
@@ -149,7 +149,7 @@ class Transition(nn.Module, ABC):
         """Set gamma and theta of every channel, and scale the weights of the data, if any, by `input_share`."""
 
 
-class DataTransition(Transition):
+class DataTransition(_Transition):
     """The data-controlled transition: gamma and theta are linear projections of x_n (GateLoop (25)).
 
     Autocast leaves it in float32, the projection included: magnitudes near 1 decide how long a memory lasts, and
@@ -171,7 +171,7 @@ class DataTransition(Transition):
         return self._polar(*projected.chunk(2, -1))
 
 
-class FixedTransition(Transition):
+class _FixedTransition(_Transition):
     """One learned transition per channel, the same at every step: the paper's comparison in section 5.1."""
 
     def _make(self, d_model: int) -> None:
@@ -189,9 +189,9 @@ class FixedTransition(Transition):
         return magnitude.expand(shape), phase.expand(shape)
 
 
-TRANSITIONS: dict[str, type[DataTransition] | type[FixedTransition]] = {
+_TRANSITIONS: dict[str, type[DataTransition] | type[_FixedTransition]] = {
     "data": DataTransition,
-    "fixed": FixedTransition,
+    "fixed": _FixedTransition,
 }
 
 
@@ -204,17 +204,17 @@ def create_transition(
     phase_activation: str,
     phase_scale: float,
     ring: Mapping[str, float] | None,
-) -> DataTransition | FixedTransition:
+) -> DataTransition | _FixedTransition:
     """Make the transition that a mixer's options of these names describe.
 
     Raises:
         TypeError, ValueError: an option has a value that does not exist, or that is out of range.
     """
-    return choose("transition", TRANSITIONS, transition)(
+    return choose("transition", _TRANSITIONS, transition)(
         d_model,
         n_channels,
-        choose("magnitude_activation", MAGNITUDE_ACTIVATIONS, magnitude_activation),
-        choose("phase_activation", PHASE_ACTIVATIONS, phase_activation),
-        ring_of(ring),
+        choose("magnitude_activation", _MAGNITUDE_ACTIVATIONS, magnitude_activation),
+        choose("phase_activation", _PHASE_ACTIVATIONS, phase_activation),
+        _ring_of(ring),
         phase_scale,
     )

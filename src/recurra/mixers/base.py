@@ -10,16 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_at_least, require_tensor, sentence
-from recurra.lengths.padded import blank
-from recurra.lengths.reset import run_resets
-from recurra.lengths.run import run_lengths
+from recurra.lengths import blank, run_lengths, run_resets
 from recurra.state import Ragged, require_streams
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _MEND = "pass the state that this module returned for these streams (recurra.state.select takes streams out)"
 
 
-class Steps(NamedTuple):
+class Dim(NamedTuple):
     """A dimension of a state that counts steps: of any size up to `most`, without bound if that is None.
 
     Dimensions of the same name have the same size.
@@ -29,10 +27,10 @@ class Steps(NamedTuple):
     most: int | None
 
 
-class Carried(NamedTuple):
+class StateSpec(NamedTuple):
     """A tensor of a state apart from its batch: real, or complex, and float32 or better in any case."""
 
-    shape: tuple[int | Steps, ...]
+    shape: tuple[int | Dim, ...]
     is_complex: bool = False
 
 
@@ -40,7 +38,7 @@ Recurrence: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A linear recurrence over given steps, from the state before them to (y, the state after them)."""
 
 
-class Across(Protocol):
+class _Across(Protocol):
     """How a mixer's call runs that computes a part of a sequence only."""
 
     def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
@@ -77,11 +75,11 @@ class Mixer(nn.Module, ABC):
 
     is_linear_recurrence: ClassVar[bool] = False
     """Whether the state is that of one linear recurrence and no more, which `mix` computes through `recur`: whoever
-    splits a sequence (`recurra.training.SequenceParallel`) can then compute its pieces at once."""
-    across: "Across | None" = None
+    splits a sequence (`recurra.train.sequence_parallel.SequenceParallel`) can then compute its pieces at once."""
+    across: "_Across | None" = None
     """Set by whoever splits a sequence, while it calls the mixer."""
 
-    def __init__(self, d_model: int, state_class: type[Any], **carried: Carried) -> None:
+    def __init__(self, d_model: int, state_class: type[Any], **carried: StateSpec) -> None:
         super().__init__()
         require_at_least(1, d_model=d_model)
         self.d_model = self.d_output = d_model
@@ -199,7 +197,7 @@ class Mixer(nn.Module, ABC):
         return type(self.state_layout)(
             *(
                 torch.zeros(
-                    (batch, *(0 if isinstance(size, Steps) else size for size in carried.shape)),
+                    (batch, *(0 if isinstance(size, Dim) else size for size in carried.shape)),
                     dtype=_COMPLEX[real] if carried.is_complex else real,
                     device=device,
                 )
@@ -232,11 +230,11 @@ def _check_state(state: Any, layout: Any, batch: Any, real: torch.dtype, device:
         raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
 
 
-def _fits(shape: torch.Size, batch: Any, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> bool:
+def _fits(shape: torch.Size, batch: Any, expected: tuple[int | Dim, ...], sizes: dict[str, int]) -> bool:
     if len(shape) != len(expected) + 1 or shape[0] != batch:
         return False
     for size, wanted in zip(shape[1:], expected):
-        if isinstance(wanted, Steps):
+        if isinstance(wanted, Dim):
             if size != sizes.setdefault(wanted.name, size) or (wanted.most is not None and size > wanted.most):
                 return False
         elif size != wanted:
@@ -244,11 +242,11 @@ def _fits(shape: torch.Size, batch: Any, expected: tuple[int | Steps, ...], size
     return True
 
 
-def _describe(batch: Any, expected: tuple[int | Steps, ...], sizes: dict[str, int]) -> str:
+def _describe(batch: Any, expected: tuple[int | Dim, ...], sizes: dict[str, int]) -> str:
     """The shape that is expected, with a range for dimensions that count steps."""
     parts = [str(batch)]
     for size in expected:
-        if isinstance(size, Steps):
+        if isinstance(size, Dim):
             parts.append(f"{size.name} >= 0" if size.most is None else f"{size.name} in 0..{size.most}")
         else:
             parts.append(str(size))

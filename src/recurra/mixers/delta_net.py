@@ -8,15 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads, require_positive
-from recurra.deltarule import delta_rule
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.layers.unit_length import unit_length
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.norms import RMSNorm, at_least_float32, unit_length
+from recurra.layers.state_space import spread_over_heads
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.selective import spread_over_heads
+from recurra.ops.delta_rule.operator import delta_rule
 
 
 class DeltaNetState(NamedTuple):
@@ -59,8 +57,8 @@ class DeltaMixer(Mixer):
         super().__init__(
             d_model,
             DeltaNetState,
-            h=Carried((n_heads, d_qk // n_qk_heads, d_v // n_heads)),
-            inputs=Carried((kernel_size - 1, 2 * d_qk + d_v)),
+            h=StateSpec((n_heads, d_qk // n_qk_heads, d_v // n_heads)),
+            inputs=StateSpec((kernel_size - 1, 2 * d_qk + d_v)),
         )
         self.d_qk, self.d_v, self.n_heads, self.n_qk_heads = d_qk, d_v, n_heads, n_qk_heads
         self.largest_rate = 2.0 if negative_eigenvalues else 1.0

@@ -1,11 +1,12 @@
 """Rotary attention with norms and an output gate, as Qwen3-Next's (Qiu et al. 2025, "Gated Attention for Large Language
-Models", arXiv 2505.06708)."""
+Models", arXiv 2505.06708).
+"""
 
 import torch
 from torch import Tensor, nn
 
 from recurra.checks import require_positive
-from recurra.layers.rms_norm import RMSNorm
+from recurra.layers.norms import RMSNorm
 from recurra.mixers.registry import register_mixer
 from recurra.mixers.rotary_attention import RotaryAttention
 

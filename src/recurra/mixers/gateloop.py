@@ -7,13 +7,13 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_heads
-from recurra.gateloop import Planes, gate_loop_real_part
-from recurra.gateloop.polar import polar_planes
-from recurra.layers.output_gate import NoOutputGate, SiLUOutputGate
+from recurra.layers.feed_forward import NoOutputGate, SiLUOutputGate
 from recurra.layers.transition import create_transition
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.fused import Planes, polar_planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 
 class GateLoopState(NamedTuple):
@@ -37,8 +37,9 @@ class GateLoop(Mixer):
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
         phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
-        output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the paper).
+        ring: where the transitions start, entries of `recurra.layers.transition._Ring`; None leaves it to their
+        weights. output_gate: multiply Re(q_n h_n) by SiLU(W_g x_n) before the output projection (ours; off in the
+        paper).
 
     Raises:
         ValueError: an option has a value that does not exist, or the heads do not divide the channels.
@@ -64,7 +65,9 @@ class GateLoop(Mixer):
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         n_heads = d_qk if n_heads is None else n_heads
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
-        super().__init__(d_model, GateLoopState, h=Carried((n_heads, d_qk // n_heads, d_v // n_heads), is_complex=True))
+        super().__init__(
+            d_model, GateLoopState, h=StateSpec((n_heads, d_qk // n_heads, d_v // n_heads), is_complex=True)
+        )
         self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
         self.transition = create_transition(

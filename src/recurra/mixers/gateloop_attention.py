@@ -8,13 +8,13 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_heads
-from recurra.gateloop import softmax_attention
-from recurra.gateloop.polar import polar_planes
-from recurra.layers.precision import at_least_float32
-from recurra.layers.sliding_window import after, most_kept, still_seen
+from recurra.layers.attention import after, most_kept, still_seen
+from recurra.layers.norms import at_least_float32
 from recurra.layers.transition import create_transition
-from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.mixers.base import Dim, Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.fused import polar_planes
+from recurra.ops.gate_loop.reference import softmax_attention
 
 
 class GateLoopAttentionState(NamedTuple):
@@ -46,7 +46,8 @@ class GateLoopAttention(Mixer):
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
         phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, entries of `recurra.layers.transition.Ring`; None leaves it to their weights.
+        ring: where the transitions start, entries of `recurra.layers.transition._Ring`; None leaves it to their
+        weights.
 
     Raises:
         ValueError: an option has a value that does not exist, or the heads do not divide the channels.
@@ -68,13 +69,13 @@ class GateLoopAttention(Mixer):
     ) -> None:
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
-        past = Steps("p", most_kept(window))
+        past = Dim("p", most_kept(window))
         super().__init__(
             d_model,
             GateLoopAttentionState,
-            keys=Carried((past, n_heads, d_qk // n_heads)),
-            values=Carried((past, n_heads, d_v // n_heads)),
-            gates=Carried((past, n_heads, d_qk // n_heads), is_complex=True),
+            keys=StateSpec((past, n_heads, d_qk // n_heads)),
+            values=StateSpec((past, n_heads, d_v // n_heads)),
+            gates=StateSpec((past, n_heads, d_qk // n_heads), is_complex=True),
         )
         self.d_qk, self.d_v, self.n_heads, self.window = d_qk, d_v, n_heads, window
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)

@@ -1,5 +1,6 @@
 """Gated linear attention (Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training",
-arXiv 2312.06635)."""
+arXiv 2312.06635).
+"""
 
 from typing import NamedTuple
 
@@ -9,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads, require_positive, require_whole_number
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.operator import gate_loop
 
 
 class GatedLinearAttentionState(NamedTuple):
@@ -64,7 +64,7 @@ class GatedLinearAttention(Mixer):
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
         require_whole_number(1, gate_rank=gate_rank)
         require_positive(gate_temperature=gate_temperature)
-        super().__init__(d_model, GatedLinearAttentionState, h=Carried((n_heads, d_qk // n_heads, d_v // n_heads)))
+        super().__init__(d_model, GatedLinearAttentionState, h=StateSpec((n_heads, d_qk // n_heads, d_v // n_heads)))
         self.d_qk, self.d_v, self.n_heads, self.gate_temperature = d_qk, d_v, n_heads, gate_temperature
         self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.gate_projection = nn.Sequential(nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, d_qk))

@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.cells.gru_after import HiddenWeights, gru_after, gru_after_reference
-from recurra.cells.gru_steps import kernels_take
-from recurra.kernels.operator import transforms_are_active
-from recurra.layers.precision import at_least_float32
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops._operator import transforms_are_active
+from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference
+from recurra.ops.cells.gru_steps import kernels_take
 
 
 class GRUState(NamedTuple):
@@ -27,7 +27,7 @@ class GRU(Mixer):
 
     It has no parallel form over time: training takes one step after the other, on a CPU in one kernel for all of them.
     Autocast takes the products with x down to its type there, and leaves the recurrence in float32. The Compact
-    Recurrent Transformer uses another cell, whose reset gate acts before the product: `recurra.mixers.RNN` runs it.
+    Recurrent Transformer uses another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
 
     Args:
         d_model: channels of x and y, and of the hidden state.
@@ -37,7 +37,7 @@ class GRU(Mixer):
     """
 
     def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, GRUState, h=Carried((d_model,)))
+        super().__init__(d_model, GRUState, h=StateSpec((d_model,)))
         self.cell = nn.GRUCell(d_model, d_model)
 
     def why_not_exportable(self) -> str:

@@ -6,12 +6,11 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least
-from recurra.layers.precision import at_least_float32
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.norms import at_least_float32
+from recurra.layers.state_space import ChannelModes, ChannelSSM, require_pairs, run_channels
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.channel_modes import ChannelModes
-from recurra.ssm.diagonal import ChannelSSM, require_pairs, run_channels
 
 
 class H3State(NamedTuple):
@@ -30,7 +29,7 @@ class H3(ChannelModes, Mixer):
     """y = W_o (q * SSM_diag(SSM_shift(k) * v)), with q, k, v = linear projections of x (Algorithm 1).
 
     The shift SSM has d_state states and the matrix that moves each of them to the next place: a causal convolution of
-    d_state taps a channel, which remembers keys. The diagonal SSM is S4D with a skip; `recurra.ssm.channel_modes` has
+    d_state taps a channel, which remembers keys. The diagonal SSM is S4D with a skip; `recurra.layers.state_space` has
     its modes. The multiplications compare: a value is stored where the step before it had the right key.
 
     With head_dim above 1, key and value of a head make an outer product, the head has one diagonal SSM for all its
@@ -54,7 +53,7 @@ class H3(ChannelModes, Mixer):
         require_pairs(d_state)
         require_at_least(1, d_model=d_model, head_dim=head_dim)
         require(d_model % head_dim == 0, "head_dim", head_dim, f"a divisor of d_model = {d_model}")
-        shift, h = Carried((d_state - 1, d_model)), Carried((d_model * head_dim, d_state // 2), is_complex=True)
+        shift, h = StateSpec((d_state - 1, d_model)), StateSpec((d_model * head_dim, d_state // 2), is_complex=True)
         super().__init__(d_model, H3State, shift=shift, h=h)
         self.head_dim = head_dim
         self.qkv = nn.Linear(d_model, 3 * d_model)

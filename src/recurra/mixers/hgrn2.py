@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads, require_probability
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.operator import gate_loop
 
 _EXPANSION = 128  # channels a head in the published language models
 
@@ -53,7 +52,7 @@ class HGRN2(Mixer):
         n_heads = max(1, d_model // _EXPANSION) if n_heads is None else n_heads
         require_heads(n_heads, d_model=d_model)
         require_probability(lower_bound=lower_bound)
-        super().__init__(d_model, HGRN2State, h=Carried((n_heads, d_model // n_heads, d_model // n_heads)))
+        super().__init__(d_model, HGRN2State, h=StateSpec((n_heads, d_model // n_heads, d_model // n_heads)))
         self.n_heads, self.lower_bound = n_heads, lower_bound
         self.output_input = nn.Linear(d_model, 2 * d_model, bias=False)
         self.forget = nn.Linear(d_model, d_model, bias=False)

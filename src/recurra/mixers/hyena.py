@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.implicit_filters import ImplicitFilters, convolve_window
-from recurra.layers.precision import at_least_float32
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.filters import ImplicitFilters, convolve_window
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 
 
@@ -31,7 +31,7 @@ class Hyena(Mixer):
     GateLoop section 3.1).
 
     x_1 ... x_order and v are short convolutions of linear projections of x, the filters h_n are implicit
-    (`recurra.layers.implicit_filters`), and each convolution has a skip. As in the published code, `order` gates have
+    (`recurra.layers.filters`), and each convolution has a skip. As in the published code, `order` gates have
     order - 1 long convolutions between them: of the definition's filters the first is the short one.
 
     The published filters are as long as the sequences of training. Here they have `window` steps, whatever the length
@@ -57,7 +57,7 @@ class Hyena(Mixer):
         require_at_least(2, order=order)
         short_convolution = ShortConvolution((order + 1) * d_model, kernel_size)
         inputs, products = (kernel_size - 1, (order + 1) * d_model), (order - 1, window - 1, d_model)
-        super().__init__(d_model, HyenaState, inputs=Carried(inputs), products=Carried(products))
+        super().__init__(d_model, HyenaState, inputs=StateSpec(inputs), products=StateSpec(products))
         self.order = order
         self.input_projection = nn.Linear(d_model, (order + 1) * d_model)
         self.short_convolution = short_convolution

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.operator import gate_loop
 
 _EPSILON = 1e-6  # as in the published code
 
@@ -63,10 +63,10 @@ class LinearAttention(Mixer):
         d_qk, d_v = d_model if d_qk is None else d_qk, d_model if d_v is None else d_v
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
         n_columns = d_v // n_heads + normaliser
-        super().__init__(d_model, LinearAttentionState, h=Carried((n_heads, d_qk // n_heads, n_columns)))
+        super().__init__(d_model, LinearAttentionState, h=StateSpec((n_heads, d_qk // n_heads, n_columns)))
         self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
         self.qkv = nn.Linear(d_model, 2 * d_qk + d_v)
-        self.average = Mean() if normaliser else Sum()
+        self.average = _Mean() if normaliser else _Sum()
         self.output_projection = nn.Linear(d_v, d_model)
 
     def mix(
@@ -76,7 +76,7 @@ class LinearAttention(Mixer):
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            q, k, v = elu_plus_one(q), blank(elu_plus_one(k), mask), self.average.extend(v)
+            q, k, v = _elu_plus_one(q), blank(_elu_plus_one(k), mask), self.average.extend(v)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, never, state=h0), never, state.h)
         y = self.average.reduce(y).flatten(-2).to(x.dtype)
         return self.output_projection(y), LinearAttentionState(h)
@@ -85,7 +85,7 @@ class LinearAttention(Mixer):
         return at_least_float32(x).unflatten(-1, (self.n_heads, -1))
 
 
-class Mean(nn.Module):
+class _Mean(nn.Module):
     """The sums over the normaliser, which is the sum for a value that is always 1."""
 
     def extend(self, v: Float[Tensor, "B L H d_v"]) -> Float[Tensor, "B L H columns"]:
@@ -97,7 +97,7 @@ class Mean(nn.Module):
         return y[..., :-1] / (y[..., -1:] + _EPSILON)
 
 
-class Sum(nn.Module):
+class _Sum(nn.Module):
     """The sums themselves."""
 
     def extend(self, v: Float[Tensor, "B L H d_v"]) -> Float[Tensor, "B L H d_v"]:
@@ -109,6 +109,6 @@ class Sum(nn.Module):
         return y
 
 
-def elu_plus_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _elu_plus_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """phi(x) = elu(x) + 1, as exp(x) below 0: (exp(x) - 1) + 1 would be 0 in float32 from x = -17 on."""
     return x.clamp(max=0).exp() + x.relu()

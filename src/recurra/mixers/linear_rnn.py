@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import choose, require_at_least
-from recurra.layers.precision import at_least_float32
+from recurra.layers.norms import at_least_float32
+from recurra.layers.state_space import log_spaced_steps
 from recurra.layers.transition import stable_exponential
-from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan import linear_scan
-from recurra.scan.matrix import matrix_scan
-from recurra.ssm.diagonal import log_spaced_steps
+from recurra.ops.scan.operator import linear_scan
+from recurra.ops.scan.reference import matrix_scan
 from recurra.state import last_step
 
 
-class DiagonalRecurrence(nn.Module):
+class _DiagonalRecurrence(nn.Module):
     """h_t = a h_{t-1} + b_t with a = exp(-exp(alpha)), one real number in (0, 1) per state channel.
 
     At the start -log a is spaced logarithmically from 0.001 to 0.1: memories of 10 to 1,000 steps.
@@ -40,7 +40,7 @@ class DiagonalRecurrence(nn.Module):
         return torch.sqrt(-torch.expm1(-2 * torch.exp(self.alpha)))
 
 
-class DenseRecurrence(nn.Module):
+class _DenseRecurrence(nn.Module):
     """h_t = A h_{t-1} + b_t with a dense A, at the start 0.99 times a random orthogonal matrix.
 
     Nothing keeps A stable in training, and a spectral radius above 1 grows over the whole sequence: on Memory Horizon,
@@ -66,9 +66,9 @@ class DenseRecurrence(nn.Module):
         return torch.full_like(self.matrix[0], (1 - 0.99**2) ** 0.5)
 
 
-RECURRENCES: dict[str, type[DiagonalRecurrence] | type[DenseRecurrence]] = {
-    "diagonal": DiagonalRecurrence,
-    "dense": DenseRecurrence,
+_RECURRENCES: dict[str, type[_DiagonalRecurrence] | type[_DenseRecurrence]] = {
+    "diagonal": _DiagonalRecurrence,
+    "dense": _DenseRecurrence,
 }
 
 
@@ -101,8 +101,8 @@ class LinearRNN(Mixer):
     def __init__(self, d_model: int, *, d_state: int | None = None, transition: str = "diagonal") -> None:
         d_state = d_model if d_state is None else d_state
         require_at_least(1, d_model=d_model, d_state=d_state)
-        super().__init__(d_model, LinearRNNState, h=Carried((d_state,)))
-        self.recurrence = choose("transition", RECURRENCES, transition)(d_state)
+        super().__init__(d_model, LinearRNNState, h=StateSpec((d_state,)))
+        self.recurrence = choose("transition", _RECURRENCES, transition)(d_state)
         scale = self.recurrence.stationary_scale()[:, None] * d_model**-0.5
         self.input_weights = nn.Parameter(torch.randn(d_state, d_model) * scale)
         self.output_projection = nn.Linear(d_state, d_model)

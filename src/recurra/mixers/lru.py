@@ -1,5 +1,6 @@
 """The linear recurrent unit (Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences",
-arXiv 2303.06349; GateLoop sections 1 and 4)."""
+arXiv 2303.06349; GateLoop sections 1 and 4).
+"""
 
 import math
 from typing import NamedTuple
@@ -9,10 +10,10 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least, require_positive
-from recurra.layers.precision import at_least_float32
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.layers.state_space import fixed_transition, run_dense
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.diagonal import fixed_transition, run_dense
 
 
 class LRUState(NamedTuple):
@@ -31,7 +32,7 @@ class LRU(Mixer):
     N(0, 1 / d_state), the skip from N(0, 1). Modes do not come in pairs: all are kept, the real part is taken once.
 
     Decided: the layer is the recurrence alone. The position-wise network on top of it in the published block is the
-    feed-forward network of `recurra.models.Block`.
+    feed-forward network of `recurra.models.language_model.Block`.
 
     Args:
         d_model: channels of x and y.
@@ -56,7 +57,7 @@ class LRU(Mixer):
     ) -> None:
         d_state = d_model if d_state is None else d_state
         require_at_least(1, d_model=d_model, d_state=d_state)
-        super().__init__(d_model, LRUState, h=Carried((d_state,), is_complex=True))
+        super().__init__(d_model, LRUState, h=StateSpec((d_state,), is_complex=True))
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 <= r_min < r_max <= 1")
         require_positive(max_phase=max_phase)

@@ -1,5 +1,6 @@
 """Mamba: a selective state space model (Gu & Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State
-Spaces", arXiv 2312.00752, Algorithm 2 and section 3.4)."""
+Spaces", arXiv 2312.00752, Algorithm 2 and section 3.4).
+"""
 
 import math
 from typing import NamedTuple
@@ -10,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least
-from recurra.layers import ShortConvolution
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.state_space import inverse_softplus_of_steps
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.selectivescan import selective_scan
-from recurra.ssm.selective import inverse_softplus_of_steps
+from recurra.ops.selective_scan.operator import selective_scan
 
 
 class MambaState(NamedTuple):
@@ -85,7 +85,7 @@ class Mamba(Mixer):
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, dt_rank=rank)
         require_at_least(2, d_conv=d_conv)
         d_inner = expand * d_model
-        carried = {"h": Carried((d_state, d_inner)), "inputs": Carried((d_conv - 1, d_inner))}
+        carried = {"h": StateSpec((d_state, d_inner)), "inputs": StateSpec((d_conv - 1, d_inner))}
         super().__init__(d_model, MambaState, **carried)
         self.d_state, self.dt_rank = d_state, rank
         self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z

@@ -1,5 +1,6 @@
 """Mamba-2: state space duality (Dao & Gu 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms
-Through Structured State Space Duality", arXiv 2405.21060, sections 6 and 7)."""
+Through Structured State Space Duality", arXiv 2405.21060, sections 6 and 7).
+"""
 
 from typing import NamedTuple
 
@@ -9,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers import ShortConvolution
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.selective import inverse_softplus_of_steps, spread_over_heads
+from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
 
@@ -84,7 +84,7 @@ class Mamba2(Mixer):
         require(n_heads % n_groups == 0, "n_groups", n_groups, f"a divisor of n_heads = {n_heads}")
         d_selection = n_groups * d_state
         n_convolved = d_inner + 2 * d_selection
-        h, inputs = Carried((n_heads, d_state, d_inner // n_heads)), Carried((d_conv - 1, n_convolved))
+        h, inputs = StateSpec((n_heads, d_state, d_inner // n_heads)), StateSpec((d_conv - 1, n_convolved))
         super().__init__(d_model, Mamba2State, h=h, inputs=inputs)
         self.n_heads, self.n_groups = n_heads, n_groups
         self._projections, self._parts = [d_inner, n_convolved, n_heads], [d_inner, d_selection, d_selection]

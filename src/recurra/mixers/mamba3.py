@@ -1,5 +1,6 @@
 """Mamba-3: trapezoidal steps and a state that turns (Lahoti et al. 2026, "Mamba-3: Improved Sequence Modeling using
-State Space Principles", arXiv 2603.15569)."""
+State Space Principles", arXiv 2603.15569).
+"""
 
 import math
 from typing import NamedTuple
@@ -10,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_choice, require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rms_norm import RMSNorm
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import RMSNorm, at_least_float32
+from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
+from recurra.layers.turned import turn, turned
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.selective import inverse_softplus_of_steps, spread_over_heads
-from recurra.ssm.turned import turn, turned
+from recurra.ops.gate_loop.operator import gate_loop
 
 _PUBLISHED_HEAD = 64  # channels
 _LEAST_DECAY = 1e-4
@@ -94,7 +94,7 @@ class Mamba3(Mixer):
         multiple = int(2 / rope_fraction)
         require(d_state % multiple == 0, "d_state", d_state, f"a multiple of {multiple}: rows turn in pairs")
         d_head = d_inner // n_heads
-        h, b, u = Carried((n_heads, d_state, d_head)), Carried((n_heads, d_state)), Carried((n_heads, d_head))
+        h, b, u = StateSpec((n_heads, d_state, d_head)), StateSpec((n_heads, d_state)), StateSpec((n_heads, d_head))
         super().__init__(d_model, Mamba3State, h=h, b=b, u=u)
         self.n_heads, self.n_groups, self.n_pairs = n_heads, n_groups, d_state // multiple
         d_selection = n_groups * d_state

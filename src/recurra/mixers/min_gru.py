@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan import linear_scan
+from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 
 
@@ -32,7 +32,7 @@ class MinGRU(Mixer):
     is_linear_recurrence = True
 
     def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, MinGRUState, h=Carried((d_model,)))
+        super().__init__(d_model, MinGRUState, h=StateSpec((d_model,)))
         self.gate_and_candidate = nn.Linear(d_model, 2 * d_model)
 
     def mix(

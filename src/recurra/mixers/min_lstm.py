@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan import linear_scan
+from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 
 
@@ -37,7 +37,7 @@ class MinLSTM(Mixer):
     is_linear_recurrence = True
 
     def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, MinLSTMState, h=Carried((d_model,)))
+        super().__init__(d_model, MinLSTMState, h=StateSpec((d_model,)))
         self.gates_and_candidate = nn.Linear(d_model, 3 * d_model)
 
     def mix(

@@ -1,5 +1,6 @@
 """The mLSTM: a matrix memory with exponential gating (Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory", arXiv
-2405.04517, section 2.3), in the layer of the large models (Beck et al. 2025, arXiv 2503.13427)."""
+2405.04517, section 2.3), in the layer of the large models (Beck et al. 2025, arXiv 2503.13427).
+"""
 
 from typing import NamedTuple
 
@@ -9,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan.running import stabilisers
+from recurra.ops.gate_loop.operator import gate_loop
+from recurra.ops.scan.reference import stabilisers
 
 _CAP = 15.0  # of the gates' pre-activations, as published
 _EPSILON = 1e-6  # as in the published code
@@ -65,8 +66,8 @@ class MLSTM(Mixer):
         d_qk, d_v = d_model // 2 if d_qk is None else d_qk, d_model if d_v is None else d_v
         require_heads(n_heads, d_qk=d_qk, d_v=d_v)
         require(d_v > n_heads, "d_v", d_v, f"at least 2 channels a head for the layer norm, {2 * n_heads} in all")
-        memory = Carried((n_heads, d_qk // n_heads, d_v // n_heads + 1))
-        super().__init__(d_model, MLSTMState, h=memory, m=Carried((n_heads,)))
+        memory = StateSpec((n_heads, d_qk // n_heads, d_v // n_heads + 1))
+        super().__init__(d_model, MLSTMState, h=memory, m=StateSpec((n_heads,)))
         self.d_qk, self.d_v, self.n_heads = d_qk, d_v, n_heads
         self.qkvo = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.gates = nn.Linear(d_model, 2 * n_heads)  # input gates, forget gates

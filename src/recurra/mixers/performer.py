@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_at_least, require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers.positive_features import LOWEST, positive_features
-from recurra.layers.precision import at_least_float32
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.features import LOWEST, positive_features
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.operator import gate_loop
 
 
 class PerformerState(NamedTuple):
@@ -62,11 +62,11 @@ class Performer(Mixer):
         d_head = d_model // n_heads
         n_features = max(1, round(d_head * math.log(d_head))) if n_features is None else n_features
         require_at_least(1, n_features=n_features)
-        carried = Carried((n_heads, n_features, d_head + 1))
-        super().__init__(d_model, PerformerState, h=carried, peak=Carried((n_heads, n_features)))
+        carried = StateSpec((n_heads, n_features, d_head + 1))
+        super().__init__(d_model, PerformerState, h=carried, peak=StateSpec((n_heads, n_features)))
         self.n_heads, self.d_head = n_heads, d_head
         self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.register_buffer("features", orthogonal_features(n_features, d_head))
+        self.register_buffer("features", _orthogonal_features(n_features, d_head))
         self.output_projection = nn.Linear(d_model, d_model)
 
     def mix(
@@ -85,7 +85,7 @@ class Performer(Mixer):
         return self.output_projection(y.flatten(-2).to(x.dtype)), PerformerState(h, peak)
 
 
-def orthogonal_features(n_features: int, d_head: int) -> Float[Tensor, "n_features d_head"]:
+def _orthogonal_features(n_features: int, d_head: int) -> Float[Tensor, "n_features d_head"]:
     """Draw Gaussian vectors that are orthogonal within each block of d_head (section 2.4).
 
     Directions are the rows of uniformly distributed orthogonal matrices; lengths are those of independent Gaussian

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_at_least, require_heads, require_probability, require_whole_number
-from recurra.layers.dot_product_attention import dot_product_attention
-from recurra.layers.precision import at_least_float32
-from recurra.layers.sliding_window import after, most_kept, still_seen, windows
-from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.layers.attention import after, dot_product_attention, most_kept, still_seen, windows
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import Dim, Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 
 _SELF = -1e5  # what a step's score with itself loses, as in the published code; half the smallest number in float16
@@ -80,8 +79,8 @@ class Reformer(Mixer):
         require_probability(dropout=dropout)
         is_even = n_buckets >= 2 and n_buckets % 2 == 0
         require(is_even, "n_buckets", n_buckets, "an even number from 2", "every rotation has two signs")
-        d_head, p = d_model // n_heads, Steps("p", most_kept(window))
-        past, buckets = Carried((p, n_heads, d_head)), Carried((p, n_heads, n_rounds))
+        d_head, p = d_model // n_heads, Dim("p", most_kept(window))
+        past, buckets = StateSpec((p, n_heads, d_head)), StateSpec((p, n_heads, n_rounds))
         super().__init__(d_model, ReformerState, queries=past, values=past, buckets=buckets)
         self.n_heads, self.window, self.dropout = n_heads, window, dropout
         self.queries = nn.Linear(d_model, d_model, bias=False)

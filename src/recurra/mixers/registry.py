@@ -8,10 +8,10 @@ from recurra.mixers.base import Mixer
 from recurra.registry import Registry
 
 _mixers: Registry[type[Mixer]] = Registry("mixer", "recurra.mixers")
-Class = TypeVar("Class", bound=type[Mixer])
+_Class = TypeVar("_Class", bound=type[Mixer])
 
 
-def register_mixer(name: str) -> Callable[[Class], Class]:
+def register_mixer(name: str) -> Callable[[_Class], _Class]:
     """Register a mixer class under `name`; it is called as `cls(d_model, **options)`.
 
     From then on the language model, the recipes, the exports and the contract tests know it.

@@ -8,10 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_probability
-from recurra.layers.attention_window import AttentionWindow, head_size
-from recurra.layers.dot_product_attention import dot_product_attention
-from recurra.layers.sinusoids import sinusoids
-from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.layers.attention import AttentionWindow, dot_product_attention, head_size
+from recurra.layers.positions import sinusoids
+from recurra.mixers.base import Dim, Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 
 
@@ -195,11 +194,11 @@ class RelativeAttention(Mixer):
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
 
     @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
+    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
         return {
-            "memory": Carried((Steps("m", window.mem_len), d_model)),
-            "context": Carried((Steps("c", window.mem_len), 2 * channels)),
-            "segment": Carried((Steps("p", window.segment_length - 1), 2 * channels)),
+            "memory": StateSpec((Dim("m", window.mem_len), d_model)),
+            "context": StateSpec((Dim("c", window.mem_len), 2 * channels)),
+            "segment": StateSpec((Dim("p", window.segment_length - 1), 2 * channels)),
         }
 
 
@@ -246,8 +245,8 @@ class PreNormRelativeAttention(RelativeAttention):
         return super().encode(x, _joined(state) if isinstance(state, PreNormAttentionState) else state)
 
     @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, Carried]:
-        own = Carried((Steps("p", window.segment_length - 1), channels))
+    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
+        own = StateSpec((Dim("p", window.segment_length - 1), channels))
         carried = RelativeAttention._carried(d_model, channels, window)
         return {**{name: carried[name] for name in ("memory", "context")}, "segment_keys": own, "segment_values": own}
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require, require_heads
-from recurra.gateloop import gate_loop
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rotation import phases, rotate
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.layers.positions import phases, rotate
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.gate_loop.operator import gate_loop
 
 
 class RetentionState(NamedTuple):
@@ -62,7 +62,7 @@ class Retention(Mixer):
         d_k = d_qk // n_heads
         require(d_k % 2 == 0, "d_qk / n_heads", d_k, "an even number of key channels a head: they rotate in pairs")
         require(d_v > n_heads, "d_v", d_v, f"at least 2 channels a head for the group norm, {2 * n_heads} in all")
-        super().__init__(d_model, RetentionState, h=Carried((n_heads, d_k, d_v // n_heads)))
+        super().__init__(d_model, RetentionState, h=StateSpec((n_heads, d_k, d_v // n_heads)))
         self.d_qk, self.d_v, self.n_heads, self.d_k = d_qk, d_v, n_heads, d_k
         self.qkvg = nn.Linear(d_model, 2 * d_qk + 2 * d_v, bias=False)
         self.output_projection = nn.Linear(d_v, d_model, bias=False)

@@ -1,5 +1,6 @@
 """Griffin's recurrent block with its real-gated linear recurrent unit (De et al. 2024, "Griffin: Mixing Gated Linear
-Recurrences with Local Attention for Efficient Language Models", arXiv 2402.19427)."""
+Recurrences with Local Attention for Efficient Language Models", arXiv 2402.19427).
+"""
 
 from typing import NamedTuple
 
@@ -9,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.checks import require_at_least, require_heads
-from recurra.layers.block_diagonal import BlockDiagonalLinear
-from recurra.layers.precision import at_least_float32
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.lengths.padded import blank, keep
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.feed_forward import BlockDiagonalLinear
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank, keep
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan import linear_scan
+from recurra.ops.scan.operator import linear_scan
 from recurra.state import last_step
 
 _C = 8.0  # the paper's c
@@ -76,8 +77,8 @@ class RGLRU(Mixer):
         require_at_least(1, d_conv=d_conv)
         if not 0 < r_min < r_max < 1:
             raise ValueError(f"r_min is {r_min} and r_max {r_max}; expected 0 < r_min < r_max < 1")
-        window = Carried((d_conv - 1, lru_width))
-        super().__init__(d_model, RGLRUState, h=Carried((lru_width,)), convolution=window, started=Carried((1,)))
+        window = StateSpec((d_conv - 1, lru_width))
+        super().__init__(d_model, RGLRUState, h=StateSpec((lru_width,)), convolution=window, started=StateSpec((1,)))
         self.gate = nn.Linear(d_model, lru_width)
         self.input_projection = nn.Linear(d_model, lru_width)
         self.convolution = ShortConvolution(lru_width, d_conv)

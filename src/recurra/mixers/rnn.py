@@ -5,9 +5,9 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.cells import GRUCell, RecurrentWeights, gru_sequence
 from recurra.checks import kind_of, sentence
-from recurra.mixers.base import Carried, Mixer
+from recurra.mixers.base import Mixer, StateSpec
+from recurra.ops.cells.gru import GRUCell, RecurrentWeights, gru_sequence
 
 
 class RNNState(NamedTuple):
@@ -23,7 +23,7 @@ class RNN(Mixer):
     made once per call; only the products with h run step by step. All arithmetic is the cell's.
 
     Args:
-        cell: `recurra.cells.GRUCell` or `recurra.cells.NCGRUCell`.
+        cell: `recurra.ops.cells.gru.GRUCell` or `recurra.ops.cells.ncgru.NCGRUCell`.
 
     Raises:
         TypeError: `cell` is something else, such as a torch.nn.GRUCell, whose reset gate acts after the product.
@@ -32,8 +32,8 @@ class RNN(Mixer):
     def __init__(self, cell: nn.Module) -> None:
         if not isinstance(cell, GRUCell):
             came = f"{kind_of(cell)} of {type(cell).__module__}"
-            raise TypeError(sentence("cell", came, "a GRUCell or NCGRUCell of recurra.cells"))
-        super().__init__(cell.input_size, RNNState, h=Carried((cell.hidden_size,)))
+            raise TypeError(sentence("cell", came, "a GRUCell or NCGRUCell of recurra.ops.cells"))
+        super().__init__(cell.input_size, RNNState, h=StateSpec((cell.hidden_size,)))
         self.d_output = cell.hidden_size
         self.cell = cell
 

@@ -1,5 +1,6 @@
 """Causal softmax attention with rotary positions over a sliding window (Vaswani et al., arXiv 1706.03762, section 3.2;
-rotary positions: Su et al., arXiv 2104.09864, section 3.2; keys shared by heads: Ainslie et al., arXiv 2305.13245)."""
+rotary positions: Su et al., arXiv 2104.09864, section 3.2; keys shared by heads: Ainslie et al., arXiv 2305.13245).
+"""
 
 from typing import NamedTuple
 
@@ -8,12 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least, require_positive, require_probability
-from recurra.layers.attention_window import head_size
-from recurra.layers.dot_product_attention import causal_attention
-from recurra.layers.precision import at_least_float32
-from recurra.layers.rotation import phases, rotate
-from recurra.layers.sliding_window import after, most_kept, still_seen, windows
-from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.layers.attention import after, causal_attention, head_size, most_kept, still_seen, windows
+from recurra.layers.norms import at_least_float32
+from recurra.layers.positions import phases, rotate
+from recurra.mixers.base import Dim, Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 
 
@@ -76,7 +75,7 @@ class RotaryAttention(Mixer):
             even or rotated_share == 0, "rotated channels a head", n_rotated, "an even number: they rotate in pairs"
         )
         require_probability(dropout=dropout)
-        past = Carried((Steps("p", most_kept(window)), n_kv_heads, d_head))
+        past = StateSpec((Dim("p", most_kept(window)), n_kv_heads, d_head))
         super().__init__(d_model, RotaryAttentionState, keys=past, values=past)
         self.n_heads, self.n_kv_heads, self.d_head, self.n_rotated = n_heads, n_kv_heads, d_head, n_rotated
         self.window, self.dropout, self.rotation_base = window, dropout, rotation_base

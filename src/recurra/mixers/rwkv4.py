@@ -8,13 +8,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.precision import at_least_float32
-from recurra.layers.token_shift import mixed, with_previous
-from recurra.lengths.padded import blank
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.feed_forward import mixed, with_previous
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.scan import linear_scan
-from recurra.scan.running import stabilisers
+from recurra.ops.scan.operator import linear_scan
+from recurra.ops.scan.reference import stabilisers
 from recurra.state import last_step
 
 _NEVER = -1e30  # log weight of a step that does not exist; finite, so that no difference is NaN
@@ -68,8 +68,8 @@ class RWKV4(Mixer):
     def __init__(self, d_model: int, *, d_wkv: int | None = None) -> None:
         d_wkv = d_model if d_wkv is None else d_wkv
         require_at_least(1, d_wkv=d_wkv)
-        channels = Carried((d_wkv,))
-        super().__init__(d_model, RWKV4State, a=channels, b=channels, m=channels, x=Carried((d_model,)))
+        channels = StateSpec((d_wkv,))
+        super().__init__(d_model, RWKV4State, a=channels, b=channels, m=channels, x=StateSpec((d_model,)))
         share = torch.arange(d_model) / d_model
         self.mix_key, self.mix_value = nn.Parameter(share.clone()), nn.Parameter(share.clone())
         self.mix_receptance = nn.Parameter(share.sqrt())

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
-from recurra.layers.token_shift import mixed, with_previous
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.feed_forward import mixed, with_previous
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 
 
@@ -41,7 +41,7 @@ class RWKV4ChannelMixing(Mixer):
     def __init__(self, d_model: int, *, d_hidden: int | None = None) -> None:
         d_hidden = 4 * d_model if d_hidden is None else d_hidden
         require_at_least(1, d_hidden=d_hidden)
-        super().__init__(d_model, RWKV4ChannelMixingState, x=Carried((d_model,)))
+        super().__init__(d_model, RWKV4ChannelMixingState, x=StateSpec((d_model,)))
         share = torch.arange(d_model) / d_model
         self.mix_key, self.mix_receptance = nn.Parameter(share.clone()), nn.Parameter(share.clone())
         self.key = nn.Linear(d_model, d_hidden, bias=False)

@@ -1,5 +1,6 @@
 """S4D: a diagonal state space model per channel (Gu et al. 2022, "On the Parameterization and Initialization of
-Diagonal State Space Models", arXiv 2206.11893; GateLoop section 2.2)."""
+Diagonal State Space Models", arXiv 2206.11893; GateLoop section 2.2).
+"""
 
 from typing import NamedTuple
 
@@ -7,11 +8,10 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.layers.precision import at_least_float32
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.layers.state_space import ChannelModes, require_pairs, run_channels
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.channel_modes import ChannelModes
-from recurra.ssm.diagonal import require_pairs, run_channels
 
 
 class S4DState(NamedTuple):
@@ -26,9 +26,10 @@ class S4D(ChannelModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re sum_n C_n h_t,n,  lambda = -exp(log_decay) + i frequency
 
-    `recurra.ssm.channel_modes` has the modes and how they start. GELU, then a linear map to twice the channels and a
+    `recurra.layers.state_space` has the modes and how they start. GELU, then a linear map to twice the channels and a
     gated linear unit, are those of the published block (its dropout and normalisation belong to
-    `recurra.models.Block`). Whole sequences are convolved, short pieces step: see `recurra.ssm.diagonal`.
+    `recurra.models.language_model.Block`). Whole sequences are convolved, short pieces step: see
+    `recurra.layers.state_space`.
 
     Args:
         d_model: channels of x and y.
@@ -54,7 +55,7 @@ class S4D(ChannelModes, Mixer):
         max_step: float = 0.1,
     ) -> None:
         require_pairs(d_state)
-        super().__init__(d_model, S4DState, h=Carried((d_model, d_state // 2), is_complex=True))
+        super().__init__(d_model, S4DState, h=StateSpec((d_model, d_state // 2), is_complex=True))
         self.make_modes(
             d_model,
             d_state=d_state,

@@ -1,5 +1,6 @@
 """S5: one state space model over all channels (Smith et al. 2023, "Simplified State Space Layers for Sequence
-Modeling", arXiv 2208.04933; GateLoop section 2.2)."""
+Modeling", arXiv 2208.04933; GateLoop section 2.2).
+"""
 
 from typing import NamedTuple
 
@@ -8,10 +9,9 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.state_space import DenseModes, require_pairs
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.dense_modes import DenseModes
-from recurra.ssm.diagonal import require_pairs
 
 
 class S5State(NamedTuple):
@@ -26,8 +26,9 @@ class S5(DenseModes, Mixer):
 
         h_t = a h_{t-1} + b x_t,  SSM(x)_t = 2 Re(C h_t),  a and b by zero-order hold (GateLoop (2)-(5))
 
-    `recurra.ssm.dense_modes` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
-    weighted sigmoid gate unit of the published layer; its dropout and normalisation belong to `recurra.models.Block`.
+    `recurra.layers.state_space` has the modes and how they start, with V folded in (GateLoop (3a)). The gate is the
+    weighted sigmoid gate unit of the published layer; its dropout and normalisation belong to
+    `recurra.models.language_model.Block`.
 
     The published code can also run in both directions; under the causal contract here no step sees a later one, so
     there is no such option.
@@ -60,7 +61,7 @@ class S5(DenseModes, Mixer):
         max_step: float = 0.1,
     ) -> None:
         require_pairs(d_state)
-        super().__init__(d_model, S5State, h=Carried((d_state // 2,), is_complex=True))
+        super().__init__(d_model, S5State, h=StateSpec((d_state // 2,), is_complex=True))
         self.make_modes(
             d_model,
             d_state=d_state,

@@ -1,16 +1,16 @@
 """S5-Hyena: Hyena's gated recurrence with a state space model as its long convolution (Smith et al. 2023, arXiv
-2208.04933; Hyena: Poli et al. 2023, arXiv 2302.10866; GateLoop Table 1 compares with it)."""
+2208.04933; Hyena: Poli et al. 2023, arXiv 2302.10866; GateLoop Table 1 compares with it).
+"""
 
 from typing import NamedTuple
 
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 
-from recurra.layers.short_convolution import ShortConvolution
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.convolution import ShortConvolution
+from recurra.layers.state_space import DenseModes, require_pairs
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
-from recurra.ssm.dense_modes import DenseModes
-from recurra.ssm.diagonal import require_pairs
 
 
 class S5HyenaState(NamedTuple):
@@ -30,8 +30,8 @@ class S5Hyena(DenseModes, Mixer):
 
     This is Hyena of order 2, whose published code has one long convolution: of the two in the paper's definition the
     first is the short one. S5's SSM takes the place of the implicit filter: one SSM over all channels, with a skip, and
-    without the activation and gate of the S5 layer. `recurra.ssm.dense_modes` has it and how it starts. The state is of
-    constant size, where Hyena's is a window.
+    without the activation and gate of the S5 layer. `recurra.layers.state_space` has it and how it starts. The state is
+    of constant size, where Hyena's is a window.
 
     Args:
         d_model: channels of x and y.
@@ -50,7 +50,7 @@ class S5Hyena(DenseModes, Mixer):
     ) -> None:
         require_pairs(d_state)
         short_convolution = ShortConvolution(3 * d_model, kernel_size)
-        inputs, h = Carried((kernel_size - 1, 3 * d_model)), Carried((d_state // 2,), is_complex=True)
+        inputs, h = StateSpec((kernel_size - 1, 3 * d_model)), StateSpec((d_state // 2,), is_complex=True)
         super().__init__(d_model, S5HyenaState, inputs=inputs, h=h)
         self.input_projection = nn.Linear(d_model, 3 * d_model)
         self.short_convolution = short_convolution

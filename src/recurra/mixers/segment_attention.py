@@ -7,12 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_probability
-from recurra.layers.attention_window import AttentionWindow, head_size
-from recurra.layers.dot_product_attention import causal_attention
-from recurra.mixers.base import Carried, Mixer, Steps
+from recurra.layers.attention import AttentionWindow, causal_attention, head_size
+from recurra.mixers.base import Dim, Mixer, StateSpec
 
 
-class SegmentAttentionState(NamedTuple):
+class _SegmentAttentionState(NamedTuple):
     """Keys and values of the open segment, never more than one segment less one step; empty at a border."""
 
     segment: Float[Tensor, "B p 2*H*d_head"]
@@ -48,7 +47,7 @@ class SegmentAttention(Mixer):
         window = AttentionWindow(segment_length, mem_len=0)
         channels = n_heads * d_head
         super().__init__(
-            d_model, SegmentAttentionState, segment=Carried((Steps("p", segment_length - 1), 2 * channels))
+            d_model, _SegmentAttentionState, segment=StateSpec((Dim("p", segment_length - 1), 2 * channels))
         )
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
@@ -56,8 +55,8 @@ class SegmentAttention(Mixer):
         self.output_projection = nn.Linear(channels, d_model, bias=False)
 
     def mix(
-        self, x: Float[Tensor, "B L d_model"], state: SegmentAttentionState, mask: None
-    ) -> tuple[Float[Tensor, "B L d_model"], SegmentAttentionState]:
+        self, x: Float[Tensor, "B L d_model"], state: _SegmentAttentionState, mask: None
+    ) -> tuple[Float[Tensor, "B L d_model"], _SegmentAttentionState]:
         """Attend segment by segment."""
         outputs = []
         for piece in x.split(self.window.pieces(x.shape[1], state.segment.shape[1]), 1):
@@ -65,7 +64,7 @@ class SegmentAttention(Mixer):
             outputs.append(y)
         return self.output_projection(torch.cat(outputs, 1)), state
 
-    def _attend(self, x: Tensor, state: SegmentAttentionState) -> tuple[Tensor, SegmentAttentionState]:
+    def _attend(self, x: Tensor, state: _SegmentAttentionState) -> tuple[Tensor, _SegmentAttentionState]:
         """Attend from steps that lie in one segment: (B, L, H * d_head), before the output projection."""
         new = self.keys_values(x)
         keys_values = torch.cat([state.segment.to(new.dtype), new], 1)
@@ -77,7 +76,7 @@ class SegmentAttention(Mixer):
         kept = keys_values.to(state.segment.dtype)
         if keys.shape[2] == self.window.segment_length:
             kept = kept.new_zeros((len(x), 0, kept.shape[2]))
-        return y.transpose(1, 2).flatten(2), SegmentAttentionState(kept)
+        return y.transpose(1, 2).flatten(2), _SegmentAttentionState(kept)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)

@@ -1,5 +1,6 @@
 """The sLSTM: an LSTM with exponential gating and heads (Beck et al. 2024, "xLSTM: Extended Long Short-Term Memory",
-arXiv 2405.04517, section 2.2)."""
+arXiv 2405.04517, section 2.2).
+"""
 
 from typing import NamedTuple
 
@@ -8,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurra.cells.slstm_sequence import SLSTMParts, slstm_sequence
 from recurra.checks import require, require_heads
-from recurra.layers.precision import at_least_float32
-from recurra.mixers.base import Carried, Mixer
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
+from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence
 
 
 class SLSTMState(NamedTuple):
@@ -44,9 +45,10 @@ class SLSTM(Mixer):
     kernel for all of them.
 
     Decided: of the published block this is the recurrence with its group norm, one group a head, and a scale for each
-    channel. The feed-forward network above it is that of `recurra.models.Block`, and the convolution, which is
-    optional in the paper, is omitted. Forget gates start with biases from 3 to 6 over the channels of each head,
-    everything else as in torch's LSTM (the published code's start depends on the depth, which a mixer does not know).
+    channel. The feed-forward network above it is that of `recurra.models.language_model.Block`, and the convolution,
+    which is optional in the paper, is omitted. Forget gates start with biases from 3 to 6 over the channels of each
+    head, everything else as in torch's LSTM (the published code's start depends on the depth, which a mixer does not
+    know).
 
     Args:
         d_model: channels of x and y, and of the state.
@@ -59,7 +61,7 @@ class SLSTM(Mixer):
     def __init__(self, d_model: int, *, n_heads: int = 4) -> None:
         require_heads(n_heads, d_model=d_model)
         require(d_model > n_heads, "d_model", d_model, f"at least 2 channels a head for the norm, {2 * n_heads} in all")
-        super().__init__(d_model, SLSTMState, **dict.fromkeys(SLSTMState._fields, Carried((d_model,))))
+        super().__init__(d_model, SLSTMState, **dict.fromkeys(SLSTMState._fields, StateSpec((d_model,))))
         self.n_heads, d_head = n_heads, d_model // n_heads
         self.input_weights = nn.Linear(d_model, 4 * d_model)  # z, i, f, o, each of all heads
         bound = d_head**-0.5

@@ -1,21 +1,179 @@
-"""The shell with an adaptive embedding and an adaptive softmax, around a body that reads segments."""
+"""The Transformer-XL block, post-norm as published, or pre-norm, around any attention `(x, state) -> (y, state)`."""
 
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recurra.checks import kind_of, sentence
-from recurra.layers.adaptive_embedding import AdaptiveEmbedding
-from recurra.layers.adaptive_softmax import AdaptiveSoftmax
+from recurra.checks import kind_of, require_at_least, require_choice, require_probability, sentence
+from recurra.layers.attention import AttentionWindow
 from recurra.layers.dropout import DROPOUTS, WordDropout
+from recurra.layers.embeddings import AdaptiveEmbedding, Clusters
+from recurra.layers.softmax import AdaptiveSoftmax
 from recurra.mixers.base import Mixer
+from recurra.models.registry import ModelConfig, Size, from_data
 from recurra.models.shell import LanguageModelShell, require_layers
-from recurra.models.transformer_config import TransformerConfig
-from recurra.models.transformer_xl_block import TRANSFORMER_XL_BLOCKS
 from recurra.state import Ragged, require_streams
+
+
+class _TransformerXLBlock(nn.Module):
+    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each.
+
+    Args:
+        attention: the attention; its `d_model` is its number of channels.
+        d_channel_mixing: hidden channels of the feed-forward network.
+        make_dropout: makes the dropout after the attention, inside and after the feed-forward network.
+    """
+
+    def __init__(self, attention: nn.Module, d_channel_mixing: int, make_dropout: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        d_model = cast(int, attention.d_model)
+        self.attention = attention
+        self.dropout = make_dropout()
+        self.norm_attention = nn.LayerNorm(d_model)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, d_channel_mixing),
+            nn.ReLU(),
+            make_dropout(),
+            nn.Linear(d_channel_mixing, d_model),
+            make_dropout(),
+        )
+        self.norm_feed_forward = nn.LayerNorm(d_model)
+
+
+class _PostNormBlock(_TransformerXLBlock):
+    """x = LayerNorm(x + Attention(x)); x = LayerNorm(x + FFN(x)) (Transformer-XL, section 3.3)."""
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        attended, state = self.attention(x, state, **shared)
+        x = self.norm_attention(x + self.dropout(attended))
+        return self.norm_feed_forward(x + self.feed_forward(x)), state
+
+
+class _PreNormBlock(_TransformerXLBlock):
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
+
+    The attention's memory, if it has one, holds LayerNorm(x), and the norm gets no gradient from it.
+    `PreNormMemoryBlock` is the published code's.
+    """
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        attended, state = self.attention(self.norm_attention(x), state, **shared)
+        x = x + self.dropout(attended)
+        return x + self.feed_forward(self.norm_feed_forward(x)), state
+
+
+class PreNormMemoryBlock(_TransformerXLBlock):
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with a memory of x (the published `pre_lnorm`).
+
+    The attention applies the norm to memory and segment together, so that the norm's weights get gradients from both.
+    """
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
+        x = x + self.dropout(attended)
+        return x + self.feed_forward(self.norm_feed_forward(x)), state
+
+
+_TRANSFORMER_XL_BLOCKS: dict[str, type[_PostNormBlock] | type[_PreNormBlock]] = {
+    "post": _PostNormBlock,
+    "pre": _PreNormBlock,
+}
+"""The blocks by the place of their norms."""
+
+
+# --- what the configurations of the Transformers that read segments share: sizes, vocabulary and dropouts ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModelConfig):
+    """A Transformer's stack; the defaults are those of the published 16-layer WikiText-103 models, less their cutoffs.
+
+    Raises ValueError, naming the field, for an impossible value.
+    """
+
+    vocab_size: Size = from_data()
+    """Tokens, read and predicted; null: as many as the data have."""
+    segment_length: Size = from_data()
+    """Tokens of a segment; null: as in the data. Segments begin at the multiples of it, however a stream is cut."""
+    n_layer: int = 16
+    """Blocks."""
+    d_model: int = 410
+    """Channels of the residual stream."""
+    n_heads: int = 10
+    """Heads of the attention."""
+    d_head: int | None = None
+    """Channels of a head; d_model / n_heads if None."""
+    d_channel_mixing: int = 2100
+    """Hidden channels of the feed-forward networks."""
+    norm: str = "post"
+    """Where the blocks have their norms: "post" as published, or "pre"."""
+    cutoffs: list[int] = field(default_factory=list)
+    """Where the clusters of the adaptive softmax end, for a vocabulary sorted by frequency; none for the plain one."""
+    tie_embeddings: bool = True
+    """Use the embedding's tables as the output's."""
+    dropout: float = 0.1
+    """Probability of dropping an activation: of the blocks, of what enters and leaves them unless `input_dropout` and
+    `output_dropout` say otherwise, and in Transformer-XL and the Block-Recurrent Transformer of position encodings."""
+    input_dropout: float | None = None
+    """Probability of dropping a channel of the embedding; `dropout` if None."""
+    output_dropout: float | None = None
+    """Probability of dropping a channel of what the output layer reads; `dropout` if None."""
+    dropout_over_time: str = "independent"
+    """How those masks vary over the steps of a call: "independent", or "locked", one mask for all (variational). Blocks
+    that are called once for each segment, as those of CRT and RMT, draw one for each segment."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight."""
+    embedding_dropout: float = 0.0
+    """Probability of dropping a word wherever it stands in a call."""
+
+    @property
+    def entering_dropout(self) -> float:
+        """Probability of dropping a channel of the embedding."""
+        return self.dropout if self.input_dropout is None else self.input_dropout
+
+    @property
+    def leaving_dropout(self) -> float:
+        """Probability of dropping a channel of what the output layer reads."""
+        return self.dropout if self.output_dropout is None else self.output_dropout
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            1,
+            n_layer=self.n_layer,
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            d_channel_mixing=self.d_channel_mixing,
+        )
+        require_probability(
+            dropout=self.dropout,
+            input_dropout=self.entering_dropout,
+            output_dropout=self.leaving_dropout,
+            attention_dropout=self.attention_dropout,
+            embedding_dropout=self.embedding_dropout,
+        )
+        require_choice(_TRANSFORMER_XL_BLOCKS, norm=self.norm)
+        require_choice(DROPOUTS, dropout_over_time=self.dropout_over_time)
+        if self.segment_length is not None:
+            AttentionWindow(self.segment_length, mem_len=0)
+        if self.vocab_size is not None:
+            Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
+
+
+# --- the shell with an adaptive embedding and an adaptive softmax, around a body that reads segments ---
 
 
 class AdaptiveShell(LanguageModelShell):
@@ -104,7 +262,7 @@ def make_dropout(config: TransformerConfig, p: float | None = None) -> nn.Module
 
 def make_block(config: TransformerConfig, attention: Mixer) -> nn.Module:
     """Put an attention into a block, as the shape says."""
-    return TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: make_dropout(config))
+    return _TRANSFORMER_XL_BLOCKS[config.norm](attention, config.d_channel_mixing, lambda: make_dropout(config))
 
 
 def initialise(module: nn.Module) -> None:

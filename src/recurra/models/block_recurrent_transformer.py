@@ -1,22 +1,167 @@
-"""The Block-Recurrent Transformer (Hutchins et al. 2022, arXiv 2203.07852): one layer of a Transformer is recurrent."""
+"""The recurrent layer of a Block-Recurrent Transformer: attention between a block of tokens and state vectors (Hutchins
+et al. 2022, arXiv 2203.07852, section 3).
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.checks import require, require_at_least, require_choice
+from recurra.checks import choose, require, require_at_least, require_choice
+from recurra.layers.attention import dot_product_attention
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.base import StateSpec
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
-from recurra.models.block_recurrent_attention import (
-    GATES,
-    BlockRecurrentAttention,
-    BlockRecurrentAttentionState,
-    of_tokens,
-)
+from recurra.models.adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
-from recurra.models.transformer_config import TransformerConfig
+
+
+class _FixedGate(nn.Module):
+    """c' = g c + (1 - g) z with z = W_z h + b_z and a learned g = sigmoid(b_g), the same at every step.
+
+    Each channel is a moving average of its own length. b_g starts at 1 (our choice), and g so at 0.73.
+    """
+
+    def __init__(self, n_channels: int, d_model: int) -> None:
+        super().__init__()
+        self.candidate = nn.Linear(n_channels, d_model)
+        self.bias = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
+        """Return the next state, in c's type."""
+        g = torch.sigmoid(self.bias.to(c.dtype))
+        return g * c + (1 - g) * self.candidate(h).to(c.dtype)
+
+
+class _LSTMGate(nn.Module):
+    """c' = f c + i z with z = tanh(W_z h + b_z), i = sigmoid(W_i h + b_i - 1), f = sigmoid(W_f h + b_f + 1)."""
+
+    def __init__(self, n_channels: int, d_model: int) -> None:
+        super().__init__()
+        self.candidate_and_gates = nn.Linear(n_channels, 3 * d_model)
+
+    def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
+        """Return the next state, in c's type."""
+        z, i, f = self.candidate_and_gates(h).to(c.dtype).chunk(3, -1)
+        return torch.sigmoid(f + 1) * c + torch.sigmoid(i - 1) * torch.tanh(z)
+
+
+_GATES: dict[str, type[_FixedGate] | type[_LSTMGate]] = {"fixed": _FixedGate, "lstm": _LSTMGate}
+"""The gates of the state by name."""
+
+
+class _BlockRecurrentAttentionState(NamedTuple):
+    """What a stream leaves for its next step.
+
+    memory, context, segment: of the tokens, as `RelativeAttentionState` has them; a segment is a block.
+    vectors: the state vectors as the open block reads them, zeros before the first.
+    """
+
+    memory: Float[Tensor, "B m d_model"]
+    context: Float[Tensor, "B c 2*H*d_head"]
+    segment: Float[Tensor, "B p 2*H*d_head"]
+    vectors: Float[Tensor, "B S d_model"]
+
+
+class _BlockRecurrentAttention(RelativeAttention):
+    """Tokens attend to tokens and to state vectors; once a block, the vectors attend to vectors and to its tokens.
+
+        tokens:   y = W_o [attention to the last segment_length tokens; attention to the vectors]
+        vectors:  c' = gate(c, [attention to the vectors; attention to the block's tokens])
+
+    A block is a segment of segment_length tokens, however a stream is cut. Its tokens read the vectors as the block
+    before left them; behind its last token the vectors change. They enter normalised and with a learned number of their
+    own added (the paper's state ids), without which all would be alike. Each side has one set of keys and values, which
+    both directions use, and two of queries. Only attention from tokens to tokens knows positions.
+
+    This is the paper's best configuration, "skip": the vectors have no feed-forward network, and their gate takes the
+    place of a residual. The projection of their attention is the gate's own, one linear map instead of two in a row.
+
+    Args:
+        d_model: channels of x and y, an even number.
+        n_states: state vectors.
+        gate: "fixed" or "lstm".
+        segment_length: tokens of a block, and of what a token sees.
+        n_heads, d_head, dropout: as for `recurra.mixers.relative_attention.RelativeAttention`.
+
+    Raises:
+        ValueError: a size is out of range, or the gate does not exist.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_states: int,
+        gate: str,
+        segment_length: int,
+        n_heads: int,
+        d_head: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        require_at_least(1, n_states=n_states)
+        super().__init__(
+            d_model,
+            n_heads=n_heads,
+            d_head=d_head,
+            segment_length=segment_length,
+            mem_len=segment_length,
+            same_length=True,
+            dropout=dropout,
+        )
+        layout = {**self.state_layout._asdict(), "vectors": StateSpec((n_states, d_model))}
+        self.state_layout = _BlockRecurrentAttentionState(**layout)
+        channels = self.n_heads * self.d_head
+        self.output_projection = nn.Linear(2 * channels, d_model, bias=False)
+        self.vector_queries = nn.Linear(d_model, channels, bias=False)  # of tokens that look at vectors
+        self.norm_vectors = nn.LayerNorm(d_model)
+        self.vector_ids = nn.Parameter(torch.randn(n_states, d_model))
+        self.of_vectors = nn.Linear(d_model, 4 * channels, bias=False)  # queries to vectors, to tokens, keys, values
+        self.gate = choose("gate", _GATES, gate)(2 * channels, d_model)
+
+    def mix(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "B L d_model"],
+        state: _BlockRecurrentAttentionState,
+        mask: None,
+        *,
+        encoding: Float[Tensor, "n d_model"] | None = None,
+    ) -> tuple[Float[Tensor, "B L d_model"], _BlockRecurrentAttentionState]:
+        """Attend block by block; arguments as `RelativeAttention.mix`."""
+        tokens, vectors = _of_tokens(state), state.vectors
+        if encoding is None:
+            encoding = self.encode(x, tokens)
+        outputs = []
+        for piece in x.split(self.window.pieces(x.shape[1], position=tokens.segment.shape[1]), 1):
+            of_block = tokens.segment
+            seen, tokens = self._attend(piece, tokens, encoding)
+            entering = self.norm_vectors(vectors.to(piece.dtype)) + self.vector_ids.to(piece.dtype)
+            to_vectors, to_tokens, keys, values = map(self._heads, self.of_vectors(entering).chunk(4, -1))
+            read = self._read(self._heads(self.vector_queries(piece)), keys, values)
+            outputs.append(self.output_projection(torch.cat([seen, read], -1)))
+            if not tokens.segment.shape[1]:  # the block is whole
+                new = self.keys_values(piece)
+                block = map(self._heads, torch.cat([of_block.to(new.dtype), new], 1).chunk(2, -1))
+                h = torch.cat([self._read(to_vectors, keys, values), self._read(to_tokens, *block)], -1)
+                vectors = self.gate(at_least_float32(vectors), h)
+        return torch.cat(outputs, 1), _BlockRecurrentAttentionState(*tokens, vectors)
+
+    def _read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend to everything, without positions: (B, L, H * d_head)."""
+        dropout = self.dropout if self.training else 0.0
+        return dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
+
+
+def _of_tokens(state: RelativeAttentionState | _BlockRecurrentAttentionState) -> RelativeAttentionState:
+    """Return what a layer carries of its tokens, recurrent or not."""
+    return RelativeAttentionState(*state[:3])
+
+
+# --- block recurrent transformer ---
+#
+# The Block-Recurrent Transformer (Hutchins et al. 2022, arXiv 2203.07852): one layer of a Transformer is recurrent.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +178,7 @@ class BlockRecurrentTransformerConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, n_states=self.n_states)
-        require_choice(GATES, gate=self.gate)
+        require_choice(_GATES, gate=self.gate)
         exists = 1 <= self.number_of_recurrent_layer <= self.n_layer
         require(exists, "recurrent_layer", self.recurrent_layer, f"one of the {self.n_layer} layers, from 1")
 
@@ -46,7 +191,7 @@ class BlockRecurrentTransformerConfig(TransformerConfig):
 class BlockRecurrentTransformerState(NamedTuple):
     """One state per layer, in the layers' order; the recurrent layer's has the state vectors too."""
 
-    layers: tuple[RelativeAttentionState | BlockRecurrentAttentionState, ...]
+    layers: tuple[RelativeAttentionState | _BlockRecurrentAttentionState, ...]
 
 
 @register_model("block-recurrent-transformer", config=BlockRecurrentTransformerConfig)
@@ -82,7 +227,7 @@ class BlockRecurrentTransformer(AdaptiveShell):
             "dropout": config.attention_dropout,
         }
         if number == config.number_of_recurrent_layer:
-            return BlockRecurrentAttention(config.d_model, n_states=config.n_states, gate=config.gate, **shared)
+            return _BlockRecurrentAttention(config.d_model, n_states=config.n_states, gate=config.gate, **shared)
         return RelativeAttention(config.d_model, mem_len=config.segment_length, same_length=True, **shared)
 
     def body(
@@ -92,7 +237,7 @@ class BlockRecurrentTransformer(AdaptiveShell):
         layers = (self._start(x) if state is None else self._entering(state, x)).layers
         first = cast(RelativeAttention, self.attentions[0])
         first.require_state(layers[0], len(x))  # before its lengths are read
-        encoding = self.encoding_dropout(first.encode(x, of_tokens(layers[0]))[None])[0]
+        encoding = self.encoding_dropout(first.encode(x, _of_tokens(layers[0]))[None])[0]
         following = []
         for block, layer in zip(self.blocks, layers):
             x, layer = block(x, layer, encoding=encoding)

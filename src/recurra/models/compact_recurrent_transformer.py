@@ -1,4 +1,4 @@
-"""The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them."""
+"""What a Compact Recurrent Transformer carries between segments, and what orders its tokens (CRT section 3)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,16 +7,157 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recurra.cells import RecurrentWeights
 from recurra.checks import require, require_choice, require_layout
-from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.attention import AttentionWindow
 from recurra.mixers.base import Mixer
 from recurra.mixers.relative_attention import RelativeAttention
+from recurra.mixers.rnn import RNN, RNNState
 from recurra.mixers.segment_attention import SegmentAttention
-from recurra.models.adaptive_shell import AdaptiveShell, draw_biases, initialise, make_block, require_position
+from recurra.models.adaptive_shell import (
+    AdaptiveShell,
+    TransformerConfig,
+    draw_biases,
+    initialise,
+    make_block,
+    require_position,
+)
 from recurra.models.registry import register_model
-from recurra.models.segment_memory import MEMORIES, POSITION_STARTS, POSITIONS, make_memory, make_position
-from recurra.models.transformer_config import TransformerConfig
+from recurra.ops.cells.gru import GRUCell, RecurrentWeights
+from recurra.ops.cells.ncgru import NCGRUCell
+
+CELLS: dict[str, type[GRUCell]] = {"gru": GRUCell, "ncgru": NCGRUCell}
+"""The recurrent cells by name."""
+
+
+class _NoMemory(nn.Module):
+    """Nothing is carried between segments: the Transformer of the paper's tables."""
+
+    n_tokens = 0
+
+    def start(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0"]:
+        """Return the memory at the start of a stream: none."""
+        return x.new_zeros((x.shape[0], 0), dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def tokens(self, memory: Float[Tensor, "B 0"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 0 d"]:
+        """Return the tokens that the memory adds in front of a segment: none."""
+        return x[:, :0]
+
+    def weights(self) -> None:
+        """Return what the calls of `read` share: nothing."""
+
+    def read(
+        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
+    ) -> Float[Tensor, "B 0"]:
+        """Return the memory after a segment's outputs: none."""
+        return memory
+
+
+class RNNMemory(nn.Module):
+    """One vector m: a token in front of each segment. An RNN reads the outputs from m on; its last state is the next.
+
+    Args:
+        cell: the recurrent cell, d_model to d_model.
+    """
+
+    n_tokens = 1
+
+    def __init__(self, cell: GRUCell) -> None:
+        super().__init__()
+        self.rnn = RNN(cell)
+
+    def start(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B d"]:
+        """Return the memory at the start of a stream: zeros, float32 or better."""
+        return x.new_zeros((x.shape[0], x.shape[2]), dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def tokens(self, memory: Float[Tensor, "B d"], x: Float[Tensor, "B L d"]) -> Float[Tensor, "B 1 d"]:
+        """Return the token that stands in front of a segment, in x's dtype."""
+        return memory[:, None].to(x.dtype)
+
+    def weights(self) -> RecurrentWeights:
+        """Return what the calls of `read` share."""
+        return self.rnn.cell.recurrent_weights()
+
+    def read(
+        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
+    ) -> Float[Tensor, "B d"]:
+        """Return the memory after the outputs y, continuing from the memory before them."""
+        return self.rnn(y, RNNState(memory), weights=weights)[1].h
+
+
+class _RelativePosition(nn.Module):
+    """The tokens as they are: relative attention knows their order."""
+
+    def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B 0"]:
+        """Return the state at the start of a segment: none."""
+        return memory[:, :0]
+
+    def weights(self) -> None:
+        """Return what calls share: nothing."""
+
+    def forward(
+        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
+    ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
+        """Return x."""
+        return x, state
+
+
+class _RNNPosition(nn.Module):
+    """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
+
+    It starts from the memory, so it ties memory and tokens together (our reading of "integrate the memory token of
+    the previous segment with the tokens of the new segments"). Without a memory it starts from zeros.
+
+    Args:
+        cell: the recurrent cell, d_model to d_model.
+    """
+
+    def __init__(self, cell: GRUCell) -> None:
+        super().__init__()
+        self.rnn = RNN(cell)
+
+    def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
+        """Return the RNN's state at the start of a segment."""
+        return memory if memory.shape[1] else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
+
+    def weights(self) -> RecurrentWeights:
+        """Return what calls share."""
+        return self.rnn.cell.recurrent_weights()
+
+    def forward(
+        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
+    ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B d"]]:
+        """Return E for the embeddings x, continuing from the RNN's state in the open segment."""
+        e, last = self.rnn(x, RNNState(state), weights=weights)
+        return e, last.h
+
+
+class _RNNPositionFromZero(_RNNPosition):
+    """The variant whose RNN starts every segment from zeros."""
+
+    def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
+        """Return zeros."""
+        return memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
+
+
+_POSITION_STARTS: dict[str, type[_RNNPosition]] = {"memory": _RNNPosition, "zero": _RNNPositionFromZero}
+"""Where the position RNN starts a segment."""
+_MEMORIES = ("none", *CELLS)
+_POSITIONS = ("relative", *(f"rnn-{name}" for name in CELLS))
+
+
+def _make_memory(name: str, d_model: int) -> _NoMemory | RNNMemory:
+    """Make the memory by its name in `MEMORIES`."""
+    return _NoMemory() if name == "none" else RNNMemory(CELLS[name](d_model, d_model))
+
+
+def _make_position(name: str, start: str, d_model: int) -> _RelativePosition | _RNNPosition:
+    """Make what gives the tokens their order, by its name in `POSITIONS` and `POSITION_STARTS`."""
+    if name == "relative":
+        return _RelativePosition()
+    return _POSITION_STARTS[start](CELLS[name.removeprefix("rnn-")](d_model, d_model))
+
+
+# --- the Compact Recurrent Transformer (CRT): short segments, and one memory vector between them ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +173,9 @@ class CompactRecurrentTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(MEMORIES, memory=self.memory)
-        require_choice(POSITIONS, position=self.position)
-        require_choice(POSITION_STARTS, position_start=self.position_start)
+        require_choice(_MEMORIES, memory=self.memory)
+        require_choice(_POSITIONS, position=self.position)
+        require_choice(_POSITION_STARTS, position_start=self.position_start)
         applies = self.position != "relative" or self.position_start == "memory"
         require(applies, "position_start", self.position_start, "'memory' with position = relative, which has no RNN")
 
@@ -80,8 +221,8 @@ class CompactRecurrentTransformer(AdaptiveShell):
 
     def __init__(self, config: CompactRecurrentTransformerConfig) -> None:
         super().__init__(config)
-        self.memory = make_memory(config.memory, config.d_model)
-        self.position = make_position(config.position, config.position_start, config.d_model)
+        self.memory = _make_memory(config.memory, config.d_model)
+        self.position = _make_position(config.position, config.position_start, config.d_model)
         self.blocks = nn.ModuleList(make_block(config, self._make_attention()) for _ in range(config.n_layer))
         self.head = self._make_head()
         self.blocks.apply(initialise)

@@ -1,4 +1,4 @@
-"""The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
+"""The residual blocks: time mixing, then channel mixing (GateLoop App. C), or time mixing alone."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,14 +9,74 @@ from torch import Tensor, nn
 from recurra.checks import require, require_at_least, require_choice, require_positive, require_probability, sentence
 from recurra.layers.feed_forward import FEED_FORWARDS
 from recurra.layers.norms import NORMS
-from recurra.layers.scaled import CappedHead, ScaledEmbedding
-from recurra.lengths.padded import blank
-from recurra.mixers import create_mixer
-from recurra.models.block import Block, MixerBlock
-from recurra.models.likelihood import negative_log_likelihood
+from recurra.layers.softmax import CappedHead, ScaledEmbedding
+from recurra.lengths import blank
+from recurra.mixers.registry import create_mixer
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
-from recurra.models.shell import LanguageModelShell, require_layers
+from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
 from recurra.state import Ragged, require_streams
+
+
+class MixerBlock(nn.Module):
+    """x = x + TimeMixing(norm(x)). Pre-norm is our choice; the paper leaves it open.
+
+    Args:
+        mixer: the time mixing layer, `(x, state) -> (y, state)`.
+        norm: the norm before it.
+        dropout: probability of dropping a channel of what the block adds.
+    """
+
+    def __init__(self, mixer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm_mixing = norm
+        self.mixer = mixer
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply the block, continuing from the mixer's `state`; None is the start of a stream.
+
+        `lengths` are the mixer's `mask` or `cu_seqlens`; x at padding must be finite.
+        """
+        mixed, state = self.mixer(self.norm_mixing(x), state, **lengths)
+        return x + self.dropout(mixed), state
+
+
+class Block(MixerBlock):
+    """x = x + TimeMixing(norm(x)); x = x + FFN(norm(x)).
+
+    Args:
+        mixer: the time mixing layer, `(x, state) -> (y, state)`.
+        norm: the norm before it.
+        feed_forward: the network of each step.
+        norm_feed_forward: the norm before that.
+        dropout: probability of dropping a channel of what each half adds.
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        norm: nn.Module,
+        feed_forward: nn.Module,
+        norm_feed_forward: nn.Module,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(mixer, norm, dropout)
+        self.norm_feed_forward = norm_feed_forward
+        self.feed_forward = feed_forward
+
+    def forward(
+        self, x: Float[Tensor, "B L d_model"], state: Any = None, **lengths: Any
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Apply both halves, continuing as `MixerBlock.forward` does."""
+        x, state = super().forward(x, state, **lengths)
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
+
+
+# --- language model ---
+#
+# The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10).
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least, require_layout
-from recurra.layers.attention_window import AttentionWindow
+from recurra.layers.attention import AttentionWindow
 from recurra.mixers.relative_attention import RelativeAttention
-from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, require_position
+from recurra.models.adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, require_position
 from recurra.models.registry import register_model
-from recurra.models.transformer_config import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,63 @@
-"""The registry of models: a name, the configuration, and the class.
+"""Models in outline: shapes without values, on PyTorch's device `meta`, where tensors take no memory."""
 
-A new model is one file with `@register_model(...)` above its class. Recipes, checkpoints, converters, Hugging Face, the
-exports, `recurra cost` and the contract tests read the registry.
-
-A configuration says what a recipe sets and, in the fields made by `from_data`, the sizes that the data fill in. These
-are None in a recipe; `with_sizes` fills them in, and a model refuses a configuration in which one is missing.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from recurra.checks import require, sentence
 from recurra.registry import Registry
 
-Class = TypeVar("Class", bound=type[nn.Module])
-Config = TypeVar("Config", bound="ModelConfig")
+_WRITERS = {Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_}
+_WRITERS |= {function for name, function in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Make models without memory for their weights, and without drawing any.
+
+    `torch.device("meta")` alone does the former. A draw there changes nothing, but PyTorch takes a millisecond to find
+    that out: more than half of the time to outline a model of many layers.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors on `meta` alone that are to be filled in place, and makes those of linspace there.
+
+    transformers replaces torch.linspace while it loads a model. If torch.device is a context for the first time then,
+    torch no longer knows linspace as one of the functions that make tensors.
+    """
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _WRITERS:
+            tensor: Tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        if function is torch.linspace:
+            kwargs = {"device": "meta", **kwargs}
+        return function(*args, **kwargs)
+
+
+# --- the registry of models: a name, the configuration, and the class ---
+#
+# A new model is one file with `@register_model(...)` above its class. Recipes, checkpoints, converters, Hugging Face,
+# the exports, `recurra cost` and the contract tests read the registry.
+#
+# A configuration says what a recipe sets and, in the fields made by `from_data`, the sizes that the data fill in.
+# These are None in a recipe; `with_sizes` fills them in, and a model refuses a configuration in which one is missing.
+
+
+_Class = TypeVar("_Class", bound=type[nn.Module])
+_Config = TypeVar("_Config", bound="ModelConfig")
 
 if TYPE_CHECKING:
     Size: TypeAlias = int
@@ -68,7 +108,7 @@ class ModelConfig:
         given = {name: getattr(self, name) for name in self.sizes_from_data()}
         return {name: size for name, size in given.items() if size is not None}
 
-    def with_sizes(self: Config, sizes: DataSizes | VideoSizes) -> Config:
+    def with_sizes(self: _Config, sizes: DataSizes | VideoSizes) -> _Config:
         """Return this configuration with the sizes of its data.
 
         Raises:
@@ -141,12 +181,12 @@ class ModelEntry:
             ) from error
 
 
-_models: Registry[ModelEntry] = Registry("model", "recurra.models")
+_models: Registry[ModelEntry] = Registry("model", "recurra.models", "recurra.video")
 
 
 def register_model(
     name: str, *, config: type[ModelConfig], label: str | None = None, reads: type = DataSizes
-) -> Callable[[Class], Class]:
+) -> Callable[[_Class], _Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
     Args:
@@ -156,7 +196,7 @@ def register_model(
         reads: `DataSizes` or `VideoSizes`.
     """
 
-    def register(model: Class) -> Class:
+    def register(model: _Class) -> _Class:
         camel = "".join(word.capitalize() for word in name.split("-"))
         _models.register(name)(ModelEntry(name, label or camel, reads, config, model))
         return model

@@ -1,11 +1,4 @@
-"""The shell of a language model: tokens in, logits or losses out, and any body over time in between.
-
-    logits, state = model(tokens, state)
-    losses, state = model.loss(tokens, targets, state)
-
-A language model is this shell around a body `(x, state) -> (y, state)` over channels. It says what its parts are; the
-shell checks what comes in, embeds, runs sequences of different lengths, and reads the head.
-"""
+"""The likelihood of targets under logits."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -15,12 +8,29 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_tensor, sentence
-from recurra.layers.vocabulary import counted_targets, counted_tokens, require_targets
-from recurra.lengths.packed import on_host
-from recurra.lengths.padded import blank, check_lengths
-from recurra.lengths.reset import run_resets
-from recurra.lengths.run import run_lengths
+from recurra.layers.cross_entropy import cross_entropy
+from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
+from recurra.lengths import blank, check_lengths, on_host, run_lengths, run_resets
 from recurra.state import Ragged
+
+
+def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """Return -log softmax(logits)[target] in nats, in float32 or better; `IGNORED_TARGET` gives 0.
+
+    Raises:
+        IndexError: a target is not below V.
+    """
+    require_tokens("targets", targets.where(targets != IGNORED_TARGET, 0), logits.shape[-1])
+    return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
+
+
+# --- the shell of a language model: tokens in, logits or losses out, and any body over time in between ---
+#
+#     logits, state = model(tokens, state)
+#     losses, state = model.loss(tokens, targets, state)
+#
+# A language model is this shell around a body `(x, state) -> (y, state)` over channels. It says what its parts are;
+# the shell checks what comes in, embeds, runs sequences of different lengths, and reads the head.
 
 
 class LanguageModelShell(nn.Module, ABC):
@@ -190,3 +200,32 @@ def _check_tokens(tokens: Any) -> None:
     require_tensor("tokens", tokens)
     if tokens.dim() != 2 or tokens.dtype not in (torch.int32, torch.int64):
         raise ValueError(sentence("tokens", kind_of(tokens), "int64 token ids of shape (batch, steps)"))
+
+
+# --- transitions ---
+#
+# Which layers of a language model have a transition that can be shown: |a| and a phase for every step and channel.
+
+
+def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> dict[int, nn.Module]:
+    """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0.
+
+    Args:
+        model: one that has `blocks`, each with a `mixer`.
+        step_by_step: leave out mixers whose transition depends on the steps before as well (Mamba's convolution), which
+            `transition` does not know of a single step.
+
+    Raises:
+        TypeError: the model has no blocks with mixers.
+    """
+    try:
+        mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
+    except AttributeError as error:
+        came = f"{kind_of(model)} ({error})"
+        raise TypeError(sentence("model", came, "one with blocks, each with a mixer")) from error
+    return {
+        layer: mixer
+        for layer, mixer in enumerate(mixers)
+        if callable(getattr(mixer, "transition", None))
+        and not (step_by_step and getattr(mixer, "transition_looks_back", False))
+    }

@@ -8,18 +8,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require, require_at_least
-from recurra.layers.attention_window import AttentionWindow
-from recurra.layers.vocabulary import Clusters
+from recurra.layers.attention import AttentionWindow
+from recurra.layers.embeddings import Clusters
 from recurra.mixers.relative_attention import (
     PreNormAttentionState,
     PreNormRelativeAttention,
     RelativeAttention,
     RelativeAttentionState,
 )
-from recurra.models.adaptive_shell import AdaptiveShell, initialise, make_block, make_dropout
+from recurra.models.adaptive_shell import (
+    AdaptiveShell,
+    PreNormMemoryBlock,
+    TransformerConfig,
+    initialise,
+    make_block,
+    make_dropout,
+)
 from recurra.models.registry import register_model
-from recurra.models.transformer_config import TransformerConfig
-from recurra.models.transformer_xl_block import PreNormMemoryBlock
 
 _LENGTHS = ("segment_length", "mem_len", "same_length", "clamp_len")
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tests.small_figures import dots_per_inch, small_figures  # noqa: F401
 
-from recurra.analysis import GateRecord
+from recurra.analysis.gates import GateRecord
 
 RESET = 5
 

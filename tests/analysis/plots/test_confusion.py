@@ -3,7 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recurra.analysis.plots import confusion_matrix, save_png
+from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.scores import confusion_matrix
 
 NAMES = ["left", "right", "up"]
 COUNTS = torch.tensor([[3, 1, 0], [0, 0, 0], [2, 2, 4]])

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from recurra.analysis.plots import contact_sheet
-from recurra.analysis.plots.contact_sheet import COLUMNS, shown_classes
+from recurra.analysis.plots.contact_sheet import _COLUMNS, _shown_classes, contact_sheet
 
 FRAMES = torch.arange(11, dtype=torch.uint8)[:, None, None, None].expand(11, 6, 8, 3).contiguous()
 TIMES = [0.5 * i for i in range(10)] + [61.25]
@@ -16,7 +15,7 @@ def parts(figure):
 
 def test_every_frame_stands_with_its_time():
     pictures, _ = parts(contact_sheet(FRAMES, TIMES, [2.0, 4.0], PROBABILITIES, ["a", "b", "c"]))
-    assert len(pictures) == 2 * COLUMNS
+    assert len(pictures) == 2 * _COLUMNS
     filled = [axes for axes in pictures if axes.get_images()]
     assert [int(axes.get_images()[0].get_array()[0, 0, 0]) for axes in filled] == list(range(11))
     assert [axes.get_title(loc="left") for axes in filled][:2] == ["0.0 s", "0.5 s"]
@@ -37,8 +36,8 @@ def test_the_last_point_on_the_edge_is_whole():
 
 
 def test_classes_are_chosen_by_their_highest_moment():
-    assert shown_classes(torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.1, 0.9]]), 2) == [2, 0]
-    assert shown_classes(torch.full((1, 3), 1 / 3), 2) == [0, 1]
+    assert _shown_classes(torch.tensor([[0.4, 0.3, 0.3], [0.0, 0.1, 0.9]]), 2) == [2, 0]
+    assert _shown_classes(torch.full((1, 3), 1 / 3), 2) == [0, 1]
 
 
 @pytest.mark.parametrize(

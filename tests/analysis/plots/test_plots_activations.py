@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from recurra.analysis.plots import magnitude_activations
+from recurra.analysis.plots.gates import magnitude_activations
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import ConnectionPatch
 from matplotlib.text import Text
 
-from recurra.analysis.plots import metric_curves, save_png
-from recurra.analysis.plots.curves import smooth
-from recurra.analysis.plots.direct_labels import spread
+from recurra.analysis.plots.curves import _smooth, metric_curves
+from recurra.analysis.plots.figure import _spread, save_png
 
 TABLE = """step,train_loss,valid_loss,valid_accuracy
 1,3.0,,
@@ -93,7 +92,7 @@ def test_smoothing_keeps_the_measured_points_behind():
 )
 def test_smooth_against_a_loop(pairs, width):
     points = torch.tensor(sorted(pairs), dtype=torch.float64).T.contiguous()
-    positions, values = smooth(points, width)
+    positions, values = _smooth(points, width)
     assert torch.equal(positions, points[0])
     for position, value in zip(positions, values):
         near = (positions >= position - width / 2) & (positions <= position + width / 2)
@@ -102,7 +101,7 @@ def test_smooth_against_a_loop(pairs, width):
 
 def test_points_further_apart_than_the_window_stay_to_the_last_bit():
     points = torch.stack([torch.arange(100.0, dtype=torch.float64) * 10, torch.rand(100, dtype=torch.float64)])
-    assert torch.equal(smooth(points, 9.0), points)
+    assert torch.equal(_smooth(points, 9.0), points)
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -170,7 +169,7 @@ def test_a_legend_of_long_names_is_not_cut(assert_inside):
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 0.08))
 def test_spread_places(places, gap):
-    found = spread(places, gap)
+    found = _spread(places, gap)
     order = np.argsort(places, kind="stable")
     moved = np.array(found)[order]
     assert (np.diff(moved) >= gap - 1e-9).all()

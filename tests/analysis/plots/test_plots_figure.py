@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from tests.small_figures import in_full
 
-from recurra.analysis.plots import magnitude_activations, save
-from recurra.analysis.plots.figure import STYLE, house_style, new_figure
+from recurra.analysis.plots.figure import _STYLE, house_style, new_figure, save
+from recurra.analysis.plots.gates import magnitude_activations
 
 
 def settings():
@@ -82,7 +82,7 @@ def test_the_user_s_settings_neither_enter_nor_change(tmp_path):
         strange = [path.read_bytes() for path in save(figure, tmp_path, "strange")]
         assert settings() == before
     plain = [path.read_bytes() for path in save(magnitude_activations(), tmp_path, "plain")]
-    assert figure.axes[0].lines[0].get_linewidth() == STYLE["lines.linewidth"]
+    assert figure.axes[0].lines[0].get_linewidth() == _STYLE["lines.linewidth"]
     assert strange == plain
 
 
@@ -96,7 +96,7 @@ def test_the_settings_come_back_after_an_error():
     before = settings()
     with pytest.raises(RuntimeError, match="in the middle"):
         draw()
-    assert inside == [STYLE["font.size"]] != [before["font.size"]]
+    assert inside == [_STYLE["font.size"]] != [before["font.size"]]
     assert settings() == before
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.small_figures import in_full
 
-from recurra.analysis.plots import gate_magnitudes, save_png
-from recurra.analysis.plots.gates import sorted_by_mean
+from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.gates import _sorted_by_mean, gate_magnitudes
 
 RESET = 5
 
@@ -80,5 +80,5 @@ def test_a_gate_that_closes_for_one_step_of_1024_is_seen(make_record, tmp_path):
 def test_sorted_by_mean_follows_the_key():
     values = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     key = torch.tensor([[0.0, 9.0, 1.0], [0.0, 0.0, 1.0]])
-    assert sorted_by_mean(values)[0].tolist() == [3.0, 2.0, 1.0]
-    assert sorted_by_mean(values, key)[0].tolist() == [2.0, 3.0, 1.0]
+    assert _sorted_by_mean(values)[0].tolist() == [3.0, 2.0, 1.0]
+    assert _sorted_by_mean(values, key)[0].tolist() == [2.0, 3.0, 1.0]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.analysis import GradientFlow, StepGradients
-from recurra.analysis.plots import gradient_over_distance, save_png
-from recurra.analysis.plots.figure import COLOURS, GREY
+from recurra.analysis.gradient_flow import GradientFlow, StepGradients
+from recurra.analysis.plots.figure import COLOURS, GREY, save_png
+from recurra.analysis.plots.gradient_flow import gradient_over_distance
 
 
 def make(n: int = 3, segments: int = 3, at: tuple[int, ...] = (0, -1), step_bound: float = 9.0) -> GradientFlow:

@@ -1,6 +1,6 @@
 """The panels that have something to show."""
 
-from recurra.analysis.plots import measured_panels
+from recurra.analysis.plots.curves import measured_panels
 
 ROWS = [{"step": "1", "train_loss": "3.0", "valid_loss": ""}, {"step": "9", "train_loss": "2.0", "valid_loss": "2.5"}]
 

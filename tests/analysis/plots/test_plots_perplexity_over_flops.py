@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from recurra.analysis.plots import CostPoint, perplexity_over_flops, save_png
+from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.scores import CostPoint, perplexity_over_flops
 
 CURVES = {
     "Transformer": [CostPoint(70, 700_000_000, 67.0), CostPoint(17, 136_000_000, 82.5)],

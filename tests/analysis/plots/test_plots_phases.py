@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from recurra.analysis.plots import gate_phases, save_png
-from recurra.analysis.plots.phases import wrapped
+from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.gates import _wrapped, gate_phases
 
 
 def test_magnitude_and_phase_keep_one_order_of_channels(make_record):
@@ -46,4 +46,4 @@ def test_any_size_of_phases_is_laid_out_without_a_warning(make_record, assert_st
 def test_wrapped_angles():
     angles = torch.tensor([[0.0, 3.0, 3.2, -3.2, 2 * math.pi + 0.5, -100.0]], dtype=torch.float64)
     wanted = [0.0, 3.0, 3.2 - 2 * math.pi, 2 * math.pi - 3.2, 0.5, 32 * math.pi - 100.0]
-    np.testing.assert_allclose(wrapped(angles)[0], wanted, atol=1e-12)
+    np.testing.assert_allclose(_wrapped(angles)[0], wanted, atol=1e-12)

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurra.analysis.plots import accuracy_over_span, save_png
-from recurra.analysis.plots.spans import pooled_accuracies
-from recurra.evaluation.accuracy import SpanAccuracy, accuracy_by_span
+from recurra.analysis.plots.figure import save_png
+from recurra.analysis.plots.scores import _pooled_accuracies, accuracy_over_span
+from recurra.train.evaluate import SpanAccuracy, _accuracy_by_span
 
 
 def counted(n_correct, counts, edges=None):
@@ -69,7 +69,7 @@ def test_many_runs_and_long_names_stay_inside(assert_inside):
 def test_pooling_against_a_loop(bins, window):
     n_correct = [min(pair) for pair in bins]
     counts = [max(pair) for pair in bins]
-    pooled = pooled_accuracies(counted(n_correct, counts), window).tolist()
+    pooled = _pooled_accuracies(counted(n_correct, counts), window).tolist()
     for middle, value in enumerate(pooled):
         near = slice(max(0, middle - window // 2), middle + window // 2 + 1)
         total = sum(counts[near])
@@ -81,7 +81,7 @@ def test_pooling_against_a_loop(bins, window):
 def test_any_number_of_runs(tmp_path, n_runs):
     torch.manual_seed(0)
     spans = torch.randint(0, 50, (400,))
-    runs = {f"run {i}": accuracy_by_span(torch.rand(400) < 0.5, spans) for i in range(n_runs)}
+    runs = {f"run {i}": _accuracy_by_span(torch.rand(400) < 0.5, spans) for i in range(n_runs)}
     figure = accuracy_over_span(runs, smoothing=5, chance=0.02)
     looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(looks) == n_runs + 1

@@ -10,11 +10,11 @@ from tests.convert.published.conftest import CASES, peer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from recurra.convert import PortableModel
-from recurra.convert.published import from_huggingface, to_huggingface, without_unused_tokens
-from recurra.decoding import prepare_for_decoding
-from recurra.models import LanguageModel, LanguageModelConfig
-from recurra.runs.formats import convert_model, format_of, read_model
+from recurra.convert.portable import PortableModel
+from recurra.convert.published.folder import from_huggingface, to_huggingface, without_unused_tokens
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.train.formats import _format_of, _read_model, convert_model
 
 TOKENS = torch.randint(50, (2, 19), generator=torch.Generator().manual_seed(1))
 
@@ -184,17 +184,17 @@ def with_tokenizer(tmp_path):
 
 def test_a_run_has_the_tokens_of_the_tokenizer(with_tokenizer, tmp_path):
     peer, folder = with_tokenizer
-    assert format_of(folder) == "published"
+    assert _format_of(folder) == "published"
     assert from_huggingface(folder).model.config.vocab_size == 264
     assert convert_model(folder, tmp_path / "run", "run") <= 1e-5
     tokens = torch.randint(260, (1, 9))
-    run = read_model(tmp_path / "run")
+    run = _read_model(tmp_path / "run")
     assert run.model.config.vocab_size == len(run.tokenizer) == 260
     torch.testing.assert_close(run.model(tokens)[0], logits_of(peer, tokens)[..., :260], rtol=1e-5, atol=1e-5)
     assert convert_model(tmp_path / "run", tmp_path / "back", "published") == 0
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
     torch.testing.assert_close(logits_of(back, tokens), logits_of(peer, tokens)[..., :260], rtol=1e-6, atol=1e-6)
-    assert read_model(tmp_path / "back").tokenizer.encode("abba\n").tolist() == run.tokenizer.encode("abba\n").tolist()
+    assert _read_model(tmp_path / "back").tokenizer.encode("abba\n").tolist() == run.tokenizer.encode("abba\n").tolist()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(with_tokenizer):
@@ -225,7 +225,7 @@ def test_our_own_mamba_of_published_shape_is_exported(tmp_path):
 
 def test_every_case_is_of_a_registered_architecture(peers):
     for name in CASES:
-        assert format_of(peers(name)[1]) == "published"
+        assert _format_of(peers(name)[1]) == "published"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from recurra.convert import PortableModel
-from recurra.convert.published import from_huggingface, to_huggingface
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.convert.portable import PortableModel
+from recurra.convert.published.folder import from_huggingface, to_huggingface
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 TOKENS = torch.randint(50, (2, 21), generator=torch.Generator().manual_seed(1))
 MAMBA = {"selection_norm": 1e-5, "selection_scales": True}

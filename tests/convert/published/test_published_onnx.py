@@ -2,7 +2,7 @@
 
 import pytest
 
-from recurra.convert.published import from_huggingface
+from recurra.convert.published.folder import from_huggingface
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
 
@@ -15,8 +15,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", ["falcon-mamba", "jamba-without-attention", "xlstm", "rwkv"])
 def test_the_graph_computes_what_the_model_computes(name, peers):
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install recurra[onnx]")
-    from recurra.export.onnx_file import largest_difference, to_onnx
-    from recurra.export.onnx_model import OnnxModel
+    from recurra.convert.export.onnx_file import OnnxModel, largest_difference, to_onnx
 
     model = from_huggingface(peers(name)[1]).model
     assert largest_difference(model, OnnxModel(to_onnx(model).SerializeToString())) <= 1e-5

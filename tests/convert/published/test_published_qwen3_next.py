@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from recurra.convert import PortableModel
-from recurra.convert.published import from_huggingface, to_huggingface
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.convert.portable import PortableModel
+from recurra.convert.published.folder import from_huggingface, to_huggingface
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 TOKENS = torch.randint(50, (2, 75), generator=torch.Generator().manual_seed(1))
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.convert.published.conftest import peer
 
-from recurra.convert import PortableModel
-from recurra.convert.published import from_huggingface, to_huggingface
-from recurra.models import LanguageModel, LanguageModelConfig
+from recurra.convert.portable import PortableModel
+from recurra.convert.published.folder import from_huggingface, to_huggingface
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 TOKENS = torch.randint(50, (2, 19), generator=torch.Generator().manual_seed(1))
 SHAPE = {"vocab_size": 50, "n_layer": 2, "d_model": 8, "d_channel_mixing": 0, "biases": False}

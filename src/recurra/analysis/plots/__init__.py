@@ -1,28 +1,5 @@
 """Figures, one per module: each takes data and returns a `matplotlib.figure.Figure`; `save` writes PNG and SVG."""
 
-from recurra.analysis.plots.activations import magnitude_activations
-from recurra.analysis.plots.confusion import confusion_matrix
-from recurra.analysis.plots.contact_sheet import contact_sheet
-from recurra.analysis.plots.curves import measured_panels, metric_curves
-from recurra.analysis.plots.figure import save, save_png
-from recurra.analysis.plots.gates import gate_magnitudes
-from recurra.analysis.plots.gradient_flow import gradient_over_distance
-from recurra.analysis.plots.perplexity_over_flops import CostPoint, perplexity_over_flops
-from recurra.analysis.plots.phases import gate_phases
-from recurra.analysis.plots.spans import accuracy_over_span
+from recurra._lazy import attach
 
-__all__ = [
-    "CostPoint",
-    "accuracy_over_span",
-    "confusion_matrix",
-    "contact_sheet",
-    "gate_magnitudes",
-    "gate_phases",
-    "gradient_over_distance",
-    "magnitude_activations",
-    "measured_panels",
-    "metric_curves",
-    "perplexity_over_flops",
-    "save",
-    "save_png",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -12,13 +12,13 @@ from torch import Tensor
 from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_style, new_figure
 from recurra.checks import require
 
-COLUMNS = 8
+_COLUMNS = 8
 """Frames per row."""
-CLASSES = 6
+_CLASSES = 6
 """Maximum number of classes with a line."""
-WIDTH = 9.0
+_WIDTH = 9.0
 """Width of the figure in inches."""
-FEW_SEGMENTS = 60
+_FEW_SEGMENTS = 60
 """Up to this many segments, each has a marker at its end."""
 
 
@@ -50,19 +50,19 @@ def contact_sheet(
     fits = len(ends) > 0 and tuple(probabilities.shape) == (len(ends), len(names))
     mend = f"there are {len(ends)} ends of segments and {len(names)} names of classes"
     require(fits, "probabilities.shape", tuple(probabilities.shape), "(segments, classes), at least one each", mend)
-    n_rows = math.ceil(len(frames) / COLUMNS)
-    row_height = WIDTH / COLUMNS * frames.shape[1] / frames.shape[2] + 0.22
-    figure = new_figure(WIDTH, n_rows * row_height + 2.6)
+    n_rows = math.ceil(len(frames) / _COLUMNS)
+    row_height = _WIDTH / _COLUMNS * frames.shape[1] / frames.shape[2] + 0.22
+    figure = new_figure(_WIDTH, n_rows * row_height + 2.6)
     sheet, chart = figure.subfigures(2, 1, squeeze=False, height_ratios=[n_rows * row_height, 2.6])[:, 0]
-    for place, axes in enumerate(sheet.subplots(n_rows, COLUMNS, squeeze=False).flat):
+    for place, axes in enumerate(sheet.subplots(n_rows, _COLUMNS, squeeze=False).flat):
         axes.axis("off")
         if place < len(frames):
             axes.imshow(frames[place].numpy())
             axes.set_title(_clock(frame_times[place]), fontsize=7, color=GREY, pad=2)
     axes = chart.subplots()
-    marker = "o" if len(ends) <= FEW_SEGMENTS else ""
+    marker = "o" if len(ends) <= _FEW_SEGMENTS else ""
     colours, styles = cycle(COLOURS), cycle(LINE_STYLES)
-    for index in shown_classes(probabilities, CLASSES):
+    for index in _shown_classes(probabilities, _CLASSES):
         # not clipped, for the last point lies on the edge
         line = {"color": next(colours), "linestyle": next(styles), "marker": marker, "clip_on": False}
         axes.plot(ends, probabilities[:, index].numpy(), label=names[index], **line)
@@ -73,7 +73,7 @@ def contact_sheet(
     return figure
 
 
-def shown_classes(probabilities: Float[Tensor, "S C"], n: int) -> list[int]:
+def _shown_classes(probabilities: Float[Tensor, "S C"], n: int) -> list[int]:
     """Return the n classes with the highest probability at any time, in falling order."""
     highest = probabilities.amax(0)
     return torch.argsort(highest, descending=True, stable=True)[:n].tolist()

@@ -12,35 +12,35 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from recurra.analysis.plots.direct_labels import label_ends
 from recurra.analysis.plots.figure import (
     COLOURS,
     GREY,
     LINE_STYLES,
     distinct_looks,
     house_style,
+    label_ends,
     legend_below,
     new_figure,
 )
 from recurra.checks import require, sentence
 
-PANELS: Mapping[str, Sequence[str]] = {
+_PANELS: Mapping[str, Sequence[str]] = {
     "loss (nats per target)": ["train_loss", "valid_loss"],
     "validation perplexity": ["valid_perplexity"],
     "validation accuracy": ["valid_accuracy"],
 }
 """The usual panels and their columns; `measured_panels` omits those that no run has measured."""
 
-Records: TypeAlias = Sequence[Mapping[str, Any]]
+_Records: TypeAlias = Sequence[Mapping[str, Any]]
 """The records of a log, as `read_metrics` gives them; what was not measured is None."""
 
-FEW_POINTS = 40
+_FEW_POINTS = 40
 """Curves with at most this many points show each as a dot; otherwise a single point would be invisible."""
 
 
 @house_style()
 def metric_curves(
-    runs: Mapping[str, Records],
+    runs: Mapping[str, _Records],
     panels: Mapping[str, Sequence[str]],
     *,
     x: str = "step",
@@ -105,14 +105,14 @@ class _Panel(NamedTuple):
         return [_Panel(_words(column) + unit, [column], self.logarithmic) for column in self.columns]
 
 
-def measured_panels(runs: Mapping[str, Records]) -> dict[str, Sequence[str]]:
+def measured_panels(runs: Mapping[str, _Records]) -> dict[str, Sequence[str]]:
     """Return those of `PANELS` with a column that some run has measured."""
     cells = (cell for records in runs.values() for record in records for cell in record.items())
     measured = {column for column, value in cells if value not in (None, "")}
-    return {title: columns for title, columns in PANELS.items() if measured.intersection(columns)}
+    return {title: columns for title, columns in _PANELS.items() if measured.intersection(columns)}
 
 
-def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 points"]:
+def _smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 points"]:
     """Replace each point by the mean over the points at most width / 2 away.
 
     Args:
@@ -131,7 +131,7 @@ def smooth(points: Float[Tensor, "2 points"], width: float) -> Float[Tensor, "2 
 def _draw_panel(
     axes: Axes,
     panel: _Panel,
-    runs: Mapping[str, Records],
+    runs: Mapping[str, _Records],
     x: str,
     width: float,
     looks: Mapping[str, tuple[str, str]],
@@ -149,10 +149,10 @@ def _draw_panel(
 
 
 def _draw(axes: Axes, points: Float[Tensor, "2 points"], width: float, colour: str, line_style: str) -> Line2D:
-    smoothed = smooth(points, width)
+    smoothed = _smooth(points, width)
     if not torch.equal(smoothed, points):
         axes.plot(*points.numpy(), color=colour, linestyle="-", linewidth=0.6, alpha=0.25, zorder=1)
-    marker = "o" if points.shape[1] <= FEW_POINTS else ""
+    marker = "o" if points.shape[1] <= _FEW_POINTS else ""
     (line,) = axes.plot(*smoothed.numpy(), color=colour, linestyle=line_style, marker=marker)
     return line
 
@@ -172,7 +172,7 @@ def _sample(label: str, colour: str = GREY, linestyle: str = "-") -> Line2D:
     return Line2D([], [], color=colour, linestyle=linestyle, label=label)
 
 
-def _points(runs: Mapping[str, Records], x: str, column: str) -> dict[str, Float[Tensor, "2 points"]]:
+def _points(runs: Mapping[str, _Records], x: str, column: str) -> dict[str, Float[Tensor, "2 points"]]:
     """Return the finite points of each run that measured the column, in the order of x."""
     known = sorted({key for records in runs.values() for record in records for key in record})
     for wanted in (x, column):

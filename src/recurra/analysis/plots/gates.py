@@ -1,6 +1,8 @@
-"""GateLoop Figure 5: the magnitude of all transitions over time, and its means."""
+"""One channel-by-time heat map, the building block of Figures 5 and 8 of GateLoop."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +13,67 @@ from torch import Tensor
 
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
-from recurra.analysis.plots.heat_map import MAGNITUDE_COLOURS, heat_map, label_row, mark_steps
+from recurra.checks import require, require_positive
+
+_MAGNITUDE_COLOURS = "viridis"
+SHARP_STEPS, SHARP_CHANNELS = 1500, 80
+"""The numbers that get a pixel each in the smallest heat map of a saved PNG."""
+
+
+def _heat_map(
+    axes: Axes, values: Float[Tensor, "L channels"], colours: str, limits: tuple[float, float]
+) -> ScalarMappable:
+    """Fill the axes with values: time to the right, the first channel on top.
+
+    If each value gets a pixel, values are drawn sharply, and an SVG holds each of them once. Otherwise neighbours are
+    averaged, because omitting some could hide a gate that closes for one step.
+
+    Args:
+        axes: where to draw.
+        values: one per step and channel.
+        colours: the name of a matplotlib colour map.
+        limits: the values of the first and the last colour.
+
+    Returns:
+        The image, for a colour bar.
+    """
+    n_steps, n_channels = values.shape
+    sharp = n_steps <= SHARP_STEPS and n_channels <= SHARP_CHANNELS
+    image = axes.imshow(
+        values.T.numpy(),
+        aspect="auto",
+        interpolation="none" if sharp else "antialiased",
+        cmap=colours,
+        vmin=limits[0],
+        vmax=limits[1],
+        extent=(-0.5, n_steps - 0.5, n_channels - 0.5, -0.5),
+    )
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _label_row(axes: Axes, text: str) -> None:
+    """Write the label of a row horizontally to its left, so that it fits even a low row."""
+    axes.set_ylabel(text, rotation=0, horizontalalignment="right", verticalalignment="center")
+
+
+def _mark_steps(axes: Axes, steps: Sequence[int]) -> None:
+    """Put a triangle over each of the steps, just above the axes, where it hides no data."""
+    if not steps:  # a line without points, drawn outside the axes, would break the layout
+        return
+    axes.plot(
+        steps,
+        [1.0] * len(steps),
+        transform=axes.get_xaxis_transform(),
+        linestyle="none",
+        marker=7,  # a triangle pointing down, with its tip at the position
+        color=GREY,
+        clip_on=False,
+    )
+
+
+# --- gateLoop Figure 5: the magnitude of all transitions over time, and its means ---
 
 
 @house_style()
@@ -24,7 +86,7 @@ def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int |
     input is the reset token.
 
     Args:
-        record: the result of `recurra.analysis.record_gates`.
+        record: the result of `recurra.analysis.gates.record_gates`.
         sequence: the index of a sequence in the record's batch.
         reset_token: the token to mark; None marks nothing.
 
@@ -40,18 +102,18 @@ def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int |
     rows = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
 
     for axes, magnitude, layer in zip(rows, magnitudes, record.layers):
-        image = heat_map(axes, sorted_by_mean(magnitude), MAGNITUDE_COLOURS, (0.0, 1.0))
-        label_row(axes, f"layer {layer}\n{magnitude.shape[1]} channels")
+        image = _heat_map(axes, _sorted_by_mean(magnitude), _MAGNITUDE_COLOURS, (0.0, 1.0))
+        _label_row(axes, f"layer {layer}\n{magnitude.shape[1]} channels")
     _draw_means(rows[-2], rows[-1], means, record.layers, resets)
     for axes in rows[:-1]:
-        mark_steps(axes, resets)
+        _mark_steps(axes, resets)
         axes.tick_params(bottom=False, length=2)
     bar = figure.colorbar(image, ax=list(rows[:-1]), label="magnitude $|a|$", aspect=40, pad=0.01)
     bar.outline.set_visible(False)
     return figure
 
 
-def sorted_by_mean(
+def _sorted_by_mean(
     values: Float[Tensor, "L channels"], key: Float[Tensor, "L channels"] | None = None
 ) -> Float[Tensor, "L channels"]:
     """Sort the channels by falling mean over time, of `key` if given, otherwise of `values`."""
@@ -63,9 +125,9 @@ def _draw_means(
     by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
 ) -> ScalarMappable:
     """Draw the two means below the channels, and return the image for the colour bar."""
-    image = heat_map(by_layer, means, MAGNITUDE_COLOURS, (0.0, 1.0))
+    image = _heat_map(by_layer, means, _MAGNITUDE_COLOURS, (0.0, 1.0))
     by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
-    label_row(by_layer, "mean\nby layer")
+    _label_row(by_layer, "mean\nby layer")
     _draw_total_mean(total, means.mean(dim=1), resets)
     return image
 
@@ -75,4 +137,107 @@ def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -
         axes.axvline(step, color=GREY, linewidth=0.8, linestyle="--")
     axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0, clip_on=False)  # a mean of 0 or 1 lies on the edge
     axes.set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
-    label_row(axes, "mean\nover all")
+    _label_row(axes, "mean\nover all")
+
+
+# --- gateLoop Figure 8: magnitude and phase of the transitions side by side, layer by layer ---
+
+
+_PHASE_COLOURS = "twilight_shifted"
+"""A cyclic map: its ends meet, like -pi and pi."""
+
+
+@house_style()
+def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] | None = None) -> Figure:
+    """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
+
+    In both, the channels of a layer are sorted by their mean magnitude, the largest on top. Phases are wrapped to
+    [-pi, pi), because only the angle acts on the state.
+
+    Args:
+        record: the result of `recurra.analysis.gates.record_gates`.
+        sequence: the index of a sequence in the record's batch.
+        layers: the layers of the record to draw (the paper draws 0 and 8); None draws all of them.
+
+    Raises:
+        ValueError: the record has no such layer, or `layers` is empty.
+        IndexError: the record has no such sequence.
+    """
+    chosen = record.layers if layers is None else tuple(layers)
+    known = bool(chosen) and set(chosen) <= set(record.layers)
+    require(known, "layers", chosen, f"one or more of the record's layers {record.layers}")
+    height = max(0.5, min(1.5, 6.0 / len(chosen)))
+    figure = new_figure(7.2, height * len(chosen) + 1.0)
+    rows = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
+    for (left, right), layer in zip(rows, chosen):
+        index = record.layers.index(layer)
+        magnitude, phase = record.magnitudes[index][sequence], record.phases[index][sequence]
+        magnitudes = _heat_map(left, _sorted_by_mean(magnitude), _MAGNITUDE_COLOURS, (0.0, 1.0))
+        angles = _sorted_by_mean(_wrapped(phase), key=magnitude)
+        phases = _heat_map(right, angles, _PHASE_COLOURS, (-math.pi, math.pi))
+        _label_row(left, f"layer {layer}\n{magnitude.shape[1]} channels")
+    for axes in rows[:-1].flat:
+        axes.tick_params(bottom=False)
+    for axes in rows[-1]:
+        axes.set_xlabel("time step")
+    place: dict[str, Any] = {"location": "top", "aspect": 40, "shrink": 0.9, "pad": 0.02}
+    bars = (
+        figure.colorbar(magnitudes, ax=list(rows[:, 0]), label="magnitude $|a|$", **place),
+        figure.colorbar(phases, ax=list(rows[:, 1]), label=r"phase $\arg a$", **place),
+    )
+    bars[1].set_ticks([-math.pi, 0, math.pi], labels=[r"$-\pi$", "0", r"$\pi$"])
+    for bar in bars:
+        bar.outline.set_visible(False)
+    return figure
+
+
+def _wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
+    """Wrap angles to [-pi, pi)."""
+    return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi
+
+
+# --- gateLoop Figure 4: the two activations of a transition's magnitude ---
+#
+# "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
+# exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope
+# shows the bias towards magnitudes near 1 that the paper mentions. Close to 1 both functions flatten in the same way,
+# |d|a|/dalpha| ~ 1 - |a|, but close to 0 the sigmoid flattens like |a| and the stable exponential only like
+# |a| ln(1/|a|): a magnitude near 0 grows again sooner. The stable exponential is steepest at 1/e, not at 1/2.
+
+
+_CENTRE = math.log(math.log(2.0))
+"""The alpha at which exp(-exp(alpha)) is 1/2."""
+
+
+@house_style()
+def magnitude_activations(largest: float = 6.0) -> Figure:
+    """Draw the sigmoid and LRU's stable exponential, centred, over [-largest, largest].
+
+    Left: the functions. LRU's falls as alpha grows; its mirror image can be compared with the sigmoid. Right: the
+    slope |d|a|/dalpha| of each against its magnitude.
+
+    Raises:
+        ValueError: `largest` is not a finite number above 0.
+    """
+    require_positive(largest=largest)
+    figure = new_figure(7.2, 2.9)
+    functions, speeds = figure.subplots(1, 2, width_ratios=[1.3, 1])
+
+    alpha = torch.linspace(-largest, largest, 801, dtype=torch.float64)
+    stable = torch.exp(-torch.exp(alpha + _CENTRE))
+    functions.plot(alpha, torch.sigmoid(alpha), color=COLOURS[0], label="sigmoid")
+    functions.plot(alpha, stable, color=COLOURS[1], label="stable exponential,\ncentred")
+    functions.plot(alpha, stable.flip(0), color=COLOURS[1], linestyle="--", label="its mirror image")
+    functions.plot(0.0, 0.5, marker="o", color=GREY, markersize=3)
+    functions.set(xlabel=r"pre-activation $\alpha$", ylabel="magnitude $|a|$", xlim=(-largest, largest))
+    functions.set_title("a  Activation")
+    functions.legend(loc="center right", handlelength=1.5, borderpad=0)
+
+    magnitude = torch.linspace(0, 1, 801, dtype=torch.float64)
+    speeds.plot(magnitude, magnitude * (1 - magnitude), color=COLOURS[0], label="sigmoid")
+    speeds.plot(magnitude, -torch.xlogy(magnitude, magnitude), color=COLOURS[1], label="stable exponential")
+    speeds.set(xlabel="magnitude $|a|$", ylabel=r"$|\,\mathrm{d}|a|\,/\,\mathrm{d}\alpha\,|$", xlim=(0, 1))
+    speeds.set_ylim(bottom=0)
+    speeds.set_title("b  Speed at each magnitude")
+    speeds.legend(loc="lower center", handlelength=1.5)
+    return figure

@@ -14,7 +14,7 @@ from recurra.analysis.plots.figure import COLOURS, GREY, LINE_STYLES, house_styl
 from recurra.checks import sentence
 
 TOTAL, DIRECT, BOUND = LINE_STYLES
-LOOKS: Mapping[str, Mapping[str, Any]] = {
+_LOOKS: Mapping[str, Mapping[str, Any]] = {
     "measured, all paths": {"linestyle": TOTAL},
     "measured, along the RNN": {"linestyle": DIRECT},
     "bound from measured steps": {"linestyle": BOUND, "linewidth": 1.0},
@@ -31,7 +31,7 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     segments, in grey if all runs share them.
 
     Args:
-        runs: the results of `recurra.analysis.measure_gradient_flow`, by their names in the legend.
+        runs: the results of `recurra.analysis.gradient_flow.measure_gradient_flow`, by their names in the legend.
 
     Raises:
         ValueError: there is no run, or the runs have different numbers of targets.
@@ -59,7 +59,7 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     grid[1, 0].set(ylabel=r"$\|\partial y_k / \partial y_i\|_2$ and its bounds")
     figure.align_ylabels(grid[:, 0])
     samples = [Line2D([], [], color=colour, label=name) for name, colour in zip(runs, cycle(COLOURS))]
-    samples += [Line2D([], [], color=GREY, label=label, **look) for label, look in LOOKS.items()]
+    samples += [Line2D([], [], color=GREY, label=label, **look) for label, look in _LOOKS.items()]
     legend_below(figure, samples, 2 if columns == 1 else 3)
     return figure
 
@@ -70,7 +70,7 @@ def _draw(upper: Axes, lower: Axes, run: GradientFlow, column: int, colour: str)
     for values, style in ((total, TOTAL), (direct, DIRECT)):
         upper.plot(distances, values.numpy(), color=colour, linestyle=style)
     logarithms = (total.log10(), direct.log10(), run.log10_bound_measured[column], run.log10_bound[column])
-    for values, look in zip(logarithms, LOOKS.values()):
+    for values, look in zip(logarithms, _LOOKS.values()):
         lower.plot(distances, values.numpy(), color=colour, **look)
 
 

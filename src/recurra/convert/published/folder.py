@@ -1,26 +1,62 @@
-"""Folders of transformers' own classes: read as a language model here, and written back."""
+"""The published architectures that can be converted, by the model_type of their config.json."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from recurra.checks import choose, sentence
-from recurra.convert.files import read_weights
-from recurra.convert.portable import PortableModel, tied_parameters
-from recurra.convert.published.architecture import ARCHITECTURES, Architecture
-from recurra.convert.published.fused import join_fused, split_fused
-from recurra.convert.published.rules import fill, matched, weights_by_their_names
+from recurra.convert.portable import PortableModel, read_weights, tied_parameters
+from recurra.convert.published.rules import Fused, Rule, fill, join_fused, matched, split_fused, weights_by_their_names
 from recurra.convert.published.settings import Settings
-from recurra.data import BytePairEncoding
+from recurra.data.tokenizers import BytePairEncoding
 from recurra.files.reading import read_json
 from recurra.files.writing import replacing
-from recurra.models import LanguageModel
-from recurra.models.outline import outlined
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.registry import on_meta
+
+
+class Architecture(NamedTuple):
+    """What a converter knows of a published architecture.
+
+    model_type: its name in config.json.
+    class_name: transformers' class.
+    mixer: the mixer here that it is known by.
+    config: makes the model's shape from config.json.
+    rules: the weights, for a shape.
+    settings: makes the entries of config.json from a shape, for the way back.
+    fits: whether a shape with that mixer is of this architecture, where several have the mixer.
+    head: the output matrix there, which a folder omits if it is the embedding.
+    fused: matrices there that are split before the rules see them, for a shape.
+    """
+
+    model_type: str
+    class_name: str
+    mixer: str
+    config: Callable[[Settings], LanguageModelConfig]
+    rules: Callable[[LanguageModelConfig], list[Rule]]
+    settings: Callable[[LanguageModelConfig], dict[str, Any]]
+    fits: Callable[[LanguageModelConfig], bool] = lambda config: True
+    head: str = "lm_head.weight"
+    fused: Callable[[LanguageModelConfig], list[Fused]] = lambda config: []
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+"""The architectures by model_type."""
+
+
+def register_architecture(architecture: Architecture) -> None:
+    """Make an architecture known."""
+    ARCHITECTURES[architecture.model_type] = architecture
+
+
+# --- folders of transformers' own classes: read as a language model here, and written back ---
+
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _MOST_INDEX_BYTES = 64 * 2**20
@@ -61,13 +97,13 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     settings = Settings(entries, str(folder / "config.json"))
     config = architecture.config(settings)
     settings.finish()
-    weights = read_folder_weights(folder)
+    weights = _read_folder_weights(folder)
     if config.n_layer > len(weights):
         came = f"{config.n_layer} blocks for {len(weights)} tensors"
         raise ValueError(sentence(str(folder), came, "at least one tensor a block"))
     weights = split_fused(weights, architecture.fused(config), str(folder))
     try:
-        with outlined():  # takes no memory, whatever the sizes
+        with on_meta():  # takes no memory, whatever the sizes
             outline = LanguageModel(config)
     except RuntimeError as error:  # of PyTorch, for sizes beyond 64 bits
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
@@ -89,7 +125,7 @@ def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
     return model
 
 
-def read_folder_weights(folder: Path) -> dict[str, Tensor]:
+def _read_folder_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a folder, in one file or in shards that an index lists.
 
     Raises:
@@ -167,7 +203,7 @@ def without_unused_tokens(portable: PortableModel) -> PortableModel:
     n_tokens, known = len(tokenizer), model.config.vocab_size
     if known < n_tokens:
         raise ValueError(sentence("the model's vocabulary", f"{known} tokens", f"the {n_tokens} of its tokenizer"))
-    with outlined():
+    with on_meta():
         smaller = LanguageModel(replace(model.config, vocab_size=n_tokens))
     smaller = _with_memory(smaller, next(model.parameters()).dtype)
     with torch.no_grad():

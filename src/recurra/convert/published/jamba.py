@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from recurra.checks import require, sentence
-from recurra.convert.published.architecture import Architecture, register_architecture
-from recurra.convert.published.hybrid import hybrid_config
+from recurra.convert.published.folder import Architecture, register_architecture
 from recurra.convert.published.mamba import MIXER
-from recurra.convert.published.rotary import qkv_rule
-from recurra.convert.published.rules import Rule
-from recurra.convert.published.settings import MOST_LAYERS, Settings
-from recurra.models import LanguageModelConfig
+from recurra.convert.published.rules import Rule, qkv_rule
+from recurra.convert.published.settings import MOST_LAYERS, Settings, hybrid_config
+from recurra.models.language_model import LanguageModelConfig
 
 _MAMBA, _ATTENTION = "mamba", "rotary-attention"
 _NORMS = {"step_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}

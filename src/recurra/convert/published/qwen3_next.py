@@ -6,13 +6,19 @@ import torch
 from torch import Tensor
 
 from recurra.checks import require, sentence
-from recurra.convert.published.architecture import Architecture, register_architecture
-from recurra.convert.published.fused import Fused
-from recurra.convert.published.hybrid import hybrid_config
-from recurra.convert.published.rotary import qkv_rule, reordered, take_rotation, turned_pairs
-from recurra.convert.published.rules import Rule, one_more, stacked
-from recurra.convert.published.settings import MOST_LAYERS, Settings
-from recurra.models import LanguageModelConfig
+from recurra.convert.published.folder import Architecture, register_architecture
+from recurra.convert.published.rules import (
+    Fused,
+    Rule,
+    one_more,
+    qkv_rule,
+    reordered,
+    stacked,
+    take_rotation,
+    turned_pairs,
+)
+from recurra.convert.published.settings import MOST_LAYERS, Settings, hybrid_config
+from recurra.models.language_model import LanguageModelConfig
 
 _LINEAR, _ATTENTION = "gated-delta-net", "gated-attention"
 _KINDS = {"linear_attention": _LINEAR, "full_attention": _ATTENTION}

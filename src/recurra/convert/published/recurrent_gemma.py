@@ -5,11 +5,10 @@ from typing import Any
 import torch
 
 from recurra.checks import require
-from recurra.convert.published.architecture import Architecture, register_architecture
-from recurra.convert.published.rotary import qkv_rule, take_rotation, turned_pairs
-from recurra.convert.published.rules import Rule, one_more
+from recurra.convert.published.folder import Architecture, register_architecture
+from recurra.convert.published.rules import Rule, one_more, qkv_rule, take_rotation, turned_pairs
 from recurra.convert.published.settings import MOST_LAYERS, Settings
-from recurra.models import LanguageModelConfig
+from recurra.models.language_model import LanguageModelConfig
 
 _KINDS = {"recurrent": "rg-lru", "attention": "rotary-attention"}
 _RECURRENT = {

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import sentence
+from recurra.checks import require, sentence
+from recurra.convert.published.settings import Settings
 
 _N_SHOWN = 5
 
@@ -37,7 +38,7 @@ def one_more(own: str, theirs: str) -> Rule:
     return Rule(own, (theirs,), lambda tensor: tensor + 1, lambda tensor: (tensor - 1,))
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """A parameter here: its name, its tensors' names there, and its rule."""
 
     own: str
@@ -45,7 +46,7 @@ class Place(NamedTuple):
     rule: Rule
 
 
-def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[Place]:
+def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
     """Find the tensors of every parameter, and refuse weights that are not exactly the model's own.
 
     Args:
@@ -76,7 +77,7 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
 
 
 @torch.no_grad()
-def fill(model: nn.Module, weights: Mapping[str, Tensor], places: Sequence[Place], what: str) -> None:
+def fill(model: nn.Module, weights: Mapping[str, Tensor], places: Sequence[_Place], what: str) -> None:
     """Fill every parameter of `model` from where `matched` found it.
 
     Raises:
@@ -104,14 +105,116 @@ def weights_by_their_names(model: nn.Module, rules: Sequence[Rule]) -> dict[str,
     }
 
 
-def _places(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> list[Place]:
+def _places(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> list[_Place]:
     places = []
     for own in parameters:
         rule, match = next((rule, match) for rule in rules if (match := re.fullmatch(rule.own, own)))
-        places.append(Place(own, tuple(match.expand(name) for name in rule.theirs), rule))
+        places.append(_Place(own, tuple(match.expand(name) for name in rule.theirs), rule))
     return places
 
 
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_N_SHOWN])
     return shown if len(names) <= _N_SHOWN else f"{shown} and {len(names) - _N_SHOWN} more"
+
+
+# --- tensors of another code base in which the rows of several matrices take turns, head by head ---
+
+
+class Fused(NamedTuple):
+    """A matrix whose rows are those of one group of heads after the other, and within a group part by part.
+
+    name: the matrix there.
+    parts: names for the parts, which rules know as `NAME[PART]`.
+    n_groups: groups of heads.
+    sizes: rows of every part in one group.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    n_groups: int
+    sizes: tuple[int, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """What rules call the parts."""
+        return [f"{self.name}[{part}]" for part in self.parts]
+
+
+def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -> dict[str, Tensor]:
+    """Replace fused matrices by their parts; those that are missing stay so.
+
+    Raises:
+        ValueError: a matrix has another number of rows.
+    """
+    weights = dict(weights)
+    for one in fused:
+        if (whole := weights.pop(one.name, None)) is None:
+            continue
+        n_rows = one.n_groups * sum(one.sizes)
+        if whole.dim() != 2 or len(whole) != n_rows:
+            came = tuple(whole.shape)
+            raise ValueError(
+                sentence(f"the shape of {one.name} in {what}", came, f"{n_rows} rows, as its config.json says")
+            )
+        parts = whole.unflatten(0, (one.n_groups, -1)).split(list(one.sizes), 1)
+        weights |= zip(one.names, (part.flatten(0, 1) for part in parts), strict=True)
+    return weights
+
+
+def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, Tensor]:
+    """The way back of `split_fused`."""
+    weights = dict(weights)
+    for one in fused:
+        parts = [weights.pop(name).unflatten(0, (one.n_groups, -1)) for name in one.names]
+        weights[one.name] = torch.cat(parts, 1).flatten(0, 1)
+    return weights
+
+
+# --- rotary ---
+#
+# Rotary attention of transformers: channel i of a head turns with i + n / 2, and here 2i turns with 2i + 1.
+
+
+def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
+    """Take the base of the angles and the share of the channels that turn, which is `share` by default.
+
+    Both are in `rope_parameters`, or in older files beside it.
+
+    Raises:
+        ValueError: an entry is something else, or the angles are not those of a plain rotation.
+    """
+    rotation = settings.section("rope_parameters")
+    base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))
+    share = rotation.number("partial_rotary_factor", settings.number("partial_rotary_factor", share))
+    require(0 <= share <= 1, "partial_rotary_factor", share, "a share from 0 to 1")
+    rotation.only("rope_type", "default")
+    rotation.only("type", "default")  # its name in older files
+    rotation.finish()
+    settings.only("rope_scaling", None)
+    return base, share
+
+
+def turned_pairs(d_head: int, n_rotated: int) -> Tensor:
+    """The order of a head's channels, as numbers of theirs."""
+    halves = torch.arange(n_rotated).view(2, -1)
+    return torch.cat([halves.T.flatten(), torch.arange(n_rotated, d_head)])
+
+
+def reordered(weight: Tensor, order: Tensor) -> Tensor:
+    """Bring the rows of every head into an order."""
+    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+
+
+def qkv_rule(own: str, theirs: Sequence[str], n_heads: int, n_kv_heads: int, order: Tensor) -> Rule:
+    """The projections of queries, keys and values, one matrix here, of heads whose channels come in `order`."""
+    rows, back = [n * len(order) for n in (n_heads, n_kv_heads, n_kv_heads)], torch.argsort(order)
+
+    def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([reordered(q, order), reordered(k, order), v])
+
+    def write(qkv: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = qkv.split(rows)
+        return reordered(q, back), reordered(k, back), v
+
+    return Rule(own, tuple(theirs), read, write)

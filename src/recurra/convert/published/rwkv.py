@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.folder import Architecture, register_architecture
 from recurra.convert.published.rules import Rule
 from recurra.convert.published.settings import MOST_LAYERS, Settings
-from recurra.models import LanguageModelConfig
+from recurra.models.language_model import LanguageModelConfig
 
 _TIME, _CHANNELS = "rwkv4", "rwkv4-channel-mixing"
 _HALVES = {

@@ -1,10 +1,11 @@
 """The config.json of a published model: every entry is read, neutral or refused by name."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recurra.checks import sentence
+from recurra.models.language_model import LanguageModelConfig
 
 MOST_LAYERS = 10**6
 """How many layers a config.json may ask for: each gets an entry in a list before any weight is read."""
@@ -208,3 +209,42 @@ def _is_number(value: object) -> bool:
 
 def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+# --- hybrid ---
+#
+# What hybrid stacks have in common in transformers: RMS norms, SwiGLU networks, no biases, and a mixer a block.
+
+
+def hybrid_config(
+    settings: Settings,
+    mixers: Sequence[str],
+    options: Mapping[str, dict[str, Any]],
+    *,
+    d_model: int,
+    norm_epsilon: float,
+    vocab_size: int,
+    d_channel_mixing: int,
+) -> LanguageModelConfig:
+    """Take the sizes that all have, and make the model's shape.
+
+    Args:
+        settings: the entries of config.json.
+        mixers: one for each block.
+        options: those of each mixer, also of mixers that no block has.
+        d_model, norm_epsilon: of the whole model.
+        vocab_size, d_channel_mixing: what transformers takes where config.json does not say.
+    """
+    return LanguageModelConfig(
+        vocab_size=settings.size("vocab_size", vocab_size),
+        n_layer=len(mixers),
+        d_model=d_model,
+        d_channel_mixing=settings.size("intermediate_size", d_channel_mixing),
+        mixer=list(mixers),
+        mixer_options={name: options[name] for name in dict.fromkeys(mixers)},
+        feed_forward="swiglu",
+        norm="rms",
+        norm_epsilon=norm_epsilon,
+        biases=False,
+        tie_embeddings=settings.flag("tie_word_embeddings", False),
+    )

@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from recurra.checks import require
-from recurra.convert.published.architecture import Architecture, register_architecture
+from recurra.convert.published.folder import Architecture, register_architecture
 from recurra.convert.published.rules import Rule, stacked
 from recurra.convert.published.settings import MOST_LAYERS, Settings
-from recurra.models import LanguageModelConfig
+from recurra.models.language_model import LanguageModelConfig
 
 _HOW_IT_RUNS = (
     "add_forward_backend_padding",

@@ -1,0 +1,19 @@
+from recurra.convert.export.programs import (
+    StateTensor,
+    StreamProgram,
+    prefill_program,
+    require_exportable,
+    state_tensors,
+    step_program,
+    zero_state,
+)
+
+__all__ = [
+    "StateTensor",
+    "StreamProgram",
+    "prefill_program",
+    "require_exportable",
+    "state_tensors",
+    "step_program",
+    "zero_state",
+]

@@ -1,0 +1,347 @@
+"""A language model as one ONNX file, for whole texts and single tokens, and that file in onnxruntime."""
+
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxscript import FLOAT, graph, script
+from onnxscript import opset18 as op
+from onnxscript.values import Opset
+
+import recurra
+from recurra.convert.export import programs as operators  # noqa: F401  registers recurra::complex_scan
+from recurra.convert.export.planes import RealProgram
+from recurra.convert.export.programs import StateTensor, prefill_program, zero_state
+from recurra.files.reading import parse_json
+from recurra.models.shell import LanguageModelShell
+
+# --- the operators of this package in ONNX: a recurrence is one operator Scan ---
+
+
+OPSET = 18
+"""The version of ONNX operators that files are written in."""
+
+_domain = Opset("recurra", 1)
+
+
+@script(_domain, default_opset=op)
+def _real_scan(a: FLOAT, b: FLOAT, h0: FLOAT) -> FLOAT:
+    """h_t = a_t h_{t-1} + b_t along axis 1."""
+
+    @graph()
+    def step(h_before, a_t, b_t):  # type: ignore[no-untyped-def]
+        h_now = op.Add(op.Mul(a_t, h_before), b_t)
+        return h_now, op.Identity(h_now)
+
+    _last, h = op.Scan(h0, a, b, body=step, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
+    return h
+
+
+@script(_domain, default_opset=op)
+def _complex_scan(
+    a_re: FLOAT, a_im: FLOAT, b_re: FLOAT, b_im: FLOAT, h0_re: FLOAT, h0_im: FLOAT
+) -> tuple[FLOAT, FLOAT]:
+    """The same for complex numbers in two planes."""
+
+    @graph()
+    def step(re_before, im_before, a_re_t, a_im_t, b_re_t, b_im_t):  # type: ignore[no-untyped-def]
+        re_now = op.Add(op.Sub(op.Mul(a_re_t, re_before), op.Mul(a_im_t, im_before)), b_re_t)
+        im_now = op.Add(op.Add(op.Mul(a_re_t, im_before), op.Mul(a_im_t, re_before)), b_im_t)
+        return re_now, im_now, op.Identity(re_now), op.Identity(im_now)
+
+    _last_re, _last_im, h_re, h_im = op.Scan(
+        h0_re,
+        h0_im,
+        a_re,
+        a_im,
+        b_re,
+        b_im,
+        body=step,
+        num_scan_inputs=4,
+        scan_input_axes=[1, 1, 1, 1],
+        scan_output_axes=[1, 1],
+    )
+    return h_re, h_im
+
+
+@script(_domain, default_opset=op)
+def _fused(
+    q: FLOAT, k: FLOAT, v: FLOAT, a_re: FLOAT, a_im: FLOAT, x0_re: FLOAT, x0_im: FLOAT
+) -> tuple[FLOAT, FLOAT, FLOAT]:
+    """GateLoop (7)-(8) for one channel a head: Re y, and the last state with a dimension of one step."""
+
+    @graph()
+    def step(re_before, im_before, a_re_t, a_im_t, kv_t):  # type: ignore[no-untyped-def]
+        re_now = op.Add(op.Sub(op.Mul(a_re_t, re_before), op.Mul(a_im_t, im_before)), kv_t)
+        im_now = op.Add(op.Mul(a_re_t, im_before), op.Mul(a_im_t, re_before))
+        return re_now, im_now, op.Identity(re_now)
+
+    last_re, last_im, h_re = op.Scan(
+        x0_re,
+        x0_im,
+        a_re,
+        a_im,
+        op.Mul(k, v),
+        body=step,
+        num_scan_inputs=3,
+        scan_input_axes=[1, 1, 1],
+        scan_output_axes=[1],
+    )
+    one = op.Constant(value_ints=[1])
+    return op.Mul(q, h_re), op.Unsqueeze(last_re, one), op.Unsqueeze(last_im, one)
+
+
+@script(_domain, default_opset=op)
+def _fused_real(q: FLOAT, k: FLOAT, v: FLOAT, a: FLOAT, x0: FLOAT) -> tuple[FLOAT, FLOAT]:
+    """The same for real gates."""
+
+    @graph()
+    def step(before, a_t, kv_t):  # type: ignore[no-untyped-def]
+        now = op.Add(op.Mul(a_t, before), kv_t)
+        return now, op.Identity(now)
+
+    last, h = op.Scan(x0, a, op.Mul(k, v), body=step, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
+    one = op.Constant(value_ints=[1])
+    return op.Mul(q, h), op.Unsqueeze(last, one)
+
+
+@script(_domain, default_opset=op)
+def _running_maximum(x: FLOAT) -> FLOAT:
+    """The largest number so far along axis 1."""
+
+    @graph()
+    def step(before, x_t):  # type: ignore[no-untyped-def]
+        now = op.Max(before, x_t)
+        return now, op.Identity(now)
+
+    first = op.Squeeze(op.Slice(x, [0], [1], [1]), [1])
+    _last, largest = op.Scan(first, x, body=step, num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1])
+    return largest
+
+
+def _cummax(x: FLOAT, dim: int) -> tuple[FLOAT, FLOAT]:
+    if dim != 1:
+        raise ValueError(f"a running maximum along dimension {dim} cannot be exported, only along time")
+    largest = _running_maximum(x)
+    return largest, largest  # the second stands for the places of the maxima, which no mixer reads
+
+
+def _linear_scan(a: FLOAT, b: FLOAT, h0: FLOAT, reverse: bool, backend: str = "auto") -> FLOAT:
+    if reverse:
+        raise ValueError("a scan from the last step to the first cannot be exported")
+    return _real_scan(a, b, h0)
+
+
+def _gate_loop_fused(
+    q: FLOAT,
+    k: FLOAT,
+    v: FLOAT,
+    a_re: FLOAT,
+    a_im: FLOAT | None,
+    x0_re: FLOAT,
+    x0_im: FLOAT | None,
+    keep_states: bool,
+    backend: str = "auto",
+) -> tuple[FLOAT, FLOAT, FLOAT]:
+    if a_im is None or x0_im is None:
+        y, last = _fused_real(q, k, v, a_re, x0_re)
+        return y, last, last  # the third stands for the imaginary part, which nothing reads
+    return _fused(q, k, v, a_re, a_im, x0_re, x0_im)
+
+
+_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.cummax.default: _cummax,
+    torch.ops.recurra.complex_scan.default: _complex_scan,
+    torch.ops.recurra.linear_scan.default: _linear_scan,
+    torch.ops.recurra.gate_loop_fused.default: _gate_loop_fused,
+}
+"""`custom_translation_table` of torch.onnx.export."""
+
+
+# --- onnx model ---
+#
+# An ONNX file of this package in onnxruntime, under the one contract: `logits, state = model(tokens, state)`.
+
+
+_OnnxState = dict[str, np.ndarray[Any, Any]]
+"""The tensors of a state by their input names."""
+
+
+class OnnxModel:
+    """A language model from an ONNX file; it needs no PyTorch to run.
+
+    Args:
+        source: the file, or its content.
+        threads: number of threads for onnxruntime; all cores if None.
+
+    Raises:
+        ValueError: the file was not written by this package.
+    """
+
+    def __init__(self, source: Path | bytes, *, threads: int | None = None) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        if "recurra.state" not in self.metadata:
+            raise ValueError(
+                "the ONNX file has no metadata of this package; expected one that `recurra export onnx` wrote"
+            )
+        self._state = parse_json(self.metadata["recurra.state"], "the state in the ONNX file", kind=list)
+
+    def start(self, batch: int = 1) -> _OnnxState:
+        """Return the state of `batch` streams at their start."""
+        return {f"state.{tensor['name']}": np.zeros((batch, *tensor["shape"]), np.float32) for tensor in self._state}
+
+    def __call__(
+        self, tokens: np.ndarray[Any, Any], state: _OnnxState | None = None
+    ) -> tuple[np.ndarray[Any, Any], _OnnxState]:
+        """Return the logits (B, L, V) after every token (B, L), continuing from `state`; None starts a stream."""
+        state = self.start(len(tokens)) if state is None else state
+        logits, *last = self._session.run(None, {"tokens": tokens, **state})
+        return logits, {f"state.{tensor['name']}": part for tensor, part in zip(self._state, last)}
+
+
+# --- onnx file ---
+#
+# A language model as one ONNX file, for whole texts and single tokens: any batch and length, the state in and out.
+#
+#     inputs    tokens (batch, length) int64, and per state tensor  state.NAME       (batch, ...) float32
+#     outputs   logits (batch, length, V),    and per state tensor  next_state.NAME  (batch, ...) float32
+#
+# A stream starts from zeros. Complex tensors have a last dimension of 2, real and imaginary part. The file's metadata
+# say all that is needed to run it:
+#
+#     recurra.state       JSON: a list of {"name", "shape" (without the batch), "dtype", "complex"}
+#     recurra.vocab_size  tokens that may come in
+#     recurra.class, recurra.config, recurra.version   the model it was, its configuration as JSON, this package
+#     recurra.tokenizer   JSON as the package tokenizers reads it, where the model has one
+
+
+LARGEST_DIFFERENCE = 1e-4
+"""Largest difference of logits, as a share of the largest: rounding makes about 1e-6, 1e-5 in deep models."""
+_LARGEST_FILE = 2**31 - 2**20
+"""Bytes of weights that an ONNX file can hold beside its graph."""
+_LENGTHS = ((1, 33), (3, 7))  # batch and length of the comparison; neither is what the graph was traced with
+
+
+def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.ModelProto:
+    """Return a model as an ONNX graph with its metadata.
+
+    Args:
+        model: a language model on the CPU, in float32.
+        tokenizer: JSON as the package tokenizers reads it, kept with the graph.
+
+    Raises:
+        ValueError: the model cannot be exported; the message says why.
+    """
+    n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if n_bytes > _LARGEST_FILE:
+        raise ValueError(f"the weights are {n_bytes / 2**30:.1f} GiB; expected at most 2, which an ONNX file can hold")
+    with quietly():
+        traced = prefill_program(model, batch=None)
+        program = RealProgram(traced.program).eval()
+        names = [tensor.name for tensor in traced.state]
+        batch = {0: "batch"}
+        try:
+            with torch.no_grad():
+                exported = torch.onnx.export(
+                    program,
+                    (torch.zeros(2, 5, dtype=torch.int64), *zero_state(traced.state, 2)),
+                    dynamo=True,
+                    opset_version=OPSET,
+                    input_names=["tokens", *(f"state.{name}" for name in names)],
+                    output_names=["logits", *(f"next_state.{name}" for name in names)],
+                    dynamic_shapes=((batch | {1: "length"}, *(batch for _ in names)),),
+                    custom_translation_table=_TRANSLATIONS,
+                    verbose=False,
+                )
+        except torch.onnx.OnnxExporterError as error:  # an operator of a mixer that is not of this package
+            raise ValueError(f"the model cannot be written in ONNX: {error}") from error
+    assert exported is not None
+    graph = exported.model_proto
+    for key, value in _metadata(model, traced.state, tokenizer).items():
+        graph.metadata_props.add(key=f"recurra.{key}", value=value)
+    return graph
+
+
+def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a graph whose matrices are kept as 8-bit integers, and whose input vectors are rounded to 8 bits.
+
+    Of the 8 bits of a weight, 7 are used: on processors without VNNI instructions, onnxruntime adds two products of 8
+    bits in 16, where they overflow in silence.
+    """
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        path = Path(folder) / "int8.onnx"
+        quantize_dynamic(graph, path, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
+        return onnx.load(path)
+
+
+@torch.inference_mode()
+def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
+    """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time.
+
+    Returns:
+        the largest difference over the largest logit; NaN if there is one.
+    """
+    differences = []
+    was_training = model.training
+    model.eval()
+    for batch, length in _LENGTHS:
+        tokens = torch.randint(
+            model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(length)
+        )
+        logits = model(tokens)[0]
+        whole, _ = exported(tokens.numpy())
+        pieces, state = [], None
+        for token in tokens.split(1, 1):
+            piece, state = exported(token.numpy(), state)
+            pieces.append(torch.from_numpy(piece))
+        for found in (torch.from_numpy(whole), torch.cat(pieces, 1)):
+            differences.append((found - logits).abs().max() / logits.abs().max())
+    model.train(was_training)
+    return float(torch.stack(differences).max())
+
+
+def _metadata(model: LanguageModelShell, state: tuple[StateTensor, ...], tokenizer: str | None) -> dict[str, str]:
+    tensors = [
+        {"name": tensor.name, "shape": tensor.shape, "dtype": "float32", "complex": tensor.is_complex}
+        for tensor in state
+    ]
+    known = {
+        "class": type(model).__name__,
+        "config": json.dumps(asdict(model.config)),
+        "version": recurra.__version__,
+        "vocab_size": str(model.config.vocab_size),
+        "state": json.dumps(tensors),
+    }
+    return known if tokenizer is None else known | {"tokenizer": tokenizer}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silence what tracers say about missing packages and about their own deprecated code."""
+    loggers = [logging.getLogger(name) for name in (None, "torch.onnx._internal.exporter._registration")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -1,0 +1,32 @@
+"""Continue a text, taking the likeliest token each time: python THIS.py "the text so far".
+
+It stands beside the .onnx file of its own name, and needs the packages onnxruntime and tokenizers.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+_N_TOKENS = 20
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1]:
+        sys.exit(f'usage: python {sys.argv[0]} "the text so far"')
+    session = onnxruntime.InferenceSession(Path(__file__).with_suffix(".onnx"))
+    metadata = session.get_modelmeta().custom_metadata_map
+    tokenizer = Tokenizer.from_str(metadata["recurra.tokenizer"])
+    tensors = json.loads(metadata["recurra.state"])
+    state = {f"state.{tensor['name']}": np.zeros((1, *tensor["shape"]), np.float32) for tensor in tensors}
+
+    tokens = tokenizer.encode(sys.argv[1]).ids  # any number of them, at least one
+    generated: list[int] = []
+    for _ in range(_N_TOKENS):
+        logits, *last = session.run(None, {"tokens": np.array([tokens], np.int64), **state})
+        state = dict(zip(state, last))
+        tokens = [int(logits[0, -1].argmax())]
+        generated += tokens
+    print(tokenizer.decode(generated))

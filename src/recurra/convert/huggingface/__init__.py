@@ -1,0 +1,37 @@
+"""Language models as Hugging Face models: importing this registers them with transformers' Auto classes.
+
+    import recurra.convert.huggingface
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+No code comes from the folder, so that `trust_remote_code` is not needed: the import above is all. A program that does
+not import this, such as a command line tool, runs with the models registered as
+`python -m recurra.convert.huggingface MODULE ...`.
+Needs the extra `hf`: `pip install "recurra[hf]"`.
+"""
+
+import recurra.convert.huggingface.requirement  # noqa: F401 - before what imports transformers
+from recurra.convert.huggingface import configuration, modeling
+from recurra.convert.huggingface.auto import register
+from recurra.convert.huggingface.configuration import RecurraConfig, RecurrentCache, config_for
+from recurra.convert.huggingface.folder import load_folder, save_folder
+from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer
+
+register()
+globals().update({kind.__name__: kind for kind in (*configuration.CONFIGS, *modeling.MODELS)})
+
+__all__ = [
+    "RecurraConfig",
+    "RecurraForCausalLM",
+    "RecurrentCache",
+    "causal_lm",
+    "config_for",
+    "fast_tokenizer",
+    "load_folder",
+    "read_tokenizer",
+    "register",
+    "save_folder",
+    *(kind.__name__ for kind in (*configuration.CONFIGS, *modeling.MODELS)),
+]

@@ -1,0 +1,343 @@
+"""Which files of a folder for transformers have digests in its manifest, and what is refused before it is read."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import Cache, PreTrainedConfig
+
+from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.files.digests import MANIFEST, read_manifest, require_files
+from recurra.files.reading import read_json, require_fields
+from recurra.files.weights import read_metadata
+from recurra.models.registry import DataSizes, ModelEntry, list_models
+from recurra.state import detach, n_streams, select
+
+MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index*.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+_ABOUT = {"step": int | None, "experiment": dict[str, Any] | None, "files": dict[str, str]}
+_MOST_INDEX_BYTES = 32 * 2**20
+_WITH_CODE = ("config.json", "tokenizer_config.json", "generation_config.json")
+
+
+def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
+    """Refuse a folder with files that are not what they should be, before transformers reads them.
+
+    Refused are files that do not match their digests in the manifest, if there is one; code in the folder; names of
+    weights outside it; and weights that are no safetensors file.
+
+    Returns:
+        the manifest: the run's whole experiment as plain data and the update after which the weights were saved, None
+        where they are unknown; and the digests. Empty without a manifest.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: naming the file.
+    """
+    manifest = read_manifest(folder)
+    require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
+    require_files(folder, manifest.get("files", {}), patterns)
+    _require_no_code(folder)
+    _require_own_weights(folder)
+    for path in sorted(folder.glob("*.safetensors")):
+        read_metadata(path, "weights that save_pretrained wrote")
+    return manifest
+
+
+def _require_no_code(folder: Path) -> None:
+    for name in _WITH_CODE:
+        path = folder / name
+        if path.is_file() and "auto_map" in read_json(path, allow_nan=True):
+            came = "a file with auto_map, which names code to run"
+            raise ValueError(sentence(str(path), came, "a folder without code of its own", "remove auto_map"))
+
+
+def _require_own_weights(folder: Path) -> None:
+    for path in sorted(folder.glob("*.index*.json")):
+        names = read_json(path, most_bytes=_MOST_INDEX_BYTES, allow_nan=True).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(sentence(f"weight_map in {path}", kind_of(names), "an object of names of files"))
+        for name in sorted(set(names.values())):
+            if name in ("", ".", "..") or "/" in name or "\\" in name:
+                raise ValueError(sentence(f"weight_map in {path}", f"one with {name!r}", "names of files beside it"))
+
+
+# --- configuration ---
+#
+# Configurations of the language models as transformers keeps them: the fields of the model's own, in config.json.
+#
+# There is one class per registered language model, named Recurra<label>Config.
+
+
+_NAMES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "tie_word_embeddings": "tie_embeddings",
+    "num_attention_heads": "n_heads",
+}
+"""What transformers calls fields of ours."""
+
+
+class RecurraConfig(PreTrainedConfig):
+    """What the configurations share; the fields of the model's own configuration are attributes of them."""
+
+    entry: ClassVar[ModelEntry]
+    """The model in the registry."""
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    use_cache: bool = True
+    """Return the recurrent state in evaluation; in training only if `forward` is asked for it."""
+
+    def __post_init__(self, **others: Any) -> None:
+        super().__post_init__(**others)
+        settled = self.entry.config(**self.of_the_model())  # refuses what cannot be
+        for each in fields(settled):
+            setattr(self, each.name, getattr(settled, each.name))
+        if getattr(self, "output_size", None) not in (None, self.vocab_size):
+            expected = f"vocab_size = {self.vocab_size}: a causal language model predicts the tokens that it reads"
+            raise ValueError(sentence("output_size", self.output_size, expected))
+
+    def of_the_model(self) -> dict[str, Any]:
+        """The fields of the model's own configuration."""
+        return {field.name: getattr(self, field.name) for field in fields(self.entry.config)}
+
+
+def _config_class(entry: ModelEntry) -> type[RecurraConfig]:
+    own = fields(entry.config)
+    names = {each.name for each in own}
+    is_first = entry.label == "LanguageModel"  # its name in files is older than the registry
+    attributes = {
+        "__doc__": f"A `recurra.models.{entry.model.__name__}`; it must predict the tokens that it reads.",
+        "__module__": __name__,
+        "__annotations__": {
+            "model_type": ClassVar[str],
+            "attribute_map": ClassVar[dict[str, str]],
+            **{each.name: each.type for each in own},
+        },
+        **{each.name: _default(each) for each in own},
+        "entry": entry,
+        "model_type": "recurra" if is_first else f"recurra-{entry.name}",
+        "attribute_map": {theirs: ours for theirs, ours in _NAMES.items() if ours in names},
+    }
+    return type(f"Recurra{entry.label}Config", (RecurraConfig,), attributes)
+
+
+def _default(own: Field[Any]) -> Any:
+    return own.default if own.default_factory is MISSING else field(default_factory=own.default_factory)
+
+
+CONFIGS: tuple[type[RecurraConfig], ...] = tuple(_config_class(entry) for entry in list_models(DataSizes))
+globals().update({config.__name__: config for config in CONFIGS})  # so that they can be imported, and pickled
+
+
+def config_for(model_config: Any, **others: Any) -> RecurraConfig:
+    """Return the transformers configuration of a model's own.
+
+    Args:
+        model_config: the configuration of a registered language model.
+        others: any other attributes, such as `bos_token_id`.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: the model predicts something other than the tokens that it reads.
+    """
+    for kind in CONFIGS:
+        if type(model_config) is kind.entry.config:
+            return kind(**{field.name: getattr(model_config, field.name) for field in fields(model_config)}, **others)
+    known = ", ".join(kind.entry.config.__name__ for kind in CONFIGS)
+    raise TypeError(sentence("model_config", kind_of(model_config), f"one of {known}"))
+
+
+# --- the recurrent state where transformers keeps keys and values ---
+
+
+ASSISTED = 256
+"""How many tokens a cache can take back once transformers asks it to record the past, as assisted generation does."""
+
+
+class _Call(NamedTuple):
+    """Tokens that were read in one call, and the state before them."""
+
+    state: Any
+    tokens: Int[Tensor, "B L"]
+    mask: Bool[Tensor, "B L"] | None
+
+    def followed_by(
+        self, tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"] | None]:
+        """Put more tokens behind these, with their mask; no mask if all count."""
+        both = torch.cat([self.tokens.to(tokens.device), tokens], 1)
+        if self.mask is None and mask is None:
+            return both, None
+        parts = ((self.mask, self.tokens), (mask, tokens))
+        masks = [torch.ones_like(of, dtype=torch.bool) if given is None else given for given, of in parts]
+        return both, torch.cat(masks, 1)
+
+
+class RecurrentCache(Cache):
+    """A batch of streams between two calls: a model's state, and the number of tokens it has read.
+
+    The model replaces the state, because transformers' caches change in place. States themselves never change, so
+    `copy.copy(cache)` is a free bookmark from which a text can be continued twice.
+
+    The size does not grow with the tokens. The last `keeps` tokens can be taken back by `crop`: the cache then has the
+    states between the last calls. At the border of a call the state itself comes back; inside of a call, the state
+    before it does, and the next call reads the tokens between (`again`) once more, with its own.
+
+    Args:
+        keeps: how many of the last tokens can be taken back, at least.
+
+    Raises:
+        ValueError: `keeps` is below 0.
+    """
+
+    def __init__(self, keeps: int = 0) -> None:
+        super().__init__(layers=[])
+        require_at_least(0, keeps=keeps)
+        self.keeps = keeps
+        """Number of last tokens that can be taken back, at least."""
+        self.state: Any = None
+        """The model's state before the tokens that are read again; None at the start of a stream."""
+        self.n_tokens = 0
+        """Tokens read so far, padding included: columns of `input_ids`."""
+        self.again: _Call | None = None
+        """What the next call has to read again, from `state`; None unless a call was taken back in part."""
+        self._calls: tuple[_Call, ...] = ()  # the last calls, end to end, up to `state`
+
+    def __bool__(self) -> bool:
+        """True even if it is empty: transformers' own caches count their layers."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"RecurrentCache(n_tokens={self.n_tokens}, batch_size={self.batch_size})"
+
+    def put(self, state: Any, tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> None:
+        """Take the state after a call that read `tokens`, those to be read `again` in front of them if there are any.
+
+        Args:
+            state: what the call returned.
+            tokens: what it read.
+            mask: True where they count; None if all do.
+        """
+        n_again = 0 if self.again is None else self.again.tokens.shape[1]
+        calls = [*self._calls, _Call(self.state, tokens, mask)]
+        n_kept = sum(call.tokens.shape[1] for call in calls)
+        while calls and n_kept - calls[0].tokens.shape[1] >= self.keeps:
+            n_kept -= calls.pop(0).tokens.shape[1]
+        self.state, self.again, self._calls = state, None, tuple(calls)
+        self.n_tokens += tokens.shape[1] - n_again
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens that the streams have read, padding included."""
+        return self.n_tokens
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: there is no end."""
+        return -1
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether anything was read."""
+        return self.state is not None or self.again is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of streams; -1 until something is read."""
+        count = n_streams((self.state, self.again))
+        return -1 if count is None else count
+
+    @property
+    def is_compileable(self) -> bool:
+        """No: a state is replaced, not written into."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None or self.again is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether any token can be taken back."""
+        return self.keeps > 0
+
+    def activate_past_recording(self) -> None:
+        """Let `crop` take back at least 256 tokens from here on; assisted generation asks for it."""
+        self.keeps = max(self.keeps, ASSISTED)
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
+        """Let stream i continue from where stream beam_idx[i] is."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these streams, in this order."""
+        self.state = select(self.state, indices)
+        self.again, self._calls = select(self.again, indices), select(self._calls, indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every stream `repeats` times in a row: for beams, or for several continuations of a prompt."""
+        if self.is_initialized:
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def detach(self) -> None:
+        """Cut the gradients that flow through the state."""
+        self.state, self.again, self._calls = detach((self.state, self.again, self._calls))
+
+    def reset(self) -> None:
+        """Start new streams."""
+        self.state, self.n_tokens, self.again, self._calls = None, 0, None, ()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take tokens back, so that the streams continue from before them.
+
+        Args:
+            tokens_to_remove: minus the number of last tokens, as in transformers; 0 changes nothing.
+
+        Raises:
+            ValueError: it is above 0, or more tokens than the cache keeps.
+        """
+        require(tokens_to_remove <= 0, "tokens_to_remove", tokens_to_remove, "0 or below: minus how many to take back")
+        calls = [*self._calls, *([] if self.again is None else [self.again])]
+        n_kept = sum(call.tokens.shape[1] for call in calls)
+        most = f"{-n_kept} to 0" if n_kept else "0"
+        mend = f"make it as RecurrentCache(keeps={-tokens_to_remove}), or continue from a copy.copy(cache) made before"
+        fits = -tokens_to_remove <= n_kept
+        require(fits, "tokens_to_remove", tokens_to_remove, f"{most}, as many tokens as this cache can take back", mend)
+        left = -tokens_to_remove
+        self.n_tokens -= left
+        while left:
+            state, tokens, mask = calls.pop()
+            n_stay = max(0, tokens.shape[1] - left)
+            left -= tokens.shape[1] - n_stay
+            self.state, self.again = state, None
+            if n_stay:
+                self.again = _Call(state, tokens[:, :n_stay], None if mask is None else mask[:, :n_stay])
+        self._calls = tuple(calls) if tokens_to_remove else self._calls
+
+    def update(self, *arguments: Any, **options: Any) -> Any:
+        """Refuse keys and values: there are none.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("a RecurrentCache holds a state, not keys and values; use put")
+
+
+def fitting_cache(cache: Cache | None, tokens: Int[Tensor, "B L"]) -> RecurrentCache | None:
+    """Return a cache that `tokens` continue. Raises ValueError: it is of another kind, or of other streams."""
+    if cache is None:
+        return None
+    if not isinstance(cache, RecurrentCache):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}; expected a RecurrentCache, or None to start a new one"
+        )
+    if cache.batch_size not in (-1, len(tokens)):
+        raise ValueError(
+            f"past_key_values is of {cache.batch_size} streams and input_ids of {len(tokens)} rows; for several beams "
+            "or continuations of each, use past_key_values.batch_repeat_interleave(n)"
+        )
+    return cache

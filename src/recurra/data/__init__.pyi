@@ -1,0 +1,36 @@
+from recurra.data.batches import (
+    IGNORED_TARGET,
+    SPLITS,
+    Batch,
+    BatchSource,
+    DataSet,
+    LevelledSource,
+    Split,
+    TokenDataSet,
+)
+from recurra.data.corpus import TextCorpus
+from recurra.data.memory_horizon import MemoryHorizon, MemoryHorizonConfig, memory_horizon_targets, memory_spans
+from recurra.data.text import TextConfig, TextData
+from recurra.data.tokenizers import BytePairEncoding, TextEncoder
+from recurra.data.vocabulary import Vocabulary
+
+__all__ = [
+    "IGNORED_TARGET",
+    "SPLITS",
+    "Batch",
+    "BatchSource",
+    "BytePairEncoding",
+    "DataSet",
+    "LevelledSource",
+    "MemoryHorizon",
+    "MemoryHorizonConfig",
+    "Split",
+    "TextConfig",
+    "TextCorpus",
+    "TextData",
+    "TextEncoder",
+    "TokenDataSet",
+    "Vocabulary",
+    "memory_horizon_targets",
+    "memory_spans",
+]

@@ -1,0 +1,282 @@
+"""The text files of a corpus, a cache for what is slow to make, and progress bars."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import platformdirs
+
+from recurra.checks import sentence
+from recurra.data.batches import SPLITS, Split
+from recurra.files.digests import BLOCK_BYTES, file_sha256
+from recurra.files.reading import read_json
+from recurra.files.writing import replacing
+
+# --- progress bars for work on a large file or on many files ---
+
+
+_WORTH_A_BAR = 32 * 2**20
+_MANY_ITEMS = 500
+
+
+@contextmanager
+def byte_progress(description: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of bytes read since the last call.
+
+    Draws a bar if standard error is a terminal and the work takes more than a few seconds (32 MiB).
+    """
+    if n_bytes < _WORTH_A_BAR or not sys.stderr.isatty():
+        yield lambda n_read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=n_bytes)
+        yield lambda n_read: progress.advance(task, n_read)
+
+
+@contextmanager
+def item_progress(description: str, n_items: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of items done since the last call.
+
+    Draws a bar if standard error is a terminal and the work takes more than a few seconds (500 items).
+    """
+    if n_items < _MANY_ITEMS or not sys.stderr.isatty():
+        yield lambda n_done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(description, total=n_items)
+        yield lambda n_done: progress.advance(task, n_done)
+
+
+# --- a cache for files that are slow to make, in the user's cache folder or another ---
+
+
+_FORMAT = 1
+
+
+class Cache:
+    """Stores what was made from one corpus.
+
+    Entries go to `folder` and nowhere else; by default, to a folder for this corpus in the user's cache folder. Nothing
+    is written beside the data: they may be shared, backed up or read-only.
+
+    An entry is a content file NAME.bin and a header NAME.json, {"format", "made_from", "bytes", "sha256"}, that says
+    what the entry was made from and what its content must be. Both are written whole or not at all, the header last. An
+    entry that is truncated, damaged, made from something else or in another format is therefore detected, never used,
+    and made again. Several processes may make the same entry at once.
+    """
+
+    def __init__(self, corpus: Path, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = _usual_folder(corpus) if folder is None else Path(folder).expanduser()
+
+    def get(self, name: str, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> Path:
+        """Return the path of an entry's content; `write` makes the entry if the folder does not have it.
+
+        name: the readable part of the file name. made_from: everything that the content depends on, as JSON values.
+        Raises OSError if the folder cannot be written. Errors that `write` raises for the data are passed on.
+        """
+        key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+        path = self.folder / f"{name}-{key[:16]}.bin"
+        if not _is_sound(path, made_from):
+            with saying_cache(self.folder):
+                require_write_bit(self.folder)
+                _make(path, made_from, write)
+        return path
+
+
+@contextmanager
+def saying_cache(folder: Path) -> Iterator[None]:
+    """Let errors of files in the folder of a cache say so, and how to name another folder. Raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not isinstance(error.filename, str):
+            raise  # about the data: the system's errors have a number, and those of writing the name of a file
+        path, own = Path(error.filename).absolute(), folder.absolute()
+        if not (path.is_relative_to(own) or own.is_relative_to(path)):
+            raise
+        came, mend = f"{folder}, which cannot be written ({error})", "name another one with data.cache"
+        raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
+
+
+def user_cache_folder() -> Path:
+    """Return Recurra's folder in the user's cache folder, which on Linux is $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        FileNotFoundError: the account has no home, as in some containers.
+    """
+    folder = Path()
+    with suppress(RuntimeError):  # of newer versions; older ones return a relative path
+        folder = platformdirs.user_cache_path("recurra", appauthor=False)
+    if not folder.is_absolute():
+        mend = "name a folder in the recipe, or in the environment variable XDG_CACHE_HOME"
+        raise FileNotFoundError(sentence("the user's cache folder", "unknown (no home folder)", "a folder", mend))
+    return folder
+
+
+def _usual_folder(corpus: Path) -> Path:
+    return user_cache_folder() / hashlib.sha256(str(corpus.resolve()).encode()).hexdigest()[:16]
+
+
+def require_write_bit(folder: Path) -> None:
+    """Raise PermissionError for a folder marked read-only, or one that would be made inside such a folder.
+
+    The system still lets an administrator write there, and in a container that is often everyone. But if the folder is
+    read-only for all users, its owner wants the data to stay as it is.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.stat().st_mode & 0o222:
+        raise PermissionError(errno.EACCES, "marked read-only", str(existing))
+
+
+def _make(path: Path, made_from: Mapping[str, object], write: Callable[[BinaryIO], None]) -> None:
+    with replacing(path) as file:
+        write(file)
+    header = _header(made_from, path.stat().st_size, file_sha256(path))
+    with replacing(path.with_suffix(".json")) as file:
+        file.write(json.dumps(header, indent=1).encode())
+
+
+def _is_sound(path: Path, made_from: Mapping[str, object]) -> bool:
+    try:
+        header = read_json(path.with_suffix(".json"))
+        n_bytes = path.stat().st_size
+        # The size first: checking it costs nothing and catches most bad entries.
+        return bool(header.get("bytes") == n_bytes and header == _header(made_from, n_bytes, file_sha256(path)))
+    except (OSError, ValueError):
+        return False
+
+
+def _header(made_from: Mapping[str, object], n_bytes: int, sha256: str) -> dict[str, object]:
+    return {"format": _FORMAT, "made_from": dict(made_from), "bytes": n_bytes, "sha256": sha256}
+
+
+# --- the text files of a corpus: which file in a folder is which split, and how to read them ---
+
+
+# The names of PTB (ptb.train.txt) and WikiText (wiki.train.tokens, wiki.train.raw), and plain ones.
+_FILE_NAME = re.compile(r"(?:ptb\.|wiki\.)?(train|valid|validation|test)\.(?:txt|tokens|raw)")
+_NAMES = "ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw, SPLIT.txt, SPLIT.tokens or SPLIT.raw"
+_FOLDER = "a folder with the train, valid and test files"
+
+
+class TextFile:
+    """One UTF-8 text file of a corpus.
+
+    path: the file. n_bytes: its size. sha256: the digest of its content, in hexadecimal.
+
+    Raises ValueError for an empty file, and OSError for one that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_bytes = path.stat().st_size
+        if self.n_bytes == 0:
+            raise ValueError(sentence(str(path), "empty", "lines of text"))
+        self.sha256 = file_sha256(path)
+
+    def blocks(self) -> Iterator[tuple[str, int]]:
+        """Yield the text in blocks of whole lines, about 4 MiB each, with the number of bytes that each takes.
+
+        Every line ends with a line feed; one is added to a last line without it. A byte order mark is dropped.
+
+        Raises ValueError if the bytes are not UTF-8 or the file has only white space, and OSError if the file has
+        changed since its digest was taken.
+        """
+        digest = hashlib.sha256()
+        n_bytes = n_lines = 0
+        blank = True
+        with self.path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES) + file.readline():
+                digest.update(block)
+                text = self._decode(block, n_bytes, n_lines)
+                if n_bytes == 0:
+                    text = text.removeprefix("\ufeff")
+                n_bytes += len(block)
+                n_lines += block.count(b"\n")
+                blank = blank and not text.strip()
+                yield text if text.endswith("\n") else text + "\n", len(block)
+        if digest.hexdigest() != self.sha256:
+            came = "not the file that it was when reading began"
+            raise OSError(sentence(str(self.path), came, "a file that nothing writes to", "run again"))
+        if blank:
+            raise ValueError(sentence(str(self.path), "only white space", "lines of text"))
+
+    def _decode(self, block: bytes, bytes_before: int, lines_before: int) -> str:
+        try:
+            return block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = lines_before + block.count(b"\n", 0, error.start) + 1
+            where = f"byte {bytes_before + error.start}, line {line}, value 0x{block[error.start]:02x}"
+            came = f"not UTF-8 ({error.reason} at {where})"
+            mend = "convert it first, for example with iconv -t UTF-8"
+            raise ValueError(sentence(str(self.path), came, "UTF-8 text", mend)) from error
+
+
+def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
+    """Find the splits of a corpus in a folder.
+
+    Recognised names are ptb.SPLIT.txt, wiki.SPLIT.tokens, wiki.SPLIT.raw and SPLIT.txt, .tokens or .raw, where SPLIT is
+    train, valid (or validation) or test. Splits may be missing, but not all three.
+
+    Raises FileNotFoundError for a folder that does not exist or has no such file, NotADirectoryError for a file, and
+    ValueError if two files claim one split or a file is empty.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.exists():
+        raise FileNotFoundError(sentence("path", f"{folder}, which does not exist", _FOLDER))
+    if not folder.is_dir():
+        raise NotADirectoryError(sentence("path", f"{folder}, a file", _FOLDER))
+    candidates: dict[Split, list[Path]] = {split: [] for split in SPLITS}
+    for path in sorted(folder.iterdir()):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match and path.is_file():
+            word = match.group(1)
+            candidates[next(split for split in SPLITS if word.startswith(split))].append(path)
+    for split, paths in candidates.items():
+        if len(paths) > 1:
+            names = ", ".join(path.name for path in paths)
+            came = f"in {len(paths)} files ({names})"
+            raise ValueError(sentence(f"the {split} split of {folder}", came, "one file", "remove the others"))
+    found = {split: TextFile(paths[0]) for split, paths in candidates.items() if paths}
+    if not found:
+        raise FileNotFoundError(sentence("path", f"{folder}, which has no text files", f"files named {_NAMES}"))
+    return found
+
+
+def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile]) -> None:
+    """Raise FileNotFoundError if splits are missing from `found`, the result of `find_text_files(folder)`."""
+    missing = [split for split in SPLITS if split not in found]
+    if missing:
+        present = ", ".join(file.path.name for file in found.values())
+        came = f"{folder}, which has no {' and no '.join(missing)} file (only {present})"
+        mend = "any one of them is enough if you pass a vocabulary or tokenizer instead of making one from the text"
+        raise FileNotFoundError(sentence("path", came, f"a train, a valid and a test file named {_NAMES}", mend))
+
+
+def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:
+    """Join texts to longer ones, each of at least `n_characters` but for the last."""
+    waiting: list[str] = []
+    size = 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size >= n_characters:
+            yield "".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield "".join(waiting)

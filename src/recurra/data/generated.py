@@ -1,0 +1,271 @@
+"""Generated tasks: sequences that are drawn when they are read, so that no two steps of a run see the same ones.
+
+A new one is a file: a function that draws, a `GeneratedConfig` with `make`, and a `GeneratedTask` that is registered.
+"""
+
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from recurra.checks import fields_of, require, require_choice, require_whole_number
+from recurra.data.batches import (
+    IGNORED_TARGET,
+    SPLITS,
+    TASKS,
+    Batch,
+    Split,
+    random_generator,
+    require_rank,
+    require_step,
+)
+from recurra.train.evaluate import scaled_accuracy
+from recurra.train.tasks.tokens import TokenTask
+
+_Draw = Callable[[np.random.Generator, int, int], tuple[np.ndarray, np.ndarray]]
+"""Called with the source of chance, the number of sequences and their length; returns tokens (B, L), and either targets
+(B, L), -1 where none is, or one target (B,) for the last token."""
+
+_PACES = ("linear", "geometric")
+"""How the longest length may grow."""
+
+
+class _Lengths(NamedTuple):
+    """The lengths of sequences: drawn from `shortest` to a longest that grows from `longest` to `final`.
+
+    growth: the epochs in which it grows, after `hold` epochs in which it does not. pace: one of `PACES`, by the same
+    number of tokens in every epoch or by the same factor.
+    """
+
+    shortest: int
+    longest: int
+    final: int
+    growth: int
+    pace: str = "linear"
+    hold: int = 0
+
+    def range(self, place: float) -> tuple[int, int]:
+        """Return the shortest and the longest length at a place in training, counted in epochs."""
+        share = min(1.0, max(0.0, place - self.hold) / self.growth) if self.growth else 1.0
+        if self.pace == "geometric":
+            longest = self.longest * (self.final / self.longest) ** share
+        else:
+            longest = self.longest + share * (self.final - self.longest)
+        return self.shortest, int(longest + 1e-9)  # the tolerance keeps a length that is reached exactly
+
+
+class _DrawnSource:
+    """Batches of independent sequences, drawn anew for every step of every epoch; all of a batch have one length.
+
+    What a step reads depends on (seed, split, epoch, step) alone. Sequences are dealt to the ranks in order.
+
+    In pieces, sequences of one length are read over several steps, which continue one another.
+
+    draw: makes them. lengths: theirs. n_batches: batches of whole sequences in an epoch. batch_size: sequences in a
+    step over all ranks together; the attribute of the same name counts those on this rank. piece: tokens that a step
+    reads of each sequence; None for all. Then `lengths` must allow one length only.
+    """
+
+    def __init__(
+        self,
+        draw: _Draw,
+        lengths: _Lengths,
+        *,
+        split: Split,
+        n_batches: int,
+        batch_size: int,
+        seed: int,
+        piece: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.batch_size = -(-batch_size // world_size)
+        self._draw, self._lengths, self._n_batches = draw, lengths, n_batches
+        self._n_pieces = 1 if piece is None else -(-lengths.longest // piece)
+        self._piece = piece
+        self._place = (TASKS, SPLITS.index(split))
+        self._all_ranks, self._seed, self._rank = batch_size, seed, rank
+
+    def __len__(self) -> int:
+        return self._n_batches * self._n_pieces
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Draw the sequences of a step. Raises what `BatchSource.batch` raises."""
+        require_step(len(self), epoch, step)
+        number, place = divmod(step, self._n_pieces)
+        inputs, targets = self._sequences(epoch, number)
+        if self._piece is not None:
+            read = slice(place * self._piece, (place + 1) * self._piece)
+            inputs, targets = inputs[:, read], targets[:, read]
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), continues=place > 0)
+
+    def _sequences(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a batch of whole sequences, and return those of this rank."""
+        random = random_generator(self._seed, *self._place, epoch, number)
+        shortest, longest = self._lengths.range(epoch + number / self._n_batches)
+        tokens, drawn = self._draw(random, self._all_ranks, int(random.integers(shortest, longest + 1)))
+        targets = np.full_like(tokens, IGNORED_TARGET)
+        if drawn.ndim == 1:
+            targets[:, -1] = drawn
+        else:
+            np.copyto(targets, drawn, where=drawn >= 0)
+        mine = slice(self._rank * self.batch_size, (self._rank + 1) * self.batch_size)
+        return tokens[mine], targets[mine]
+
+
+class _LevelledDrawnSource(_DrawnSource):
+    """Drawn batches whose longest length grows from level to level, and not with the epochs.
+
+    draw, lengths, options: of `DrawnSource`; the epochs in which `lengths` would grow are the levels. level_loss: the
+    mean training loss of an epoch, in nats per target, below which a level is learned.
+    """
+
+    def __init__(self, draw: _Draw, lengths: _Lengths, *, level_loss: float, **options: Any) -> None:
+        super().__init__(draw, lengths, **options)
+        self.n_levels, self.level_loss, self._growing = lengths.growth, level_loss, lengths
+        self._lengths = self._at(0)
+
+    def at_level(self, level: int) -> "_LevelledDrawnSource":
+        """Return the batches of a level. Raises ValueError outside 0..n_levels."""
+        require(0 <= level <= self.n_levels, "level", level, f"0 to {self.n_levels}")
+        source = copy(self)
+        source._lengths = self._at(level)
+        return source
+
+    def _at(self, level: int) -> _Lengths:
+        shortest, longest = self._growing.range(float(level))
+        return _Lengths(shortest, longest, longest, 0)
+
+
+class Sequences(NamedTuple):
+    """How to draw the sequences of a task, and the numbers of its tokens, of its classes, and of those that answer."""
+
+    draw: _Draw
+    vocab_size: int
+    output_size: int
+    n_answers: int
+    """Classes that are answers, all equally likely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedConfig(metaclass=ABCMeta):  # no base ABC: recipes' help lists keys where all bases are dataclasses
+    """What all tasks have in common: sequences are drawn, so an epoch is a number of batches."""
+
+    shortest: ClassVar[int] = 1
+    """The least length that the task can have."""
+    min_length: int
+    """Shortest sequence in training, in tokens."""
+    max_length: int
+    """Longest sequence in training, at its start."""
+    final_length: int | None = None
+    """Longest sequence once the curriculum has ended; null: data.max_length throughout."""
+    growth_epochs: int = 0
+    """Epochs in which the longest length grows from data.max_length to data.final_length, a little with every step."""
+    hold_epochs: int = 0
+    """Epochs before the longest length begins to grow."""
+    growth: str = "linear"
+    """linear: by the same number of tokens in every epoch; geometric: by the same factor, so that more of the training
+    goes to short sequences, which cost less and are learned first."""
+    growth_loss: float | None = None
+    """Let the longest length take the next of its data.growth_epochs steps only after an epoch whose mean training
+    loss, in nats per target, is below this; null: one step in each epoch, whatever has been learned."""
+    eval_min_length: int
+    """Shortest sequence in evaluation."""
+    eval_max_length: int
+    """Longest sequence in evaluation."""
+    steps_per_epoch: int = 500
+    """Batches that make an epoch."""
+    eval_steps: int = 16
+    """Batches of whole sequences in an evaluation, on validation and on test, each always the same."""
+    batch_size: int = 128
+    """Sequences in a training step, over all ranks together; all have one length."""
+    eval_batch_size: int = 128
+    """Sequences in an evaluation step, over all ranks together."""
+    eval_piece: int | None = None
+    """Tokens of each sequence that an evaluation step reads, carrying the state to the next step: the memory that a
+    long sequence takes is that of one piece. Null: whole sequences. With it, all have data.eval_max_length."""
+    seed: int = 0
+    """Seed of the sequences."""
+
+    def __post_init__(self) -> None:
+        require_whole_number(self.shortest, **fields_of(self, "data", "min_length", "eval_min_length"))
+        sizes = ("steps_per_epoch", "eval_steps", "batch_size", "eval_batch_size")
+        require_whole_number(1, **fields_of(self, "data", *sizes))
+        require_whole_number(0, **fields_of(self, "data", "growth_epochs", "hold_epochs", "seed"))
+        require_whole_number(1, **fields_of(self, "data", "eval_piece"))
+        require_whole_number(self.min_length, **fields_of(self, "data", "max_length"))
+        require_whole_number(self.max_length, **fields_of(self, "data", "final_length"))
+        require_whole_number(self.eval_min_length, **fields_of(self, "data", "eval_max_length"))
+        grows = self.final_length is not None
+        expected = "at least 1 with data.final_length" if grows else "0 without data.final_length"
+        require(grows == (self.growth_epochs > 0), "data.growth_epochs", self.growth_epochs, expected)
+        require(grows or not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 without data.final_length")
+        require_choice(_PACES, **fields_of(self, "data", "growth"))
+        require(grows or self.growth == "linear", "data.growth", self.growth, "linear without data.final_length")
+        self._require_growth_loss(grows)
+        one_length = self.eval_piece is None or self.eval_min_length == self.eval_max_length
+        expected = f"null, or data.eval_min_length = {self.eval_max_length}"
+        require(one_length, "data.eval_piece", self.eval_piece, expected)
+
+    def _require_growth_loss(self, grows: bool) -> None:
+        if (loss := self.growth_loss) is None:
+            return
+        require(loss > 0, "data.growth_loss", loss, "a positive number or null")
+        require(grows, "data.growth_loss", loss, "null without data.final_length")
+        require(not self.hold_epochs, "data.hold_epochs", self.hold_epochs, "0 with data.growth_loss")
+
+    @abstractmethod
+    def make(self) -> Sequences:
+        """Return how to draw the sequences."""
+
+    def build(self, *, rank: int = 0, world_size: int = 1) -> "_GeneratedData":
+        """Make the data set; nothing is drawn yet. Raises ValueError if `world_size` does not divide `batch_size`."""
+        return _GeneratedData(self, rank=rank, world_size=world_size)
+
+
+class _GeneratedData:
+    """The sequences of a `GeneratedConfig`."""
+
+    def __init__(self, config: GeneratedConfig, *, rank: int = 0, world_size: int = 1) -> None:
+        require_rank(rank, world_size, config.batch_size)
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self._draw, self.vocab_size, self.output_size, self.n_answers = config.make()
+
+    def source(self, split: Split) -> _DrawnSource:
+        """Return the batches of a split: in training by the curriculum, in evaluation the same ones every time."""
+        require_choice(SPLITS, split=split)
+        config, training = self.config, split == "train"
+        final = config.max_length if config.final_length is None else config.final_length
+        pace, hold = config.growth, config.hold_epochs
+        growing = _Lengths(config.min_length, config.max_length, final, config.growth_epochs, pace, hold)
+        fixed = _Lengths(config.eval_min_length, config.eval_max_length, config.eval_max_length, 0)
+        kind: Callable[..., _DrawnSource] = _DrawnSource
+        if training and config.growth_loss is not None:
+            kind = partial(_LevelledDrawnSource, level_loss=config.growth_loss)
+        return kind(
+            self._draw,
+            growing if training else fixed,
+            split=split,
+            n_batches=config.steps_per_epoch if training else config.eval_steps,
+            batch_size=config.batch_size if training else config.eval_batch_size,
+            seed=config.seed,
+            piece=None if training else config.eval_piece,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+
+class GeneratedTask(TokenTask):
+    """Scored also by accuracy between chance, which is 0, and 1."""
+
+    def score(self, run: Any, split: str, temperature: float | None, observe: Any = None) -> dict[str, Any]:
+        """Score a run on a split."""
+        measured = super().score(run, split, temperature, observe)
+        if measured["accuracy"] is not None:
+            measured["scaled_accuracy"] = scaled_accuracy(measured["accuracy"], run.data.n_answers)
+        return measured

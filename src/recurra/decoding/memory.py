@@ -1,0 +1,195 @@
+"""A compiled step while it is being written: its instructions, and the memory that they read and write.
+
+Every tensor of the recorded step exists while the instructions are written, and is kept as their workspace. So an
+operand is an address, a view is another address into the same storage, and nothing is copied into a new layout.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recurra.decoding.instructions import DIMENSIONS, FUNCTIONS, LINEAR, LOOK_UP, MAP, NORMALISE, Instruction, Place
+from recurra.decoding.linear import describe_weights
+
+
+class StepNotCompiled(ValueError):
+    """A step has an operation, or a tensor, for which there is no instruction."""
+
+
+class StepMemory:
+    """The instructions in order, and what is known about storages.
+
+    Args:
+        inputs: the tensors that each call brings anew.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.instructions: list[Instruction] = []
+        self.kept: list[Tensor] = []
+        self._constant: set[int] = set()
+        self._written = {_storage(tensor) for tensor in inputs}
+        self._inputs = set(self._written)
+        self._met = set(self._written)
+
+    # --- storages ---
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Keep a tensor's storage alive, whatever happens to the tensor (a parameter's data may be replaced)."""
+        self.kept.append(tensor.detach())
+        self._met.add(_storage(tensor))
+        return tensor
+
+    def meet(self, tensor: Tensor) -> Tensor:
+        """Take a tensor that the step uses: one that it neither got nor made, such as a weight, is a constant."""
+        return tensor if _storage(tensor) in self._met else self.constant(tensor)
+
+    def constant(self, value: Tensor | float | complex) -> Tensor:
+        """Declare a tensor or number to be the same in every call."""
+        if not isinstance(value, Tensor):  # not of the type and on the device that torch makes tensors of by default
+            number = torch.complex64 if isinstance(value, complex) else torch.float32
+            value = torch.tensor(value, dtype=number, device="cpu")
+        tensor = self.keep(value)
+        self._constant.add(_storage(tensor))
+        return tensor
+
+    def scratch(self, shape: Sequence[int]) -> Tensor:
+        """Make room for an intermediate result."""
+        return self.keep(torch.empty(tuple(shape), dtype=torch.float32, device="cpu"))
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is the same in every call."""
+        return tensor.numel() == 0 or _storage(tensor) in self._constant
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor's storage is an input, a constant, or written by an instruction."""
+        return self.is_constant(tensor) or _storage(tensor) in self._written
+
+    def is_result(self, tensor: Tensor) -> bool:
+        """Tell whether instructions write the storage and this tensor covers all of it."""
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return whole and _storage(tensor) in self._written - self._inputs
+
+    def is_own(self, tensor: Tensor, others: Sequence[Tensor]) -> bool:
+        """Tell whether `is_result` holds and none of `others` lies in the same storage."""
+        return self.is_result(tensor) and _storage(tensor) not in map(_storage, others)
+
+    def workspace(self) -> list[Tensor]:
+        """Give the kept tensors that an instruction names."""
+        named = {place.storage for instruction in self.instructions for place in instruction.places}
+        return list({_storage(tensor): tensor for tensor in self.kept if _storage(tensor) in named}.values())
+
+    # --- instructions ---
+
+    def map(self, function: str, out: Tensor, a: Tensor | float, b: Tensor | float | None = None) -> None:
+        """Write out = function(a, b) in float32, with a and b broadcast to out.
+
+        Raises:
+            StepNotCompiled: the tensors have another dtype, or more than 4 dimensions in memory.
+        """
+        a = a if isinstance(a, Tensor) else self.constant(float(a))
+        b = a if b is None else b if isinstance(b, Tensor) else self.constant(float(b))
+        if out.numel() == 0:
+            return
+        operands = [out, a.expand(out.shape), b.expand(out.shape)]
+        _require_floats(*operands)
+        sizes, strides = _collapsed(operands)
+        places = [self._output(out), self._place(operands[1]), self._place(operands[2])]
+        self.instructions.append(Instruction(MAP, FUNCTIONS.index(function), places, sizes, strides))
+
+    def reduce(self, function: str, out: Tensor, a: Tensor, start: float) -> None:
+        """Write the reduction of `a` by `function`, from `start`, along the dimensions where `out` has size 1."""
+        self.map("copy", out, start)
+        gathered = out.expand(a.shape)
+        self.map(function, gathered, gathered, a)
+
+    def linear(self, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+        """Write out = scale (weight x) + bias for every row of x."""
+        try:
+            kind, n_in, n_out = describe_weights(weight, x.shape[-1], len(scale))
+        except ValueError as error:
+            raise StepNotCompiled(f"a matrix cannot be used: {error}") from error
+        x, scale, bias = self._in_rows(x), self._in_rows(scale), self._in_rows(bias)
+        _require_floats(out, x, scale, bias)
+        if not out.is_contiguous():
+            raise StepNotCompiled("the rows of a matrix product do not lie side by side")
+        places = [self._output(out), *map(self._place, (x, weight, scale, bias))]
+        self.instructions.append(Instruction(LINEAR, kind, places, [x.numel() // n_in, n_in, n_out]))
+
+    def normalise(self, out: Tensor, x: Tensor, width: int, weight: Tensor, bias: Tensor, small: float) -> None:
+        """Write a layer norm over rows of `width`."""
+        x, weight, bias = self._in_rows(x), self._in_rows(weight), self._in_rows(bias)
+        _require_floats(out, x, weight, bias)
+        if not out.is_contiguous():
+            raise StepNotCompiled("the rows of a layer norm do not lie side by side")
+        places = [self._output(out), *map(self._place, (x, weight, bias, self.constant(float(small))))]
+        self.instructions.append(Instruction(NORMALISE, 0, places, [x.numel() // width, width]))
+
+    def look_up(self, out: Tensor, table: Tensor, rows: Tensor) -> None:
+        """Write chosen rows of a table."""
+        _require_floats(out, table)
+        if rows.dtype != torch.int64 or not (rows.is_contiguous() and out.is_contiguous() and table.is_contiguous()):
+            raise StepNotCompiled(f"row numbers are {rows.dtype}, or rows do not lie side by side")
+        places = [self._output(out), self._place(rows), self._place(table)]
+        sizes = [rows.numel(), table.shape[1], table.shape[0]]
+        self.instructions.append(Instruction(LOOK_UP, 0, places, sizes))
+
+    def _in_rows(self, tensor: Tensor) -> Tensor:
+        if tensor.is_contiguous():
+            return tensor
+        if self.is_constant(tensor):
+            return self.constant(tensor.contiguous())
+        copied = self.scratch(tensor.shape)
+        self.map("copy", copied, tensor)
+        return copied
+
+    def _place(self, tensor: Tensor) -> Place:
+        if not self.is_known(tensor):
+            raise StepNotCompiled("the step uses a result that no instruction gives")
+        if tensor.device.type != "cpu":
+            raise StepNotCompiled(f"a tensor is on {tensor.device}; instructions run on the CPU")
+        return _place(tensor)
+
+    def _output(self, tensor: Tensor) -> Place:
+        if _storage(tensor) in self._constant | self._inputs:
+            raise StepNotCompiled("the step changes a constant or its input")
+        self._written.add(_storage(tensor))
+        return _place(tensor)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _place(tensor: Tensor) -> Place:
+    return Place(_storage(tensor), int(tensor.storage_offset()) * tensor.element_size())
+
+
+def _require_floats(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.is_neg():
+            raise StepNotCompiled(f"a tensor is {tensor.dtype}; instructions compute in float32")
+
+
+def _collapsed(operands: list[Tensor]) -> tuple[list[int], tuple[list[int], ...]]:
+    """Give sizes and strides in bytes, the innermost dimension first, of as few dimensions as possible.
+
+    The first operand is the output. Dimensions in which it has a stride of 0 become the outermost, because the
+    innermost loop writes several numbers at once.
+    """
+    shape = operands[0].shape
+    dims = [(shape[d], *(4 * x.stride(d) for x in operands)) for d in range(len(shape)) if shape[d] != 1]
+    dims.sort(key=lambda dim: (dim[1] == 0, dim[1]))
+    if not dims or dims[0][1] == 0:
+        dims.insert(0, (1, 0, 0, 0))
+    merged = dims[:1]
+    for dim in dims[1:]:
+        size, *inner = merged[-1]
+        if size == 1 or [size * stride for stride in inner] != list(dim[1:]):
+            merged.append(dim)
+        else:
+            merged[-1] = (size * dim[0], *inner)
+    if len(merged) > DIMENSIONS:
+        raise StepNotCompiled(f"an operation walks through memory in {len(merged)} dimensions; at most {DIMENSIONS}")
+    sizes, *strides = (list(part) for part in zip(*merged))
+    return sizes, tuple(strides)

@@ -1,0 +1,228 @@
+"""Sums of products of bytes as LLVM, float16 as float32 vectors, and inputs rounded to whole numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding
+import numba
+from jaxtyping import Float
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
+from torch.nn import functional
+
+from recurra.decoding.linear import GROUP
+from recurra.ops._toolkit.launch import compile_function
+from recurra.ops._toolkit.vectors import WIDTH
+
+# --- byte products ---
+#
+# Sums of products of bytes as LLVM: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them.
+#
+# What a machine has for it decides how the inputs lie in memory (`QUAD_BYTES` for 4 of them), not the result: sums
+# are whole numbers, and exact.
+#
+#     VNNI      one instruction; the 4 inputs side by side
+#     other     two, which add products of pairs of 16 bits; inputs 0 and 2, then 1 and 3, as 16 bits each
+
+
+_I32 = ir.IntType(32)
+WORDS = ir.VectorType(_I32, WIDTH)
+"""The type of the sums, and of 4 weights of every output."""
+_HALVES = ir.VectorType(ir.IntType(16), 2 * WIDTH)
+
+
+def _has(*features: str) -> bool:
+    """Tell whether kernels are compiled for one of these."""
+    chosen = numba.config.CPU_FEATURES
+    if chosen is None and numba.config.CPU_NAME is None:
+        return any(llvmlite.binding.get_host_cpu_features().get(name) for name in features)
+    return any(f"+{name}" in (chosen or "").split(",") for name in features)
+
+
+_PER_PRODUCT = WIDTH if _has("avx512vnni") else WIDTH // 2 if _has("avxvnni") else 0
+"""Outputs of one VNNI instruction; 0 without."""
+QUAD_BYTES = 4 if _PER_PRODUCT else 8
+"""Room that 4 inputs take."""
+SIGNED_OFFSET = 128 if _PER_PRODUCT else 0
+"""VNNI multiplies weights without a sign: signed ones are this much too large in its sums."""
+
+
+def spread_number(builder: ir.IRBuilder, number: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Copy a number into every place of a vector."""
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, _I32(0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count))
+
+
+def all_of(kind: ir.VectorType, value: float) -> ir.Constant:
+    """A vector of one number."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def prepared(builder: ir.IRBuilder, weights: ir.Value, is_signed: bool) -> list[ir.Value]:
+    """Bring 4 weights of each output, a word, into the form that `products` takes."""
+    if _PER_PRODUCT:
+        return [builder.xor(weights, all_of(WORDS, -0x7F7F7F80)) if is_signed else weights]  # 0x80808080
+    eight, halves = all_of(_HALVES, 8), builder.bitcast(weights, _HALVES)
+    shift = builder.ashr if is_signed else builder.lshr
+    return [shift(builder.shl(halves, eight), eight), shift(halves, eight)]
+
+
+def products(builder: ir.IRBuilder, sums: ir.Value, weights: Sequence[ir.Value], inputs: ir.Value) -> ir.Value:
+    """Add to each sum its 4 weights times the 4 inputs at an address."""
+    for number, part in enumerate(weights):
+        at = builder.add(inputs, ir.Constant(inputs.type, 4 * number))
+        word = builder.load(builder.inttoptr(at, _I32.as_pointer()), align=4)
+        same = spread_number(builder, word, WORDS)
+        sums = _by_vnni(builder, sums, part, same) if _PER_PRODUCT else _by_pairs(builder, sums, part, same)
+    return sums
+
+
+def _by_vnni(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+    width = _PER_PRODUCT
+    kind = ir.VectorType(_I32, width)
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    parts = []
+    for first in range(0, WIDTH, width):
+        lanes = ir.Constant(kind, list(range(first, first + width)))
+        parts.append(builder.call(function, [builder.shuffle_vector(v, v, lanes) for v in (sums, weights, inputs)]))
+    return parts[0] if len(parts) == 1 else builder.shuffle_vector(*parts, ir.Constant(WORDS, list(range(WIDTH))))
+
+
+def _by_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, inputs: ir.Value) -> ir.Value:
+    """Let LLVM find the instruction that multiplies 16 bits and adds neighbours."""
+    wide = ir.VectorType(_I32, 2 * WIDTH)
+    whole = builder.mul(builder.sext(weights, wide), builder.sext(builder.bitcast(inputs, _HALVES), wide))
+    even, odd = (builder.shuffle_vector(whole, whole, ir.Constant(WORDS, list(range(i, 2 * WIDTH, 2)))) for i in (0, 1))
+    return builder.add(sums, builder.add(even, odd))
+
+
+# --- float16 numbers as float32 vectors, on machines with and without instructions for it ---
+
+
+def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
+    """Load finite float16 numbers from an address as float32."""
+    whole, floats = ir.VectorType(ir.IntType(32), width), ir.VectorType(ir.FloatType(), width)
+    if _has("f16c", "fullfp16"):
+        numbers = ir.VectorType(ir.HalfType(), width)
+        return builder.fpext(builder.load(builder.inttoptr(address, numbers.as_pointer()), align=2), floats)
+    stored = builder.inttoptr(address, ir.VectorType(ir.IntType(16), width).as_pointer())
+    bits = builder.zext(builder.load(stored, align=2), whole)
+    size = builder.shl(builder.and_(bits, all_of(whole, 0x7FFF)), all_of(whole, 13))
+    # float32's exponents begin 112 lower; the product is exact, also for numbers below float16's normal ones
+    size = builder.fmul(builder.bitcast(size, floats), all_of(floats, 2.0**112))
+    sign = builder.shl(builder.and_(bits, all_of(whole, 0x8000)), all_of(whole, 16))
+    return builder.bitcast(builder.or_(builder.bitcast(size, whole), sign), floats)
+
+
+# --- inputs of a product as whole numbers from -127 to 127, with a scale for every 128 of a vector ---
+#
+# A block of 128 inputs becomes a record: the codes (see `byte_products`), the scale, the sums of the codes of each
+# 32, and the sum of all. Missing inputs of a last block are zeros. A block with a number that is not finite has a
+# scale that is not finite either, and so have its results.
+
+
+BLOCK = 128
+"""Inputs with one scale."""
+_CODES = BLOCK // 4 * QUAD_BYTES
+SCALE, GROUP_SUMS, SUM = _CODES, _CODES + 4, _CODES + 4 + 4 * (BLOCK // GROUP)
+"""Where the parts of a record begin; all but the codes are float32."""
+RECORD = _CODES + 64
+_LARGEST = 127
+_SMALLEST = 1e-30  # blocks without a larger number are zeros: 127 / x could be infinite
+_FLOAT = ir.FloatType()
+_FLOATS = ir.VectorType(_FLOAT, WIDTH)
+
+
+def rounded(x: Float[Tensor, "... n_in"]) -> Float[Tensor, "... n_in"]:
+    """Give the numbers that inputs are rounded to: the plain reference of `round_inputs`."""
+    n_in = x.shape[-1]
+    blocks = functional.pad(x, (0, -n_in % BLOCK)).unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    is_zero = largest < _SMALLEST
+    codes = (blocks * (_LARGEST / largest.masked_fill(is_zero, 1.0))).round()
+    return (codes * (largest / _LARGEST)).masked_fill(is_zero, 0.0).flatten(-2)[..., :n_in]
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _take_block(builder: ir.IRBuilder, x: ir.Value, count: ir.Value) -> list[ir.Value]:
+    """Load up to 128 numbers, as vectors of 16; those from `count` on are 0, and their memory is not touched."""
+    parts, left = [], spread_number(builder, builder.trunc(count, _I32), WORDS)
+    for first in range(0, BLOCK, WIDTH):
+        mask = builder.icmp_signed("<", ir.Constant(WORDS, list(range(first, first + WIDTH))), left)
+        at = builder.inttoptr(builder.add(x, ir.Constant(x.type, 4 * first)), _FLOATS.as_pointer())
+        loaded = _call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, at, _I32(4), mask, all_of(_FLOATS, 0.0))
+        parts.append(loaded)
+    return parts
+
+
+def _largest_of(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
+    """The largest size of a block's numbers, NaN if one is NaN."""
+    sizes = [_call(builder, "llvm.fabs.v16f32", _FLOATS, part) for part in parts]
+    while len(sizes) > 1:
+        sizes = [_call(builder, "llvm.maximum.v16f32", _FLOATS, *pair) for pair in zip(sizes[::2], sizes[1::2])]
+    value, width = sizes[0], WIDTH
+    while width > 1:
+        width //= 2
+        lanes = ir.Constant(WORDS, [(lane + width) % WIDTH for lane in range(WIDTH)])
+        value = _call(builder, "llvm.maximum.v16f32", _FLOATS, value, builder.shuffle_vector(value, value, lanes))
+    return builder.extract_element(value, _I32(0))
+
+
+def _put(builder: ir.IRBuilder, record: ir.Value, offset: int, value: ir.Value) -> None:
+    at = builder.add(record, ir.Constant(record.type, offset))
+    builder.store(value, builder.inttoptr(at, value.type.as_pointer()), align=4)
+
+
+def _put_codes(builder: ir.IRBuilder, record: ir.Value, first: int, codes: ir.Value) -> None:
+    """Write 16 codes, the first of which is number `first` of the block."""
+    order = list(range(WIDTH))
+    if QUAD_BYTES == 8:
+        order = [quad + place for quad in range(0, WIDTH, 4) for place in (0, 2, 1, 3)]
+    narrow = ir.VectorType(ir.IntType(2 * QUAD_BYTES), WIDTH)
+    ordered = builder.shuffle_vector(codes, codes, ir.Constant(WORDS, order))
+    _put(builder, record, first // 4 * QUAD_BYTES, builder.trunc(ordered, narrow))
+
+
+@intrinsic
+def _round_block(typing_context: Any, x: Any, count: Any, record: Any) -> Any:
+    """Write the record of `count` numbers from address `x` on."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
+        parts = _take_block(builder, args[0], args[1])
+        largest, limit = _largest_of(builder, parts), _FLOAT(_LARGEST)
+        is_zero = builder.fcmp_ordered("<", largest, _FLOAT(_SMALLEST))
+        factor = builder.select(is_zero, _FLOAT(0.0), builder.fdiv(limit, largest))
+        _put(builder, args[2], SCALE, builder.select(is_zero, _FLOAT(0.0), builder.fdiv(largest, limit)))
+        factors, sums = spread_number(builder, factor, _FLOATS), []
+        for number, part in enumerate(parts):
+            whole = _call(builder, "llvm.rint.v16f32", _FLOATS, builder.fmul(part, factors))
+            codes = _call(builder, "llvm.fptosi.sat.v16i32.v16f32", WORDS, whole)  # defined for NaN, too
+            _put_codes(builder, args[2], WIDTH * number, codes)
+            sums.append(_call(builder, "llvm.vector.reduce.add.v16i32", _I32, codes))
+        per_group = GROUP // WIDTH
+        groups = [builder.add(*sums[i : i + per_group]) for i in range(0, len(sums), per_group)]
+        for number, group in enumerate(groups):
+            _put(builder, args[2], GROUP_SUMS + 4 * number, builder.sitofp(group, _FLOAT))
+        all_sums = groups[0]
+        for group in groups[1:]:
+            all_sums = builder.add(all_sums, group)
+        _put(builder, args[2], SUM, builder.sitofp(all_sums, _FLOAT))
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@compile_function
+def round_inputs(x, n_in, vectors, records):  # type: ignore[no-untyped-def]
+    """Write the records (vectors, blocks) of x (vectors, n_in), addresses."""
+    for vector in range(vectors):
+        for start in range(0, n_in, BLOCK):
+            _round_block(x + 4 * (vector * n_in + start), min(BLOCK, n_in - start), records)
+            records += RECORD

@@ -1,0 +1,435 @@
+"""Diagonal state space models: discretised, and run as a recurrence or as a convolution.
+
+    continuous   dh/dt = lambda h + B x        y = Re(C h)            GateLoop (2)-(3)
+    discrete     h_t = a h_{t-1} + b x_t       y_t = Re(c h_t)        GateLoop (4)-(5)
+
+lambda and a are diagonal, with one complex number per mode. If modes come in conjugate pairs, we keep one of each pair
+and c holds 2 C, because a pair adds C h + conj(C h) = 2 Re(C h).
+
+There are two kinds of model. With one model per channel ("SISO": S4D), every channel has n modes of its own, a, b and c
+have shape (D, n), and `run_channels` applies them. With one model over all channels ("MIMO": S5, LRU), one set of N
+modes reads and writes all channels through dense b (N, D) and c (D, N), and `run_dense` applies it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Complex, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import choose, require, require_at_least, require_positive
+from recurra.layers.norms import at_least_float32
+from recurra.lengths import blank, keep
+from recurra.ops.scan.convolution import transform_length
+from recurra.ops.scan.operator import linear_scan
+from recurra.state import last_step
+
+_SHORT = 8
+"""Shorter pieces run as a recurrence. With 64 channels of 32 modes on one core, the recurrence was faster than the
+convolution below 3 to 10 steps for 32 streams (training, inference), and below about 50 steps for a single stream,
+where it saves a third of a millisecond."""
+
+
+def require_pairs(d_state: int) -> None:
+    """Refuse a number of modes that cannot form conjugate pairs.
+
+    Raises:
+        ValueError: `d_state` is odd or below 2.
+    """
+    is_even = d_state >= 2 and d_state % 2 == 0
+    require(is_even, "d_state", d_state, "an even number from 2", "modes come in conjugate pairs")
+
+
+class ChannelSSM(NamedTuple):
+    """A discrete model for each of D channels, with n modes each: h_t = a h_{t-1} + b x_t, y_t = Re sum_n c h_t."""
+
+    a: Complex[Tensor, "D n"]
+    b: Complex[Tensor, "D n"]
+    c: Complex[Tensor, "D n"]
+
+
+class _Discretised(NamedTuple):
+    """One step of a mode: h_t = a h_{t-1} + factor * (B x_t)."""
+
+    a: Complex[Tensor, "*modes"]
+    factor: Complex[Tensor, "*modes"]
+
+
+def zero_order_hold(eigenvalues: Complex[Tensor, "*modes"], step: Float[Tensor, "*#modes"]) -> _Discretised:
+    """a = exp(step lambda), factor = (a - 1) / lambda (GateLoop (5)): exact if the input is constant within a step.
+
+    That is, it solves GateLoop (3b) for such an input. As step goes to 0, a goes to 1 and factor to 0 (GateLoop (6)).
+    """
+    scaled = step * eigenvalues
+    return _Discretised(torch.exp(scaled), torch.expm1(scaled) / eigenvalues)
+
+
+def _bilinear(eigenvalues: Complex[Tensor, "*modes"], step: Float[Tensor, "*#modes"]) -> _Discretised:
+    """a = (1 + s) / (1 - s), factor = step / (1 - s) with s = step lambda / 2: the trapezoidal rule."""
+    half = step * eigenvalues / 2
+    return _Discretised((1 + half) / (1 - half), step / (1 - half))
+
+
+_DISCRETISATIONS: dict[str, Callable[[Tensor, Tensor], _Discretised]] = {"zoh": zero_order_hold, "bilinear": _bilinear}
+
+
+def _decaying_eigenvalues(
+    log_decay: Float[Tensor, "*modes"], frequency: Float[Tensor, "*modes"]
+) -> Complex[Tensor, "*modes"]:
+    """lambda = -exp(log_decay) + i frequency: every mode decays, for any values of the parameters."""
+    return torch.complex(-torch.exp(at_least_float32(log_decay)), at_least_float32(frequency))
+
+
+def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
+    """Return the logarithms of logarithmically spaced step sizes, in random order.
+
+    The order is random so that step sizes do not depend on frequencies; the published code of S4D and S5 draws the
+    logarithms uniformly instead.
+
+    Raises:
+        ValueError: the sizes are not positive, or the smallest is above the largest.
+    """
+    require_positive(min_step=smallest, max_step=largest)
+    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
+    return torch.linspace(math.log(smallest), math.log(largest), n_steps)[torch.randperm(n_steps)]
+
+
+def fixed_transition(a: Complex[Tensor, "*modes"], x: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
+    """Return |a| and the phase of a in radians as (B, L, modes) for plotting gates: the same at every step of x."""
+    shape = (*x.shape[:2], -1)
+    return a.abs().flatten().expand(shape), a.angle().flatten().expand(shape)
+
+
+def run_channels(
+    x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
+) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
+    """Apply each channel's own model, y_t = Re sum_n c_n h_t,n (GateLoop (4)), and return the last state.
+
+    Sequences of at least `SHORT` steps are convolved with the kernel Re sum_n c_n a_n^t b_n, which forms no state but
+    the last; shorter ones run as a recurrence, and so do traces for any length. Both give the same result.
+
+    Args:
+        x: the input, float32 or float64 like the model.
+        ssm: the discrete model.
+        h0: the state before the first step; zeros when None.
+    """
+    is_any = isinstance(x.shape[1], torch.SymInt)  # traced for every length, short or long
+    is_long = not is_any and x.shape[1] >= _SHORT and x.shape[0] > 0  # an empty batch has no transform in torch
+    return (_run_channels_by_convolution if is_long else _run_channels_by_recurrence)(x, ssm, h0)
+
+
+def _run_channels_by_recurrence(
+    x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
+) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
+    """`run_channels` as a linear scan: O(L) work, with memory for the states of all steps."""
+    h0 = ssm.a.new_zeros((x.shape[0], *ssm.a.shape)) if h0 is None else h0
+    h = linear_scan(ssm.a, x[..., None] * ssm.b, h0)
+    return (h * ssm.c).real.sum(-1), last_step(h, h0)
+
+
+def _run_channels_by_convolution(
+    x: Float[Tensor, "B L D"], ssm: ChannelSSM, h0: Complex[Tensor, "B D n"] | None = None
+) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B D n"]]:
+    """`run_channels` in O(L log L) by the fast Fourier transform, for B and L of at least 1.
+
+    We write step t as i m + j with blocks of m = sqrt(L) steps, so that a^t = (a^m)^i a^j: the kernel, the contribution
+    of h0 and the last state are then matrix products over these two factors. They take O(B sqrt(L) D n) memory; the
+    states of all steps would take O(B L D n).
+    """
+    length = x.shape[1]
+    block = 1 << (length.bit_length() + 1) // 2
+    with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for powers
+        powers = _TwoLevelPowers.of(ssm.a, block, -(-length // block))
+        signal = x.transpose(1, 2)
+        weights = (ssm.c * ssm.b)[None]  # the kernel is the output from an initial state of b
+        if h0 is not None:
+            weights = torch.cat([weights, ssm.c * ssm.a * h0])
+        responses = _decay(weights, powers, length)
+        y = _convolve(responses[0], signal)
+        last = ssm.b * _accumulate(signal, powers)
+        if h0 is not None:
+            y = y + responses[1:]
+            last = last + powers.jumps[:, length // block] * powers.within[:, length % block] * h0
+    return y.transpose(1, 2), last
+
+
+def run_dense(
+    x: Float[Tensor, "B L D"],
+    a: Complex[Tensor, " N"],
+    b: Complex[Tensor, "N D"],
+    c: Complex[Tensor, "D N"],
+    h0: Complex[Tensor, "B N"],
+    mask: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B L D"], Complex[Tensor, "B N"]]:
+    """Apply one set of modes to all channels, h_t = a h_{t-1} + b x_t, y_t = Re(c h_t) (GateLoop (4)).
+
+    Returns y and the last state. Where `mask` is False the state passes through unchanged and y is meaningless.
+
+    The products with b and c are real, over real and imaginary parts side by side, in the precision of x (or of
+    autocast); the recurrence runs in float32 or better.
+    """
+    into = torch.view_as_real(b).transpose(1, 2).flatten(0, 1)  # (2 N, D): rows re, im, re, im, ...
+    out_of = torch.stack([c.real, -c.imag], -1).flatten(1)  # (D, 2 N)
+    driven = at_least_float32(functional.linear(x, into.to(x.dtype))).unflatten(-1, (-1, 2))
+    if mask is not None:
+        a = keep(a.expand(*x.shape[:2], -1), mask)
+    h = linear_scan(a, blank(torch.view_as_complex(driven), mask), h0)
+    y = functional.linear(torch.view_as_real(h).flatten(-2).to(x.dtype), out_of.to(x.dtype))
+    return y, last_step(h, h0)
+
+
+class _TwoLevelPowers(NamedTuple):
+    """a^t as (a^m)^i a^j for t = i m + j: jumps (D, I + 1, n) over the blocks, within (D, m, n) inside a block."""
+
+    jumps: Tensor
+    within: Tensor
+
+    @classmethod
+    def of(cls, a: Tensor, block: int, n_blocks: int) -> "_TwoLevelPowers":
+        within = _powers(a, block)
+        return cls(_powers(within[:, -1] * a, n_blocks + 1), within)
+
+
+def _powers(a: Tensor, count: int) -> Tensor:
+    """a^0 ... a^(count - 1) as (D, count, n), by doubling: exact at a = 0, in value and gradient."""
+    powers, factor = torch.ones_like(a)[:, None], a[:, None]
+    while powers.shape[1] < count:
+        powers = torch.cat([powers, powers * factor], 1)
+        factor = factor * factor
+    return powers[:, :count]
+
+
+def _decay(weights: Tensor, powers: _TwoLevelPowers, length: int) -> Tensor:
+    """Re sum_n w_n a_n^t for t = 0 ... L - 1 and weights (K, D, n): (K, D, L)."""
+    n_rows = weights.shape[0]
+    left = (weights.transpose(0, 1)[:, :, None] * powers.jumps[:, None, :-1]).flatten(1, 2)  # (D, K I, n)
+    left = torch.cat([left.real, -left.imag], -1)
+    right = torch.cat([powers.within.real, powers.within.imag], -1)
+    blocks = (left @ right.transpose(1, 2)).unflatten(1, (n_rows, -1))  # (D, K, I, m)
+    return blocks.flatten(2)[..., :length].transpose(0, 1)
+
+
+def _accumulate(signal: Tensor, powers: _TwoLevelPowers) -> Tensor:
+    """sum_t a^(L - 1 - t) x_t for x (B, D, L): the state after L steps, (B, D, n), before the product with b."""
+    n_blocks, block = powers.jumps.shape[1] - 1, powers.within.shape[1]
+    signal = functional.pad(signal, (n_blocks * block - signal.shape[2], 0))  # leading zeros change nothing
+    blocks = signal.transpose(0, 1).unflatten(-1, (n_blocks, block))  # (D, B, I, m)
+    remaining = powers.within.flip(1)
+    summed = blocks.flatten(1, 2) @ torch.cat([remaining.real, remaining.imag], -1)  # (D, B I, 2 n)
+    re, im = summed.unflatten(1, (-1, n_blocks)).chunk(2, -1)
+    return (torch.complex(re, im) * powers.jumps[:, None, :-1].flip(2)).sum(2).transpose(0, 1)
+
+
+def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
+    """sum_s kernel_s x_{t - s} for a kernel (D, L) and x (B, D, L), padded so that nothing wraps around."""
+    padded = transform_length(2 * signal.shape[2] - 1)
+    spectrum = torch.fft.rfft(kernel, padded) * torch.fft.rfft(signal, padded)
+    return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]
+
+
+# --- hippo ---
+#
+# HiPPO-N: the normal part of the HiPPO-LegS matrix, in its eigenbasis (Gu et al. 2022, arXiv 2111.00396; S5, arXiv
+# 2208.04933, section 2.3).
+
+
+class _HippoNormalModes(NamedTuple):
+    """One mode of each conjugate pair of HiPPO-N: eigenvalues -1/2 + i frequency, float64.
+
+    frequency: positive, ascending.
+    vectors: the unit eigenvectors as columns; together with their conjugates they form a unitary basis.
+    """
+
+    frequency: Float[Tensor, " n"]
+    vectors: Complex[Tensor, "N n"]
+
+
+def _hippo_normal_modes(d_state: int) -> _HippoNormalModes:
+    """Diagonalise HiPPO-N of even size N = d_state.
+
+    HiPPO-LegS is A_ij = -sqrt((2i+1)(2j+1)) below the diagonal, -(i+1) on it and 0 above. With p_i = sqrt(i + 1/2),
+    A + p p^T is -1/2 on the diagonal and skew-symmetric off it: normal, so its eigenvectors are orthogonal.
+
+    Raises:
+        ValueError: `d_state` is odd or below 2.
+    """
+    require_pairs(d_state)
+    i = torch.arange(d_state, dtype=torch.float64)
+    p = (i + 0.5).sqrt()
+    skew = -torch.outer(p, p) * torch.sign(i[:, None] - i)
+    frequency, vectors = torch.linalg.eigh(-1j * skew)
+    return _HippoNormalModes(frequency[d_state // 2 :], vectors[:, d_state // 2 :])
+
+
+# --- what selective state space models share: groups of heads, and step sizes ---
+
+
+def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[Tensor, "B L H N"]:
+    """Give every head what its group has; `n_heads` is a multiple of the groups."""
+    *along, n_groups, size = groups.shape
+    return groups[..., None, :].expand(*along, n_groups, n_heads // n_groups, size).flatten(2, 3)
+
+
+def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
+    """Draw step sizes, their logarithms uniformly, and return what softplus turns into them (Gu & Dao, section 3.6).
+
+    Raises:
+        ValueError: the sizes are not positive, or the smallest is above the largest.
+    """
+    require_positive(min_step=smallest, max_step=largest)
+    require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
+    low, high = math.log(smallest), math.log(largest)
+    step = torch.exp(low + (high - low) * torch.rand(n_steps))
+    return step + torch.log(-torch.expm1(-step))
+
+
+# --- channel modes ---
+#
+# The parameters of one diagonal state space model a channel, as S4D has them (Gu et al. 2022, arXiv 2206.11893).
+
+
+def linear_frequencies(d_state: int) -> Float[Tensor, " n"]:
+    """S4D-Lin: pi k for the kept modes k = 0 ... d_state / 2 - 1 (GateLoop section 2.2)."""
+    return math.pi * torch.arange(d_state // 2)
+
+
+def inverse_frequencies(d_state: int) -> Float[Tensor, " n"]:
+    """S4D-Inv: (N / pi) (N / (2 k + 1) - 1) with N = d_state, close to the frequencies of HiPPO-LegS.
+
+    GateLoop section 2.2 prints (l / pi) (l / (k + 1) + 1). The S4D paper's formula (Gu et al. (9)), its authors' code
+    and the spectrum of HiPPO-LegS agree with each other and not with the print, so we use them.
+    """
+    k = torch.arange(d_state // 2)
+    return d_state / math.pi * (d_state / (2 * k + 1) - 1)
+
+
+_FREQUENCIES: dict[str, Callable[[int], Tensor]] = {"lin": linear_frequencies, "inv": inverse_frequencies}
+
+
+class ChannelModes(nn.Module):
+    """A base of mixers that have `d_state` modes in conjugate pairs for every channel, as parameters of their own.
+
+        lambda = -exp(log_decay) + i frequency,  a and b from lambda and exp(log_step),  c = 2 C
+
+    One mode of each pair is kept. B is 1: its product with C is all that matters. Real parts start at -1/2, C is drawn
+    from the complex normal distribution of variance 1 and the skip from N(0, 1).
+    """
+
+    def make_modes(
+        self, n_channels: int, *, d_state: int, init: str, discretisation: str, min_step: float, max_step: float
+    ) -> None:
+        """Draw the parameters; the options are those of `recurra.mixers.s4d.S4D`.
+
+        Raises:
+            ValueError: an option has a value that does not exist, or a size is out of range.
+        """
+        require_pairs(d_state)
+        frequency = choose("init", _FREQUENCIES, init)(d_state)
+        self.discretise = choose("discretisation", _DISCRETISATIONS, discretisation)
+        self.log_step = nn.Parameter(log_spaced_steps(n_channels, min_step, max_step))
+        self.log_decay = nn.Parameter(torch.full((n_channels, d_state // 2), math.log(0.5)))
+        self.frequency = nn.Parameter(frequency.repeat(n_channels, 1))
+        self.output_weights = nn.Parameter(torch.randn(n_channels, d_state // 2, 2) * 0.5**0.5)  # C: real, imaginary
+        self.skip = nn.Parameter(torch.randn(n_channels))
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
+        return {self.log_step, self.log_decay, self.frequency}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L _"], Float[Tensor, "B L _"]]:
+        """Return |a| and its phase in radians for every kept mode of every channel, the same at every step."""
+        return fixed_transition(self.ssm().a, x)
+
+    def ssm(self) -> ChannelSSM:
+        """Discretise the model of every channel."""
+        step = torch.exp(at_least_float32(self.log_step))[:, None]
+        a, factor = self.discretise(_decaying_eigenvalues(self.log_decay, self.frequency), step)
+        return ChannelSSM(a, factor, 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
+
+
+# --- dense modes ---
+#
+# The parameters of one diagonal state space model over all channels, as S5 has them (Smith et al. 2023, arXiv
+# 2208.04933).
+
+
+_SLOWEST_CLIPPED = 1e-4
+"""With `clip_eigs`, real parts are at most minus this, as in S5's published code."""
+
+
+class DenseModes(nn.Module):
+    """A base of mixers that have one set of `d_state` modes over all channels, as parameters of their own.
+
+        h_t = a h_{t-1} + b x_t,  y_t = 2 Re(C h_t) + skip x_t,  a and b by zero-order hold (GateLoop (2)-(5))
+
+    The state matrix starts as HiPPO-N in its eigenbasis V, with V folded in (GateLoop (3a)): V^-1 B and C V for
+    real B ~ N(0, 1 / d_model) and C ~ N(0, 1 / d_state) (the published code draws C complex, of twice the variance).
+    One mode of each conjugate pair is kept. Real parts are -exp(log_decay), so that no mode can grow (the published
+    code leaves them free, or clips them). With J blocks the matrix is block-diagonal, of J equal HiPPO-N. The bilinear
+    rule may take the place of zero-order hold.
+    """
+
+    def make_modes(
+        self,
+        d_model: int,
+        *,
+        d_state: int,
+        min_step: float,
+        max_step: float,
+        blocks: int = 1,
+        discretisation: str = "zoh",
+        clip_eigs: bool = False,
+    ) -> None:
+        """Draw the parameters; the options are those of `recurra.mixers.s5.S5`.
+
+        Raises:
+            ValueError: an option has a value that does not exist, or a size is out of range.
+        """
+        require_at_least(1, blocks=blocks)
+        fits = d_state % (2 * blocks) == 0
+        require(fits, "blocks", blocks, f"a divisor of d_state / 2 = {d_state // 2}", "modes come in conjugate pairs")
+        self.discretise = choose("discretisation", _DISCRETISATIONS, discretisation)
+        self.slowest = _SLOWEST_CLIPPED if clip_eigs else 0.0
+        modes, n_kept = _hippo_normal_modes(d_state // blocks), d_state // 2
+        vectors = torch.block_diag(*[modes.vectors] * blocks)
+        b = vectors.mH @ (torch.randn(d_state, d_model) * d_model**-0.5).to(vectors.dtype)
+        c = (torch.randn(d_model, d_state) * d_state**-0.5).to(vectors.dtype) @ vectors
+        self.log_step = nn.Parameter(log_spaced_steps(n_kept, min_step, max_step))
+        self.log_decay = nn.Parameter(torch.full((n_kept,), math.log(0.5)))
+        self.frequency = nn.Parameter(modes.frequency.repeat(blocks).to(torch.get_default_dtype()))
+        self.input_weights = nn.Parameter(_as_real(b))  # B: real, imaginary
+        self.output_weights = nn.Parameter(_as_real(c))  # C: real, imaginary
+        self.skip = nn.Parameter(torch.randn(d_model))
+
+    def transition_parameters(self) -> set[nn.Parameter]:
+        """Step sizes and eigenvalues, which make a: they may want their own learning rate and no weight decay."""
+        return {self.log_step, self.log_decay, self.frequency}
+
+    def transition(self, x: Float[Tensor, "B L d_model"]) -> tuple[Float[Tensor, "B L n"], Float[Tensor, "B L n"]]:
+        """Return |a| and its phase in radians for every kept mode, the same at every step."""
+        return fixed_transition(self.discretised().a, x)
+
+    def discretised(self) -> _Discretised:
+        """Return a and the factor of B."""
+        step = torch.exp(at_least_float32(self.log_step))
+        eigenvalues = _decaying_eigenvalues(self.log_decay, self.frequency)
+        if self.slowest:
+            eigenvalues = torch.complex(eigenvalues.real.clamp(max=-self.slowest), eigenvalues.imag)
+        return self.discretise(eigenvalues, step)
+
+    def run_modes(
+        self, x: Float[Tensor, "B L d_model"], h: Complex[Tensor, "B n"], mask: Bool[Tensor, "B L"] | None
+    ) -> tuple[Float[Tensor, "B L d_model"], Complex[Tensor, "B n"]]:
+        """Return y and the modes after the last step; where `mask` is False they pass through."""
+        a, factor = self.discretised()
+        b = factor[:, None] * torch.view_as_complex(at_least_float32(self.input_weights))
+        c = 2 * torch.view_as_complex(at_least_float32(self.output_weights))
+        y, h = run_dense(x, a, b, c, h, mask)
+        return y + self.skip * x, h
+
+
+def _as_real(z: Complex[Tensor, "rows columns"]) -> Float[Tensor, "rows columns 2"]:
+    return torch.view_as_real(z.resolve_conj()).to(torch.get_default_dtype())

@@ -1,1 +1,0 @@
-"""Sequences of different lengths in one call: padded with a mask, or packed end to end."""

@@ -1,0 +1,336 @@
+"""An operator is declared once: schema, memory, kernel, FLOPs, and where its derivatives come from.
+
+An `Operator` is a torch operator around a kernel. Eager calls go straight to the kernel; through torch's dispatcher go
+only those that somebody watches: a tracer, a compiler, a dispatch mode such as torch's FLOP counter.
+
+A `Differentiable` wraps derivatives around operators or kernels. Its first gradients come from a kernel. Gradients that
+are differentiated again, and batches of gradients, come from a reference in plain torch, and so does everything under
+torch.func and forward derivatives: kernels read addresses, and what is transformed has none. It is neither a
+`torch.library.custom_op`, with whose `register_autograd` `torch.func.jvp` silently returns zeros, nor an
+`autograd.Function` with `setup_context`, for which torch binds the arguments to a signature at every call.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from recurra.checks import kind_of, sentence
+from recurra.ops._toolkit.backends import choose_backend
+from recurra.ops._toolkit.fork import is_forked_child
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+# of torch's older vmap, which is_grads_batched=True uses; a private name, which may go
+_is_old_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
+_library = torch.library.Library("recurra", "FRAGMENT")
+
+# --- what is going on around a call ---
+
+
+def transforms_are_active() -> bool:
+    """Return whether torch.func or forward derivatives are at work. Under torch.compile it is False."""
+    return not torch.compiler.is_compiling() and _transforms()
+
+
+def _transforms() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def has_numbers(*arguments: Any) -> bool:
+    """Return whether all tensors have memory that a kernel may read, and nobody records or counts operators.
+
+    A fake tensor has none, nor have a tracer's and a batch; under a dispatch mode, what is made of x may be fake though
+    x is not.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        return False
+    for x in arguments:
+        if isinstance(x, Tensor) and (type(x) not in _PLAIN or x.is_meta or _is_old_batch(x)):
+            return False
+    return True
+
+
+def needs_gradient(*arguments: Any) -> bool:
+    """Return whether autograd records what is computed from these."""
+    if torch.is_grad_enabled():
+        for x in arguments:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def numba_kernels_take(x: Tensor, *dtypes: torch.dtype) -> bool:
+    """Return whether Numba's eager kernels take x: on a CPU, of one of `dtypes` (float32), neither empty, nor traced
+    nor transformed."""
+    return (
+        x.dtype in (dtypes or (torch.float32,))
+        and x.is_cpu
+        and bool(x.numel())
+        and has_numbers(x)
+        and not transforms_are_active()
+        and choose_backend("auto", x.device) == "numba"
+    )
+
+
+def is_batch(*gradients: Tensor | None) -> bool:
+    """Return whether the gradients of a backward pass are a batch, which has no address.
+
+    It comes from torch.func or, with `is_grads_batched=True`, from torch's older vmap.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return _transforms() or any(g is not None and _is_old_batch(g) for g in gradients)
+
+
+def must_be_differentiable(*gradients: Tensor | None) -> bool:
+    """Return whether a backward pass has to be made of plain operations: its result may be differentiated again, in
+    turn or forward, or its gradients are a batch."""
+    return torch.is_grad_enabled() or is_batch(*gradients)
+
+
+# --- an operator ---
+
+
+class Operator:
+    """recurra::<name>, called with its arguments in the order of its schema.
+
+    Args:
+        schema: in torch's notation, from the name on.
+        check: refuses tensors whose addresses the kernel cannot take; gets all arguments.
+        allocate: makes memory for the results, of shapes and types alone: it serves tracers with fake tensors too.
+        run: fills the results, which come first, before the arguments.
+        flops: counts operations from the arguments, with shapes in the place of tensors.
+        devices: dispatch keys for which the kernel exists.
+
+    `record`, which may be set later, computes the same with gradients. A program of torch.export has the bare operator
+    in it and may run with gradients on; without `record` it refuses to.
+    """
+
+    record: Callable[..., Any] | None = None
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        check: Callable[..., None],
+        allocate: Callable[..., Any],
+        run: Callable[..., None],
+        flops: Callable[..., int] | None = None,
+        devices: Sequence[str] = ("CPU",),
+    ) -> None:
+        self.name = schema.partition("(")[0]
+        self._check, self._allocate, self._run = check, allocate, run
+        _library.define(schema)
+        self.bare = getattr(torch.ops.recurra, self.name).default
+        self._defaults = {argument.name: argument.default_value for argument in self.bare._schema.arguments}
+        for device in devices:
+            _library.impl(self.name, lambda *given, **named: self._compute(*self._bound(given, named)), device)
+        _library.impl(self.name, self._below_or_recorded, "Autograd")
+        torch.library.register_fake(f"recurra::{self.name}", self._fake, lib=_library)
+        if flops is not None:
+            _waiting.append((self.bare.overloadpacket, lambda *shapes, **named: flops(*self._bound(shapes, named))))
+            _hand_over_formulas()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the results, eagerly or through the dispatcher."""
+        if has_numbers(*arguments) and not needs_gradient(*arguments) and not transforms_are_active():
+            return self._compute(*arguments)
+        _hand_over_formulas()
+        return self.bare(*arguments)
+
+    def _compute(self, *arguments: Any) -> Any:
+        self._check(*arguments)
+        results = self._allocate(*arguments)
+        self._run(results, *arguments)
+        return results
+
+    def _bound(self, arguments: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+        """Arguments in the order of the schema; the dispatcher leaves out those that equal their defaults."""
+        given = dict(zip(self._defaults, arguments)) | named
+        return [given.get(name, default) for name, default in self._defaults.items()]
+
+    def _fake(self, *arguments: Any, **named: Any) -> Any:
+        """Among several devices the dispatcher chooses "meta", and would return memory that nobody has filled."""
+        bound = self._bound(arguments, named)
+        tensors = [(name, x) for name, x in zip(self._defaults, bound) if isinstance(x, Tensor)]
+        ((device, _),) = Counter(x.device for _, x in tensors).most_common(1)
+        for name, x in tensors:
+            if x.device != device:
+                raise ValueError(sentence(name, kind_of(x), f"a tensor on {device}"))
+        return self._allocate(*bound)
+
+    def _below_or_recorded(self, *arguments: Any) -> Any:
+        """What the bare operator does when it may be asked for a derivative, rather than return zeros."""
+        backwards, forwards = needs_gradient(*arguments), False
+        if forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled():
+            tensors = (x for x in arguments if isinstance(x, Tensor))
+            forwards = any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+        if backwards and not forwards and self.record is not None:
+            return self.record(*self._bound(arguments, {}))
+        if backwards or forwards:
+            raise NotImplementedError(
+                f"recurra::{self.name} has no derivative of this kind in a traced program: differentiate the model "
+                'itself, outside torch.compile and torch.export, or use backend="reference"'
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.bare(*arguments)
+
+
+_COUNTER = "torch.utils.flop_counter"
+_waiting: list[tuple[Any, Callable[..., int]]] = []
+_known: dict[Any, Callable[..., int]] = {}
+
+
+def _hand_over_formulas() -> None:
+    """Give torch's FLOP counter the formulas once it is loaded (that loads Triton, 0.4 s), and counters made before."""
+    if torch.compiler.is_compiling() or _COUNTER not in sys.modules:
+        return
+    counter: Any = sys.modules[_COUNTER]
+    while _waiting:
+        operator, formula = _waiting.pop(0)
+        counter.register_flop_formula(operator)(formula)
+        _known[operator] = counter.flop_registry[operator]
+    for mode in _get_current_dispatch_mode_stack():
+        if (registry := getattr(getattr(mode, "counter", None), "flop_registry", None)) is not None:
+            registry.update(_known)
+
+
+# --- its derivatives ---
+
+
+class Differentiable:
+    """A function of tensors with a kernel for each pass.
+
+    Args:
+        forward: from (keep, *inputs, *options) to a tuple of outputs and one of tensors to save, which is used if
+            `keep`: the inputs first, unless `again` is given.
+        backward: from (gradients, saved, needs, *options) to the inputs' gradients. A gradient is None where an output
+            was not used, `needs` says for each input whether its gradient is wanted.
+        n_inputs: the number of inputs, tensors or None; what follows are options.
+        reference: the outputs from (*inputs, *options) in plain torch, for all other derivatives.
+        again: from (gradients, saved, *options) to gradients that can be differentiated, if not by the reference.
+        transformed: the outputs under torch.func and forward derivatives, if not by the reference.
+        constant: outputs without a gradient, by number.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor | None]]],
+        backward: Callable[..., Sequence[Tensor | None]],
+        *,
+        n_inputs: int,
+        reference: Callable[..., Sequence[Tensor]],
+        again: Callable[..., Sequence[Tensor | None]] | None = None,
+        transformed: Callable[..., Sequence[Tensor]] | None = None,
+        constant: Sequence[int] = (),
+    ) -> None:
+        self._forward, self._transformed = forward, transformed or reference
+
+        def by_reference(
+            gradients: Sequence[Tensor | None], saved: Sequence[Tensor], *options: Any
+        ) -> Sequence[Tensor | None]:
+            return differentiable_gradients(lambda *inputs: reference(*inputs, *options), saved[:n_inputs], gradients)
+
+        again_differentiable = again or by_reference
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+                outputs, saved = forward(True, *arguments)
+                ctx.set_materialize_grads(len(outputs) == 1)
+                ctx.save_for_backward(*saved)
+                ctx.options = arguments[n_inputs:]
+                if constant:
+                    ctx.mark_non_differentiable(*(outputs[i] for i in constant))
+                return tuple(outputs)
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+                options = ctx.options
+                if must_be_differentiable(*gradients):
+                    found = again_differentiable(gradients, ctx.saved_tensors, *options)
+                else:
+                    found = backward(gradients, ctx.saved_tensors, ctx.needs_input_grad, *options)
+                return *found, *(None for _ in options)
+
+        self._function = Function
+
+    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """Compute the outputs, in the way in which their derivatives can be found."""
+        # Asked here, not in a function: Dynamo, having failed at this frame, would compile that one by itself.
+        if not torch.compiler.is_compiling() and _transforms():
+            return tuple(self._transformed(*arguments))
+        if needs_gradient(*arguments):
+            return self._function.apply(*arguments)
+        return tuple(self._forward(False, *arguments)[0])
+
+
+def differentiable_gradients(
+    reference: Callable[..., Sequence[Tensor | None]],
+    inputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """Compute a backward pass through plain torch, so that its result can be differentiated in turn.
+
+    It computes as the kernel does, in the types of its inputs: autocast has had its say before them.
+    """
+    device = next(x.device.type for x in inputs if x is not None)
+    # else nobody asks for a graph: what comes is a batch of gradients
+    graph = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0)
+    with torch.enable_grad(), torch.autocast(device, enabled=False):
+        # Aliases, because one input can be another or come from it, and each must get only its own share.
+        aliases = [None if x is None else x.view_as(x) for x in inputs]
+        outputs = reference(*aliases)
+        pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y is not None and dy is not None and y.requires_grad]
+        wanted = [x for x in aliases if x is not None and x.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [dy for _, dy in pairs], create_graph=graph, materialize_grads=True
+            )
+        )
+        return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
+
+
+# --- tensors ---
+#
+# Tensors as kernels take them: an address, strides and neighbouring channels, split into a job for every thread.
+
+
+HALF = (torch.float16, torch.bfloat16)
+"""Types that are computed in float32."""
+
+_CACHE_LINE = 64  # rows are split at multiples of this many floats, so that no two jobs share a cache line
+
+
+def last_dim_contiguous(tensor: Tensor) -> Tensor:
+    """Return `tensor` with its last dimension dense in memory; other strides stay as they are, even 0."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def addresses(*tensors: Tensor) -> list[int]:
+    """Return where the numbers of dense tensors begin."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def describe(tensor: Tensor) -> tuple[int, int, int]:
+    """Describe a (B, L, D) tensor to a kernel: (address, batch stride, time stride), strides in floats."""
+    floats = 2 if tensor.is_complex() else 1
+    return tensor.data_ptr(), tensor.stride(0) * floats, tensor.stride(1) * floats
+
+
+def usable_threads() -> int:
+    """Return the number of threads that a kernel may use: torch's, but one in a forked child."""
+    return 1 if is_forked_child() else torch.get_num_threads()
+
+
+def span_of_job(row: int, batch: int) -> int:
+    """Return the floats per job that give every thread work: a whole row if there are enough sequences."""
+    parts = -(-usable_threads() // batch)
+    span = -(-row // parts)
+    return min(row, -(-span // _CACHE_LINE) * _CACHE_LINE)

@@ -1,0 +1,185 @@
+"""The checks of what comes in: types, dimensions, devices and shapes of q, k, v, a, b and the state."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import kind_of, require_choice, require_layout, require_tensor, sentence
+from recurra.ops._operator import HALF, Operator, addresses, needs_gradient, transforms_are_active
+from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
+from recurra.ops.delta_rule.reference import chunk, recurrent
+from recurra.ops.gate_loop.reference import check_shape
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
+    """Refuse what does not make a delta rule.
+
+    Args:
+        q, k: (B, L, H, d_qk).
+        v: (B, L, H, d_v).
+        a, b: (B, L, H) or (B, L, H, 1).
+        state: (B, H, d_qk, d_v), or None.
+
+    Raises:
+        TypeError: one is not a tensor of real floating-point numbers.
+        ValueError: one has another shape, or is on another device than q.
+    """
+    require_tensor("q", q)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_numbers(name, tensor, q.device, "(B, L, H, d)", 4)
+    steps = tuple(q.shape[:3])
+    check_shape("k", k, tuple(q.shape))
+    check_shape("v", v, (*steps, v.shape[3]))
+    for name, tensor in (("a", a), ("b", b)):
+        _check_numbers(name, tensor, q.device, "(B, L, H) or (B, L, H, 1)", 3, 4)
+        check_shape(name, tensor, steps, (*steps, 1))
+    if state is not None:
+        _check_numbers("state", state, q.device, "(B, H, d_qk, d_v)", 4)
+        check_shape("state", state, (steps[0], *q.shape[2:], v.shape[3]))
+
+
+def _check_numbers(name: str, tensor: Tensor, device: torch.device, expected: str, *dimensions: int) -> None:
+    require_tensor(name, tensor)
+    if not tensor.is_floating_point():
+        raise TypeError(sentence(name, kind_of(tensor), "real floating-point numbers"))
+    if tensor.dim() not in dimensions:
+        raise ValueError(sentence(name, kind_of(tensor), expected))
+    if tensor.device != device:
+        raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {device}, as q"))
+
+
+# --- the gated delta rule by one kernel, forward only, as a torch operator, and the inputs that it takes ---
+
+
+def _why_not_fused(*tensors: Tensor) -> str:
+    """Say why the kernel does not take q, k, v, a, b and the state, of one type; "" if it does."""
+    device, dtype = tensors[0].device, tensors[0].dtype
+    if device.type != "cpu":
+        return f"the kernel runs on the CPU, and the tensors are on {device}"
+    if dtype != torch.float32:
+        return f"the kernel computes in float32, not in {str(dtype).removeprefix('torch.')}"
+    if transforms_are_active() or needs_gradient(*tensors):
+        return "the kernel has no derivatives"
+    return NUMBA_IS_MISSING
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
+    """Refuse what the kernel cannot take: float32 on the CPU, q (B, L, H, d_qk), a and b (B, L, H, 1)."""
+    if q.dim() != 4 or q.dtype != torch.float32:
+        raise ValueError(sentence("q", kind_of(q), "float32 (B, L, H, d_qk)"))
+    steps, d_v = q.shape[:3], v.shape[-1] if v.dim() else 0
+    require_layout("k", k, q.shape, q.dtype, q.device)
+    require_layout("v", v, (*steps, d_v), q.dtype, q.device)
+    require_layout("a", a, (*steps, 1), q.dtype, q.device)
+    require_layout("b", b, (*steps, 1), q.dtype, q.device)
+    require_layout("state", state, (steps[0], steps[2], q.shape[3], d_v), q.dtype, q.device)
+
+
+def _run(results: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
+    y, last = results
+    if 0 in (q.numel(), v.numel()):
+        y.zero_(), last.copy_(state)
+        return
+    from recurra.ops.delta_rule.cpu import delta_rule_kernel
+
+    batch, length, heads, d_qk = q.shape
+    inputs = [x.resolve_neg().contiguous() for x in (q, k, v, a, b, state)]
+    delta_rule_kernel()(
+        *addresses(*inputs, last, y), batch, length, heads, d_qk, v.shape[3],
+        jobs=batch * heads, work=length * state.numel(),
+    )  # fmt: skip
+
+
+_fused = Operator(
+    "delta_rule_fused(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state) -> (Tensor, Tensor)",
+    check=_check,
+    allocate=lambda q, k, v, a, b, state: (v.new_empty(v.shape), state.new_empty(state.shape)),
+    run=_run,
+    flops=lambda q, k, v, *_: 6 * math.prod(q) * v[-1],  # a value read, one written, and the output
+)
+"""Computes (y, h_L) like the functions of `modes`, from at least one step of float32."""
+_fused.record = recurrent
+
+
+# --- the front door of the gated delta rule ---
+
+
+MODES = ("auto", "recurrent", "chunk", "fused")
+_FEW = 4
+"""The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)."""
+
+_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"recurrent": recurrent, "chunk": chunk, "fused": _fused}
+
+
+def delta_rule(
+    q: Float[Tensor, "B L H d_qk"],
+    k: Float[Tensor, "B L H d_qk"],
+    v: Float[Tensor, "B L H d_v"],
+    a: Float[Tensor, "B L H *one"],
+    b: Float[Tensor, "B L H *one"],
+    state: Float[Tensor, "B H d_qk d_v"] | None = None,
+    *,
+    mode: str = "auto",
+) -> tuple[Float[Tensor, "B L H d_v"], Float[Tensor, "B H d_qk d_v"]]:
+    """Compute h_t = a_t (I - b_t k_t^T k_t) h_{t-1} + b_t k_t^T v_t, y_t = q_t h_t: the gated delta rule.
+
+    Yang, Kautz and Hatamizadeh, arXiv 2412.06464; with a = 1 it is the delta rule of Yang et al., arXiv 2406.06484.
+    Vectors are rows and the state is (d_qk, d_v), as in `recurra.gate_loop`; the papers write the
+    transpose. With b = 0 nothing is written and the state decays; with b = 1 and a key of length 1, the value that the
+    state held for that key is replaced by v. The transition has the eigenvalue a (1 - b |k|^2) along k and a across it:
+    with |k| = 1 and b between 1 and 2 it is negative (Grazzi et al., arXiv 2411.12537).
+
+    Args:
+        q, k: queries and keys. The rule is stable for b |k|^2 of at most 2; keys are not normalised here.
+        v: values.
+        a: decays, (B, L, H) or (B, L, H, 1), in [0, 1]; larger ones are computed too.
+        b: how much of the difference is learned, (B, L, H) or (B, L, H, 1), in [0, 2].
+        state: h_0, zeros if None.
+        mode: how to compute it; all modes give the same result.
+            "recurrent": step by step in plain torch, in O(L) steps.
+            "chunk": chunks of 64 steps by matrix products and a triangular solve, and the recurrence between them.
+            "fused": step by step by one Numba kernel: float32 on the CPU, where no gradient is needed.
+            "auto": "fused" if it applies; else "recurrent" for up to 4 steps, and "chunk" for more.
+
+    Returns:
+        y and h_L. float16 and bfloat16 are computed in float32, also under autocast; y then has the type of q, k and v,
+        and the state is float32 or better. Both can be differentiated in all inputs any number of times.
+
+    Raises:
+        TypeError: an argument is not a tensor of real floating-point numbers.
+        ValueError: shapes or devices do not fit, or the mode does not exist or is not for such inputs.
+    """
+    require_choice(MODES, mode=mode)
+    _check_inputs(q, k, v, a, b, state)
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    compute = torch.float32
+    for tensor in (q, k, v, a, b) if state is None else (q, k, v, a, b, state):
+        compute = torch.promote_types(compute, tensor.dtype)
+    q, k, v, a, b = (x.to(compute) for x in (q, k, v, a, b))
+    a, b = (x if x.dim() == 4 else x.unsqueeze(-1) for x in (a, b))
+    if state is None:
+        state = v.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
+    state = state.to(compute)
+    mode = _choose_mode(mode, q, k, v, a, b, state)
+    if 0 in (q.numel(), v.numel()):
+        y, last = (q * k * a * b).sum(-1, keepdim=True) * v, state
+    else:
+        # Autocast would run the matrix products in bfloat16.
+        with torch.autocast(q.device.type, enabled=False):
+            y, last = _MODES[mode](q, k, v, a, b, state)
+    return (y.to(given) if given in HALF else y), last
+
+
+def _choose_mode(mode: str, *tensors: Tensor) -> str:
+    """Return `mode` itself, or the choice of "auto". Raises ValueError for "fused" if it does not apply."""
+    if mode not in ("auto", "fused"):
+        return mode
+    obstacle = _why_not_fused(*tensors)
+    if not obstacle:
+        return "fused"
+    if mode == "fused":
+        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
+    return "recurrent" if tensors[0].shape[1] <= _FEW else "chunk"

@@ -1,0 +1,291 @@
+"""The max-headed GateLoop (d_h = 1) for real q, k and v as torch operators, and its transition from magnitude and phase
+(GateLoop (25))."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import kind_of, require_layout, sentence
+from recurra.ops._operator import Differentiable, Operator, addresses, describe, last_dim_contiguous, span_of_job
+from recurra.ops.scan.operator import differentiable_scan
+from recurra.ops.scan.reference import linear_scan_reference
+
+# --- fused ---
+#
+# The max-headed GateLoop (d_h = 1) for real q, k, v: its two kernels as torch operators, and the reference.
+#
+# Complex transitions and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane
+# is None if the recurrence is real. The operator returns the real part of y, which the layer keeps (GateLoop App. C),
+# and the states, from which the imaginary part follows. Like every operator here it checks all tensors before it
+# takes an address.
+
+
+_NUMBERS = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
+
+
+class Planes(NamedTuple):
+    """A complex tensor as its real and imaginary parts; `im` is None for a real one."""
+
+    re: Tensor
+    im: Tensor | None
+
+
+class _FusedResult(NamedTuple):
+    """What the fused operator returns: Re y (B, L, D), all states if they were kept, and the last state (B, D)."""
+
+    y: Tensor
+    states: Planes
+    last: Planes
+
+
+def _fused_reference(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes) -> _FusedResult:
+    """Compute GateLoop (7)-(8) for d_h = 1 in plain torch: h_t = a_t h_{t-1} + k_t v_t, y_t = q_t Re h_t."""
+    return _around_scan(lambda a, b, h0: linear_scan_reference(a, b, h0, reverse=False), q, k, v, a, state)
+
+
+def _around_scan(
+    scan: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes
+) -> _FusedResult:
+    drive = k.to(a.re.dtype) * v.to(a.re.dtype)
+    if a.im is None or state.im is None:
+        h = scan(a.re, drive, state.re)
+        return _FusedResult((q * h).to(q.dtype), Planes(h, None), Planes(h[:, -1].clone(), None))
+    a_complex = torch.complex(a.re, a.im)
+    h = scan(a_complex, drive.to(a_complex.dtype), torch.complex(state.re, state.im))
+    return _FusedResult((q * h.real).to(q.dtype), Planes(h.real, h.imag), Planes(h.real[:, -1], h.imag[:, -1]))
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Planes, *, backend: str, keep_states: bool = False
+) -> _FusedResult:
+    """Run the operator on the backend "numba", "triton" or "reference".
+
+    Under torch.func and forward derivatives it is the scan of that backend, which has a rule for each of them.
+
+    Args:
+        q, k, v: (B, L, D), one real type among bfloat16, float32 and float64; L at least 1.
+        a: the transitions, planes of (B, L, D), float64 for float64 inputs and float32 for the others.
+        state: the state that enters, planes of (B, D) of a's type; one plane or both, like a.
+        backend: "numba", "triton" or "reference".
+        keep_states: return all states. Otherwise `states` holds only the last step if no gradient is recorded.
+
+    Raises:
+        ValueError: from the kernels, if a tensor does not fit.
+    """
+    if backend == "reference":
+        return _fused_reference(q, k, v, a, state)
+    y, h_re, h_im, last_re, last_im = _fused(q, k, v, *a, *state, keep_states, backend)
+    if a.im is None:
+        return _FusedResult(y, Planes(h_re, None), Planes(last_re, None))
+    return _FusedResult(y, Planes(h_re, h_im), Planes(last_re, last_im))
+
+
+def _launch(q: Tensor, plane: Tensor, is_complex: bool) -> Any:
+    from recurra.ops.gate_loop.cpu import fused_kernels
+
+    return fused_kernels(_NUMBERS[q.dtype], _NUMBERS[plane.dtype], is_complex)
+
+
+def _size(q: Tensor) -> tuple[tuple[int, int, int, int], dict[str, int]]:
+    batch, length, row = q.shape
+    span = span_of_job(row, batch)
+    return (batch, length, row, span), {"jobs": batch * -(-row // span), "work": batch * length * row}
+
+
+def _check(q, k, v, a_re, a_im, x0_re, x0_im, keep=False, backend="auto"):  # type: ignore[no-untyped-def]
+    """Refuse what the kernels cannot take; `fused` says what they can."""
+    shape, dtype, device = q.shape, q.dtype, q.device
+    if len(shape) != 3 or not shape[1] or dtype not in _NUMBERS:
+        raise ValueError(sentence("q", kind_of(q), "bfloat16, float32 or float64 (B, L, D), L at least 1"))
+    if (a_im is None) != (x0_im is None):
+        raise ValueError(sentence("x0_im", kind_of(x0_im), "a plane if a_im is one, and None if it is None"))
+    state, plane = (shape[0], shape[2]), torch.float64 if dtype == torch.float64 else torch.float32
+    require_layout("k", k, shape, dtype, device)
+    require_layout("v", v, shape, dtype, device)
+    require_layout("a_re", a_re, shape, plane, device)
+    require_layout("x0_re", x0_re, state, plane, device)
+    if a_im is not None and x0_im is not None:
+        require_layout("a_im", a_im, shape, plane, device)
+        require_layout("x0_im", x0_im, state, plane, device)
+
+
+def _check_back(  # type: ignore[no-untyped-def]
+    dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
+):
+    _check(q, k, v, a_re, a_im, x0_re, x0_im)
+    shape, device, plane = q.shape, q.device, a_re.dtype
+    if dy is not None:
+        require_layout("dy", dy, shape, q.dtype, device)
+    require_layout("h_re", h_re, shape, plane, device)
+    if a_im is not None:
+        require_layout("h_im", h_im, shape, plane, device)
+    for name, gradient in (("dh_re", dh_re), ("dh_im", dh_im)):
+        if gradient is not None:
+            require_layout(name, gradient, shape, plane, device)
+    for name, gradient in (("dlast_re", dlast_re), ("dlast_im", dlast_im)):
+        if gradient is not None:
+            require_layout(name, gradient, x0_re.shape, plane, device)
+    if a_im is None and (dh_im is not None or dlast_im is not None):
+        raise ValueError(sentence("dh_im" if dlast_im is None else "dlast_im", "a tensor", "None, as a_im is None"))
+
+
+def _allocate(q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
+    states = q.shape if keep else (q.shape[0], 1, q.shape[2])
+    return q.new_empty(q.shape), a_re.new_empty(states), a_re.new_empty(states if a_im is not None else 0)
+
+
+def _run(results, q, k, v, a_re, a_im, x0_re, x0_im, keep, backend):  # type: ignore[no-untyped-def]
+    y, h_re, h_im = results
+    if q.numel() == 0:
+        return
+    q, k, v, a_re = (last_dim_contiguous(x) for x in (q, k, v, a_re))
+    x0_re = x0_re.contiguous()
+    if a_im is not None:
+        a_im, x0_im = last_dim_contiguous(a_im), x0_im.contiguous()
+    if q.is_cuda or backend == "triton":
+        from recurra.ops.gate_loop import triton as triton_kernels
+
+        triton_kernels.forward_into(y, h_re, h_im, q, k, v, a_re, a_im, x0_re, x0_im)
+        return
+    sizes, work = _size(q)
+    gates, entering, states = [a_re], [x0_re], [h_re.expand(q.shape)]
+    if a_im is not None:
+        gates, entering, states = [a_re, a_im], [x0_re, x0_im], [*states, h_im.expand(q.shape)]
+    inputs = (*map(describe, (q, k, v, *gates)), *addresses(*entering))
+    _launch(q, a_re, a_im is not None).forward(*inputs, *map(describe, (y, *states)), *sizes, **work)
+
+
+def _allocate_back(  # type: ignore[no-untyped-def]
+    dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
+):
+    inputs = [q, k, v, a_re, x0_re] if a_im is None else [q, k, v, a_re, a_im, x0_re, x0_im]
+    return [x.new_empty(x.shape) for x in inputs]
+
+
+def _run_back(  # type: ignore[no-untyped-def]
+    gradients, dy, dh_re, dh_im, dlast_re, dlast_im, q, k, v, a_re, a_im, x0_re, x0_im, h_re, h_im, backend
+):
+    planes = 1 if a_im is None else 2
+    carries = gradients[-planes:]
+    for carry, dlast in zip(carries, (dlast_re, dlast_im)):
+        carry.zero_() if dlast is None else carry.copy_(dlast)
+    if q.numel() == 0:
+        return
+    nothing = a_re.new_zeros(1, 1, q.shape[2]).expand(q.shape)
+    dy = q.new_zeros(1, 1, q.shape[2]).expand(q.shape) if dy is None else dy
+    dh = [nothing if x is None else x for x in (dh_re, dh_im)[:planes]]
+    q, k, v, dy = (last_dim_contiguous(x) for x in (q, k, v, dy))
+    gates = [last_dim_contiguous(x) for x in (a_re, a_im)[:planes]]
+    dh = [last_dim_contiguous(x) for x in dh]
+    entering, states = [x.contiguous() for x in (x0_re, x0_im)[:planes]], [h_re.contiguous(), h_im.contiguous()]
+    if q.is_cuda or backend == "triton":
+        from recurra.ops.gate_loop import triton as triton_kernels
+
+        (a_re, a_im), (x0_re, x0_im), (dh_re, dh_im) = ((*x, None)[:2] for x in (gates, entering, dh))
+        h_re, h_im = states
+        triton_kernels.backward_into(gradients, dy, q, k, v, a_re, a_im, h_re, h_im, x0_re, x0_im, dh_re, dh_im)
+        return
+    sizes, work = _size(q)
+    inputs = (*map(describe, (dy, q, k, v, *gates, *states[:planes])), *addresses(*entering), *map(describe, dh))
+    outputs = (*map(describe, gradients[:-planes]), *addresses(*carries))
+    _launch(q, a_re, a_im is not None).backward(*inputs, *outputs, *sizes, **work)
+
+
+_operator = Operator(
+    "gate_loop_fused(Tensor q, Tensor k, Tensor v, Tensor a_re, Tensor? a_im, Tensor x0_re, Tensor? x0_im, "
+    "bool keep_states, str backend='auto') -> (Tensor, Tensor, Tensor)",
+    check=_check,
+    allocate=_allocate,
+    run=_run,
+    flops=lambda q, k, v, a_re, a_im, *_: math.prod(q) * (4 if a_im is None else 9),
+    devices=("CPU", "CUDA"),
+)
+_back = Operator(
+    "gate_loop_fused_backward(Tensor? dy, Tensor? dh_re, Tensor? dh_im, Tensor? dlast_re, Tensor? dlast_im, Tensor q, "
+    "Tensor k, Tensor v, Tensor a_re, Tensor? a_im, Tensor x0_re, Tensor? x0_im, Tensor h_re, Tensor h_im, "
+    "str backend='auto') -> Tensor[]",
+    check=_check_back,
+    allocate=_allocate_back,
+    run=_run_back,
+    flops=lambda dy, dh_re, dh_im, dl_re, dl_im, q, k, v, a_re, a_im, *_: math.prod(q) * (8 if a_im is None else 19),
+    devices=("CPU", "CUDA"),
+)
+
+
+def _forward(keep, *arguments):  # type: ignore[no-untyped-def]
+    *inputs, keep_states, backend = arguments
+    y, h_re, h_im = _operator(*inputs, keep or keep_states, backend)
+    last_im = h_im.clone() if inputs[4] is None else h_im[:, -1].clone()
+    return (y, h_re, h_im, h_re[:, -1].clone(), last_im), (*inputs, h_re, h_im)
+
+
+def _backward(gradients, saved, needs, keep_states, backend):  # type: ignore[no-untyped-def]
+    if saved[4] is not None:
+        return _back(*gradients, *saved, backend)
+    dy, dh_re, _, dlast_re, _ = gradients
+    dq, dk, dv, da, dx0 = _back(dy, dh_re, None, dlast_re, None, *saved, backend)
+    return dq, dk, dv, da, None, dx0, None
+
+
+def _reference(q, k, v, a_re, a_im, x0_re, x0_im, *options):  # type: ignore[no-untyped-def]
+    result = _fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
+    return result.y, *result.states, *result.last
+
+
+def _by_scan(q, k, v, a_re, a_im, x0_re, x0_im, keep_states, backend):  # type: ignore[no-untyped-def]
+    scan = lambda a, b, h0: differentiable_scan(a, b, h0, False, backend)  # noqa: E731
+    result = _around_scan(scan, q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
+    return result.y, *result.states, *result.last
+
+
+_fused = Differentiable(_forward, _backward, n_inputs=7, reference=_reference, transformed=_by_scan)
+
+
+def _record(*arguments):  # type: ignore[no-untyped-def]
+    y, h_re, h_im, _, _ = _fused(*arguments)  # all states, which the gradient needs
+    if arguments[-2]:
+        return y, h_re, h_im
+    return y, h_re[:, -1:], h_im if arguments[4] is None else h_im[:, -1:]
+
+
+_operator.record = _record
+
+
+# --- from magnitude and phase to the two planes of a complex transition (GateLoop (25)) ---
+
+
+def polar_planes(magnitude: Float[Tensor, "*shape"], phase: Float[Tensor, "*shape"]) -> Planes:
+    """Return the planes of a = magnitude * exp(i phase) (GateLoop (25)); the phase is in radians."""
+    re, im, *_ = _polar_planes(magnitude, phase)
+    return Planes(re, im)
+
+
+def _polar_forward(keep: bool, magnitude: Tensor, phase: Tensor) -> tuple[tuple, tuple]:
+    cos, sin = phase.cos(), phase.sin()
+    results = magnitude * cos, magnitude * sin, cos, sin
+    return results, results
+
+
+def _polar_backward(gradients: tuple, saved: tuple, needs: object = None) -> tuple[Tensor, Tensor]:
+    """Reuse all four results, instead of computing sine and cosine again."""
+    (d_re, d_im, d_cos, d_sin), (re, im, cos, sin) = gradients, saved
+    d_re, d_im = (torch.zeros_like(re) if d is None else d for d in (d_re, d_im))
+    d_phase = torch.addcmul(d_im * re, d_re, im, value=-1)
+    if d_cos is not None:  # only if this backward pass is differentiated again
+        d_phase = d_phase - d_cos * sin
+    if d_sin is not None:
+        d_phase = d_phase + d_sin * cos
+    return torch.addcmul(d_re * cos, d_im, sin), d_phase
+
+
+_polar_planes = Differentiable(
+    _polar_forward,
+    _polar_backward,
+    n_inputs=2,
+    reference=lambda magnitude, phase: (magnitude * phase.cos(), magnitude * phase.sin()),
+    again=_polar_backward,
+)

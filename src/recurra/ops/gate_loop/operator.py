@@ -1,0 +1,265 @@
+"""The front door of the GateLoop operator."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from recurra.checks import kind_of, require_choice, require_layout, sentence
+from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_transitions
+from recurra.ops._operator import HALF
+from recurra.ops._toolkit.backends import choose_backend
+from recurra.ops.gate_loop import reference as modes
+from recurra.ops.gate_loop.fused import Planes, fused
+from recurra.ops.gate_loop.heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
+from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
+
+MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
+_CHUNK_STATE, _CHUNK_STATES = 256, 2**18
+"""Numbers in a head's state, and in all its states over the sequence, from which "chunk" in plain torch beats "scan":
+measured on a CPU (docs/lab-log.md), not on a GPU."""
+_REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def gate_loop(
+    q: Shaped[Tensor, "B L H d_qk"],
+    k: Shaped[Tensor, "B L H d_qk"],
+    v: Shaped[Tensor, "B L H d_v"],
+    a: Shaped[Tensor, "B L H d_a"],
+    *,
+    state: Shaped[Tensor, "N H d_qk d_v"] | None = None,
+    mode: str = "auto",
+    backend: str = "auto",
+    cu_seqlens: Int[Tensor, " borders"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "N H d_qk d_v"]]:
+    """Compute h_n = h_{n-1} a_n + k_n^T v_n, y_n = q_n h_n (GateLoop (7)-(9)).
+
+    For d_h > 1 GateLoop (7) lets a_n act on the value side and GateLoop (15)-(21) on the key side; they agree when a_n
+    is one scalar per head. Here a_n is that scalar, or a vector on the key side.
+
+    Args:
+        q, k: queries and keys, real or complex.
+        v: values, real or complex.
+        a: transitions, real or complex, d_a = 1 (one per head) or d_qk (one per key channel).
+        state: h_0, zeros if None.
+        mode: how to compute it; all modes give the same result.
+            "recurrent": step by step in plain torch, in the memory of one state.
+            "scan": a linear scan over all states, in O(L H d_qk d_v) memory.
+            "chunk": attention inside chunks of 64 steps and the recurrence between them, in matrix products, in
+                O(L H (d_qk + d_v + 64)) memory for heads of up to 64 x 64. Triton has kernels for float32, float16 and
+                bfloat16 and heads of up to 128 channels (64 if a, state or an input is complex). For anything else,
+                "auto" uses plain torch on a GPU too, and "triton" raises. Numba's kernels take all sizes and types:
+                they walk through time, with chunks only in the backward pass, and take less memory than that.
+            "attention": the O(L^2) surrogate attention, GateLoop (14)-(21).
+            "fused": one kernel forward and one backward, for d_qk = d_v = 1 and real q, k, v.
+            "auto": "fused" if it applies and everything is real; else "recurrent" for a single step, "chunk" for heads
+                with more than one channel by Numba's kernels, and otherwise for large states of long sequences
+                (d_qk d_v >= 256 and L d_qk d_v >= 2^18), and "scan" for the rest. "scan" also if torch.export traces
+                it for any length.
+        backend: as for `recurra.linear_scan`. "scan", "chunk" and "fused" have kernels.
+        cu_seqlens: the borders of N packed sequences in the inputs (1, T, H, d): N + 1 ascending integers from 0 to T.
+            Each sequence is computed as it would be alone, from its own h_0 (N, H, d_qk, d_v) to its own h_L
+            (`recurra.lengths.PackedSequences`); nothing passes from one to another.
+        reset: True where a sequence of the batch starts anew: that step is the first of a new one, from zeros. These
+            are transitions of 0: no gradient passes, but 0 times NaN or infinity is NaN.
+
+    Returns:
+        y, complex if an input is, and h_L. float16 and bfloat16 are computed in float32; a real y has the type of q, k
+        and v, and the state is float32 or better.
+
+    Raises:
+        TypeError: an argument is not a tensor of floating-point or complex numbers.
+        ValueError: shapes or devices do not fit, the mode or the backend does not exist or is not for such inputs.
+        RuntimeError: the backend cannot run here, or the mode does not have it.
+    """
+    _check(q, k, v, a, state, mode, cu_seqlens)
+    if reset is not None:
+        check_reset(q, reset, cu_seqlens)
+        a = cut_transitions(a, reset, a.dim())
+    if cu_seqlens is not None:
+        return _packed(q, k, v, a, state, cu_seqlens, mode, backend)
+    return _compute(q, k, v, a, state, mode, backend)
+
+
+def _compute(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Convert the arguments, which are checked, to their dtypes, and run the mode."""
+    chosen = _choose_mode(mode, q, k, v, a, state, backend)
+    if mode in ("recurrent", "attention") and backend not in ("auto", "reference"):
+        expected = f"'auto' or 'reference' for mode {mode!r}, which is plain torch"
+        raise RuntimeError(sentence("backend", repr(backend), expected))
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    compute = _compute_dtype(q, k, v, a, state)
+    by_kernels = chosen == "chunk" and _chunk_has_kernels(q, v, compute, backend)
+    if not (by_kernels and q.dtype == k.dtype == v.dtype in HALF):
+        q, k, v = (x.to(compute if x.is_complex() else _REAL_OF.get(compute, compute)) for x in (q, k, v))
+    a = a.to(compute)
+    if state is None:
+        state = a.new_zeros((q.shape[0], *q.shape[2:], v.shape[3]))
+    state = state.to(compute)
+    if 0 in (q.numel(), v.numel()):
+        y, last = (q * k * a).sum(-1, keepdim=True) * v, state
+    elif by_kernels:
+        y, last = chunk_by_kernels(q, k, v, a, state)
+    else:
+        # Autocast would run the matrix products of "chunk" and "attention" in bfloat16.
+        with torch.autocast(a.device.type, enabled=False):
+            y, last = _MODES[chosen](q, k, v, a, state, backend)
+    return (y.to(given) if given in HALF and not y.is_complex() else y), last
+
+
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, cu_seqlens: Tensor, mode: str, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Pad the sequences into batches; after the end of each, a = 1 and k = 0 keep its state as it is."""
+    packed, chosen = PackedSequences(cu_seqlens, q), _choose_mode(mode, q, k, v, a, state, backend)
+    if mode == "auto" and chosen == "recurrent":  # a mode of plain torch, which the caller has not asked for
+        backend = "auto"
+    inputs = [packed.padded(x, padding) for x, padding in ((q, 0.0), (k, 0.0), (v, 0.0), (a, 1.0))]
+    outputs, states = [], []
+    for *batch, h0 in zip(*inputs, packed.states(state)):
+        y, last = gate_loop(*batch, state=h0, mode=chosen, backend=backend)
+        outputs.append(y)
+        states.append(last)
+    return packed.packed(outputs), packed.in_order(states)
+
+
+def gate_loop_real_part(
+    q: Shaped[Tensor, "B L H d_qk"],
+    k: Shaped[Tensor, "B L H d_qk"],
+    v: Shaped[Tensor, "B L H d_v"],
+    a: Planes,
+    *,
+    state: Shaped[Tensor, "B H d_qk d_v"],
+    backend: str = "auto",
+) -> tuple[Shaped[Tensor, "B L H d_v"], Shaped[Tensor, "B H d_qk d_v"]]:
+    """Compute Re(y) and h_L of `gate_loop` for real q, k, v and a in planes, as the layer does (GateLoop App. C).
+
+    The imaginary half of y is never formed. For d_h = 1 the kernels take q, k and v in their own type, bfloat16 too.
+
+    Raises:
+        ValueError: a tensor has another shape or device than above; for d_h = 1, `state` has another type than a.
+    """
+    if not (q.shape[-1] == v.shape[-1] == 1 and q.numel()):
+        if a.im is not None:
+            require_layout("a.im", a.im, a.re.shape, a.re.dtype, a.re.device)
+        y, last = gate_loop(q, k, v, _join(a), state=state, backend=backend)
+        return (y.real if y.is_complex() else y).to(q.dtype), last
+    plane = torch.promote_types(a.re.dtype, torch.float32)
+    _check_real_part(q, k, v, a, state, plane)
+    given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    number = given if given == torch.bfloat16 and plane == torch.float32 else plane
+    q, k, v = (x[..., 0].to(number) for x in (q, k, v))
+    gates = Planes(a.re[..., 0].to(plane), None if a.im is None else a.im[..., 0].to(plane))
+    h0 = _planes(state[..., 0, 0], a.im is not None)
+    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device))
+    return result.y[..., None].to(given), _join(result.last)[..., None, None]
+
+
+def _check_real_part(q: Tensor, k: Tensor, v: Tensor, a: Planes, state: Tensor, plane: torch.dtype) -> None:
+    """For d_h = 1: one shape for all but the state, which has the planes' type. The kernels check devices."""
+    shape = q.shape
+    if len(shape) != 4:
+        raise ValueError(sentence("q", kind_of(q), "(B, L, H, 1)"))
+    if k.shape != shape or v.shape != shape or a.re.shape != shape or (a.im is not None and a.im.shape != shape):
+        for name, tensor in (("k", k), ("v", v), ("a.re", a.re), ("a.im", a.im)):
+            if tensor is not None:
+                require_layout(name, tensor, shape, tensor.dtype, q.device)
+    number = plane if a.im is None or not state.is_complex() else torch.promote_types(plane, torch.complex64)
+    require_layout("state", state, (shape[0], shape[2], 1, 1), number, q.device)
+
+
+def _fused_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    """Run the fused kernels on tensors of one compute type; the imaginary part of y follows from the states."""
+    q, k, v = (x[..., 0] for x in (q, k, v))
+    gates, h0 = _planes(a[..., 0], a.is_complex()), _planes(state[..., 0, 0], a.is_complex())
+    result = fused(q, k, v, gates, h0, backend=choose_backend(backend, q.device), keep_states=a.is_complex())
+    y = result.y if result.states.im is None else torch.complex(result.y, q * result.states.im)
+    return y[..., None], _join(result.last)[..., None, None]
+
+
+def _chunk_mode(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    by_kernels = choose_backend(backend, q.device) == "numba"
+    return chunk_by_heads(q, k, v, a, state) if by_kernels else chunk(q, k, v, a, state, backend)
+
+
+_MODES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "recurrent": modes.recurrent,
+    "scan": modes.scan,
+    "chunk": _chunk_mode,
+    "attention": modes.attention,
+    "fused": _fused_mode,
+}
+
+
+def _chunk_has_kernels(q: Tensor, v: Tensor, compute: torch.dtype, backend: str) -> bool:
+    if choose_backend(backend, q.device) != "triton":
+        return False
+    obstacle = why_not_kernels(q.shape[-1], v.shape[-1], compute)
+    if obstacle and backend == "triton":
+        raise ValueError(sentence("backend", "'triton'", "'auto', which uses plain torch here", obstacle))
+    return not obstacle
+
+
+def _planes(x: Tensor, is_complex: bool) -> Planes:
+    if is_complex:
+        return Planes(x.real, x.imag) if x.is_complex() else Planes(x, torch.zeros_like(x))
+    return Planes(x, None)
+
+
+def _join(planes: Planes) -> Tensor:
+    return planes.re if planes.im is None else torch.complex(planes.re, planes.im)
+
+
+def _choose_mode(
+    mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None, backend: str = "auto"
+) -> str:
+    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto" for this backend.
+
+    Raises:
+        ValueError: the mode is "fused", which does not take such inputs.
+    """
+    obstacle = ""
+    if q.shape[-1] != 1 or v.shape[-1] != 1:
+        obstacle = f"'fused' takes d_qk = d_v = 1, not {q.shape[-1]} and {v.shape[-1]}"
+    elif q.is_complex() or k.is_complex() or v.is_complex():
+        obstacle = "'fused' takes real q, k and v"
+    if mode == "fused" and obstacle:
+        raise ValueError(sentence("mode", "'fused'", "'auto' or another mode", obstacle))
+    if mode != "auto":
+        return mode
+    # For complex outputs "fused" keeps all states and multiplies once more: "scan" is 1.2 to 1.6 times as fast.
+    if not obstacle and not any(x is not None and x.is_complex() for x in (a, state)):
+        return "fused"
+    if isinstance(q.shape[1], torch.SymInt):  # traced for any length, short or long
+        return "scan"
+    if q.shape[1] == 1:
+        return "recurrent"
+    per_state = q.shape[3] * v.shape[3]
+    if per_state > 1 and choose_backend(backend, q.device) == "numba":
+        return "chunk"
+    return "chunk" if per_state >= _CHUNK_STATE and q.shape[1] * per_state >= _CHUNK_STATES else "scan"
+
+
+def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, cu_seqlens: Tensor | None
+) -> None:
+    require_choice(MODES, mode=mode)
+    check_inputs(q, k, v, a)
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, *q.shape[:2])
+    if state is not None:
+        check_numbers("state", state, q, "(B, H, d_qk, d_v)")
+        n_states = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        check_shape("state", state, (n_states, *q.shape[2:], v.shape[3]))

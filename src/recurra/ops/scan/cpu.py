@@ -1,0 +1,210 @@
+"""The linear recurrence on the CPU, as fast as the memory: one kernel for wide rows, one for narrow rows."""
+
+from functools import cache
+
+from numba import prange
+
+from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
+from recurra.ops._toolkit.vectors import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
+
+# --- the linear recurrence on the CPU, as fast as the memory ---
+#
+#     forward   h_t = a_t h_{t-1} + b_t
+#     backward  g_t = dh_t + conj(a_{t+1}) g_{t+1};  db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
+#
+# A job walks over time through whole rows (all channels of a step), so that it reads and writes its arrays from end
+# to end: only along such streams does the hardware fetch ahead, and a walk down a narrow tile of channels ran at a
+# third of the speed. The state needs no registers: the row written last is still in the first-level cache. (Narrow
+# rows, where it does need them, have kernels of their own in `recurra.ops.scan.cpu`.) If there are fewer sequences
+# than threads, jobs split the rows.
+#
+# A tensor is passed as (address, batch stride, time stride), with its channels next to each other. Strides and rows
+# count floats, so a row of D complex channels is 2 D wide.
+
+
+_AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
+
+
+@compile_inline
+def _recur(a, x, b, out, a_ahead, b_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
+    """out = a x + b over a part of a row; prefetches the same part of later rows."""
+    for d in range(start, stop, width_of(lanes)):
+        prefetch(a, d + a_ahead, lanes)
+        prefetch(b, d + b_ahead, lanes)
+        prefetch(out, d + out_ahead, lanes)
+        store(out, d, lanes, load(a, d, lanes) * load(x, d, lanes) + load(b, d, lanes))
+
+
+@compile_inline
+def _recur_back(a, g, dh, out, a_ahead, dh_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
+    """out = conj(a) g + dh over a part of a row."""
+    for d in range(start, stop, width_of(lanes)):
+        prefetch(a, d + a_ahead, lanes)
+        prefetch(dh, d + dh_ahead, lanes)
+        prefetch(out, d + out_ahead, lanes)
+        store(out, d, lanes, conjugate(load(a, d, lanes)) * load(g, d, lanes) + load(dh, d, lanes))
+
+
+@compile_inline
+def _product(g, x, out, x_ahead, out_ahead, start, stop, lanes):  # type: ignore[no-untyped-def]
+    """out = g conj(x) over a part of a row."""
+    for d in range(start, stop, width_of(lanes)):
+        prefetch(x, d + x_ahead, lanes)
+        prefetch(out, d + out_ahead, lanes)
+        store(out, d, lanes, load(g, d, lanes) * conjugate(load(x, d, lanes)))
+
+
+def _make_forward(wide: Lanes, narrow: Lanes) -> Kernel:
+    size = wide.n_bytes
+
+    def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+        """Fill h at the times first, first + step, ... for every sequence; a job takes `span` floats of each row."""
+        (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
+        spans = (row + span - 1) // span
+        ahead = step * max(1, _AHEAD // row)
+        for job in prange(batch * spans):
+            sequence, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // WIDTH * WIDTH
+            a_at = a_start + size * (sequence * a_batch + first * a_time)
+            b_at = b_start + size * (sequence * b_batch + first * b_time)
+            at, before = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
+            for _ in range(length):
+                _recur(a_at, before, b_at, at, ahead * a_time, ahead * b_time, ahead * h_time, start, middle, wide)
+                _recur(a_at, before, b_at, at, 0, 0, 0, middle, stop, narrow)
+                before = at
+                a_at, b_at, at = a_at + size * step * a_time, b_at + size * step * b_time, at + size * step * h_time
+
+    return Kernel(forward)
+
+
+def _make_backward(wide: Lanes, narrow: Lanes) -> Kernel:
+    size = wide.n_bytes
+
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+        """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
+        (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
+        spans = (row + span - 1) // span
+        ahead = step * max(1, _AHEAD // row)
+        for job in prange(batch * spans):
+            sequence, start = job // spans, (job % spans) * span
+            stop = min(row, start + span)
+            middle = start + (stop - start) // WIDTH * WIDTH
+            dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
+            a_at = a_start + size * (sequence * a_batch + last * a_time)
+            offset, entering = size * (sequence * h_batch + last * h_time), size * sequence * row
+            for d in range(start, stop, width_of(narrow)):
+                store(db + offset, d, narrow, load(dh_at, d, narrow))
+            for _ in range(1, length):
+                g, before = db + offset, offset + size * step * h_time
+                _product(g, h_start + before, da + offset, ahead * h_time, ahead * h_time, start, middle, wide)
+                _product(g, h_start + before, da + offset, 0, 0, middle, stop, narrow)
+                dh_at += size * step * dh_time
+                a_far, dh_far, h_far = ahead * a_time, ahead * dh_time, ahead * h_time
+                _recur_back(a_at, g, dh_at, db + before, a_far, dh_far, h_far, start, middle, wide)
+                _recur_back(a_at, g, dh_at, db + before, 0, 0, 0, middle, stop, narrow)
+                a_at, offset = a_at + size * step * a_time, before
+            _product(db + offset, h0 + entering, da + offset, 0, 0, start, middle, wide)
+            _product(db + offset, h0 + entering, da + offset, 0, 0, middle, stop, narrow)
+            _product(db + offset, a_at, dh0 + entering, 0, 0, start, middle, wide)
+            _product(db + offset, a_at, dh0 + entering, 0, 0, middle, stop, narrow)
+
+    return Kernel(backward)
+
+
+@cache
+def scan_kernels(number: str, is_complex: bool) -> KernelPair:
+    """Return the kernels for "float32" or "float64", real or interleaved complex; they compile when first called."""
+    lanes = Lanes(number, WIDTH, is_complex), Lanes(number, 2 if is_complex else 1, is_complex)
+    return KernelPair(_make_forward(*lanes), _make_backward(*lanes))
+
+
+# --- the linear recurrence on the CPU for narrow rows: the state of a whole row stays in registers ---
+#
+# If a row is only a few numbers wide, reading back the row that was written last takes longer than all the arithmetic
+# of a step (it waits for the store), and most of a wide vector would be empty. Here a row is two vectors of width W,
+# the largest power of two below the row's length: one starts where the row starts, the other ends where it ends.
+# Where they overlap, both compute and store the same numbers.
+#
+# The arguments are those of the kernels for wide rows (`recurra.ops.scan.cpu`). So are the operations on each
+# number, and with them the results, bit for bit. A job takes whole rows: `span` is always the row.
+
+
+WIDEST_ROW = 63
+"""Floats in the widest row for these kernels; wider rows are as fast or faster with the state in the cache."""
+
+_NARROW_KERNELS_AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched, if as long as a cache line
+
+
+def vector_width(row: int, is_complex: bool) -> int:
+    """Return the width of the two vectors that cover a row of `row` floats: at least half of it."""
+    return max(2 if is_complex else 1, 1 << ((row - 1).bit_length() - 1) if row > 1 else 1)
+
+
+def _narrow_kernels_make_forward(lanes: Lanes) -> Kernel:
+    size, width = lanes.n_bytes, lanes.width
+
+    def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
+        """Fill h at the times first, first + step, ... for every sequence."""
+        (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
+        end, ahead = row - width, step * max(1, _NARROW_KERNELS_AHEAD // row)
+        for sequence in prange(batch):
+            a_at = a_start + size * (sequence * a_batch + first * a_time)
+            b_at = b_start + size * (sequence * b_batch + first * b_time)
+            at, entering = h_start + size * (sequence * h_batch + first * h_time), h0 + size * sequence * row
+            left, right = load(entering, 0, lanes), load(entering, end, lanes)
+            for _ in range(length):
+                prefetch(a_at, ahead * a_time, lanes)
+                prefetch(b_at, ahead * b_time, lanes)
+                prefetch(at, ahead * h_time, lanes)
+                left = load(a_at, 0, lanes) * left + load(b_at, 0, lanes)
+                right = load(a_at, end, lanes) * right + load(b_at, end, lanes)
+                store(at, 0, lanes, left)
+                store(at, end, lanes, right)
+                a_at, b_at, at = a_at + size * step * a_time, b_at + size * step * b_time, at + size * step * h_time
+
+    return Kernel(forward)
+
+
+def _narrow_kernels_make_backward(lanes: Lanes) -> Kernel:
+    size, width = lanes.n_bytes, lanes.width
+
+    def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
+        """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
+        (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
+        end, ahead = row - width, step * max(1, _NARROW_KERNELS_AHEAD // row)
+        for sequence in prange(batch):
+            dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
+            a_at = a_start + size * (sequence * a_batch + last * a_time)
+            offset, entering = size * (sequence * h_batch + last * h_time), size * sequence * row
+            left, right = load(dh_at, 0, lanes), load(dh_at, end, lanes)
+            for _ in range(1, length):
+                before = offset + size * step * h_time
+                prefetch(a_at, ahead * a_time, lanes)
+                prefetch(dh_at, ahead * dh_time, lanes)
+                prefetch(h_start + before, ahead * h_time, lanes)
+                prefetch(da + offset, ahead * h_time, lanes)
+                prefetch(db + offset, ahead * h_time, lanes)
+                store(db + offset, 0, lanes, left)
+                store(db + offset, end, lanes, right)
+                store(da + offset, 0, lanes, left * conjugate(load(h_start + before, 0, lanes)))
+                store(da + offset, end, lanes, right * conjugate(load(h_start + before, end, lanes)))
+                dh_at += size * step * dh_time
+                left = conjugate(load(a_at, 0, lanes)) * left + load(dh_at, 0, lanes)
+                right = conjugate(load(a_at, end, lanes)) * right + load(dh_at, end, lanes)
+                a_at, offset = a_at + size * step * a_time, before
+            store(db + offset, 0, lanes, left)
+            store(db + offset, end, lanes, right)
+            store(da + offset, 0, lanes, left * conjugate(load(h0 + entering, 0, lanes)))
+            store(da + offset, end, lanes, right * conjugate(load(h0 + entering, end, lanes)))
+            store(dh0 + entering, 0, lanes, left * conjugate(load(a_at, 0, lanes)))
+            store(dh0 + entering, end, lanes, right * conjugate(load(a_at, end, lanes)))
+
+    return Kernel(backward)
+
+
+@cache
+def narrow_kernels(number: str, width: int, is_complex: bool) -> KernelPair:
+    """Return the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
+    lanes = Lanes(number, width, is_complex)
+    return KernelPair(_narrow_kernels_make_forward(lanes), _narrow_kernels_make_backward(lanes))

@@ -1,0 +1,401 @@
+"""The linear recurrence as torch operators: the kernels, their shapes for tracing, and every kind of derivative.
+
+    recurra::linear_scan            h_t = a_t h_{t-1} + b_t       tensors (B, L, D), h0 (B, D), one floating dtype
+    recurra::linear_scan_backward   the gradients for a, b, h0
+
+On the CPU they run Numba's kernels, or Triton's in its interpreter if backend is "triton"; on CUDA Triton's. They check
+every tensor before they take an address. `differentiable_scan` wraps derivatives around them.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from recurra.checks import kind_of, require_layout, require_tensor, sentence
+from recurra.lengths import check_cu_seqlens, check_reset, cut_transitions, start_anew
+from recurra.ops._operator import (
+    HALF,
+    Differentiable,
+    Operator,
+    describe,
+    has_numbers,
+    last_dim_contiguous,
+    span_of_job,
+    transforms_are_active,
+)
+from recurra.ops._toolkit.backends import choose_backend
+from recurra.ops._toolkit.launch import empty_result
+from recurra.ops.scan.reference import linear_scan_reference
+
+_COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _kernels(dtype: torch.dtype, row: int, batch: int) -> tuple[Any, int]:
+    """Choose the kernels for rows of `row` floats, and the number of floats of each row that a job takes."""
+    from recurra.ops.scan.cpu import WIDEST_ROW, narrow_kernels, scan_kernels, vector_width
+
+    number = "float64" if dtype in (torch.float64, torch.complex128) else "float32"
+    if row <= WIDEST_ROW:
+        return narrow_kernels(number, vector_width(row, dtype.is_complex), dtype.is_complex), row
+    return scan_kernels(number, dtype.is_complex), span_of_job(row, batch)
+
+
+def _check(name: str, first: Tensor, others: dict[str, Tensor], h0: Tensor) -> None:
+    """Refuse what the kernels cannot take: all tensors are (B, L, D), h0 (B, D), of one type and on one device."""
+    shape, dtype, device = first.shape, first.dtype, first.device
+    if len(shape) != 3 or dtype not in _COMPUTED:
+        raise ValueError(sentence(name, kind_of(first), "float32, float64, complex64 or complex128 (B, L, D)"))
+    for other, tensor in others.items():
+        require_layout(other, tensor, shape, dtype, device)
+    require_layout("h0", h0, (shape[0], shape[2]), dtype, device)
+
+
+def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
+    """Run the forward kernel into `h` (B, L, D), which is contiguous.
+
+    h can be a or b itself: the kernels read a number of either before they write its place. h0 can lie anywhere.
+
+    Raises:
+        ValueError: a tensor does not have b's shape, type and device, h is not contiguous, or h overlaps a or b in any
+            other way.
+    """
+    _check("b", b, {"a": a, "h": h}, h0)
+    if not h.is_contiguous() or h.is_conj() or h.is_neg():
+        raise ValueError(sentence("h", f"a view with strides {h.stride()}", "a contiguous tensor"))
+    if b.numel() == 0:
+        return
+    start, end = _stretch(h)
+    for name, tensor in (("a", a), ("b", b)):
+        if _overlaps(tensor, start, end) and not _is_same_memory(tensor, h):
+            fitting = f"memory of its own, or exactly that of {name}"
+            raise ValueError(sentence("out", f"memory that {name} overlaps", fitting))
+    _scan_into(h, a, b, h0.clone() if _overlaps(h0, start, end) else h0, reverse)
+
+
+def _stretch(tensor: Tensor) -> tuple[int, int]:
+    """Return the first address of the memory that a tensor reaches over, and the address after it."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlaps(tensor: Tensor, start: int, end: int) -> bool:
+    first, last = _stretch(tensor)
+    return first < end and start < last
+
+
+def _is_same_memory(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors of one shape and type have every number in the same place."""
+    strides = zip(x.shape, x.stride(), y.stride())
+    same = x.data_ptr() == y.data_ptr() and all(n == 1 or one == other for n, one, other in strides)
+    return same and not x.is_conj() and not x.is_neg()
+
+
+def _scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> None:
+    batch, length, channels = b.shape
+    if b.numel() == 0:
+        return
+    a, b, h0 = (
+        last_dim_contiguous(a),
+        last_dim_contiguous(b),
+        h0.resolve_conj().resolve_neg().contiguous(),
+    )
+    row = channels * (2 if b.is_complex() else 1)
+    kernels, span = _kernels(b.dtype, row, batch)
+    first, step = (length - 1, -1) if reverse else (0, 1)
+    kernels.forward(
+        *(describe(a), describe(b), h0.data_ptr(), describe(h), batch, length, row, span, first, step),
+        jobs=batch * -(-row // span),
+        work=batch * length * row,
+    )
+
+
+def _run(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
+    if b.numel() and (b.is_cuda or backend == "triton"):
+        from recurra.ops.scan import triton as triton_kernels
+
+        triton_kernels.scan_into(h, a, b, h0, reverse)
+    else:
+        _scan_into(h, a, b, h0, reverse)
+
+
+def _run_back(results: tuple, dh: Tensor, a: Tensor, h: Tensor, h0: Tensor, reverse: bool, backend: str) -> None:
+    da, db, dh0 = results
+    batch, length, channels = h.shape
+    if h.numel() == 0:
+        dh0.zero_()
+        return
+    if h.is_cuda or backend == "triton":
+        from recurra.ops.scan import triton as triton_kernels
+
+        triton_kernels.scan_back_into(da, db, dh0, dh, a, h, h0, reverse)
+        return
+    dh, a, h = last_dim_contiguous(dh), last_dim_contiguous(a), h.resolve_conj().contiguous()
+    h0 = h0.resolve_conj().resolve_neg().contiguous()
+    row = channels * (2 if h.is_complex() else 1)
+    kernels, span = _kernels(h.dtype, row, batch)
+    last, step = (0, 1) if reverse else (length - 1, -1)
+    kernels.backward(
+        *(describe(dh), describe(a), describe(h), h0.data_ptr(), da.data_ptr(), db.data_ptr(), dh0.data_ptr()),
+        *(batch, length, row, span, last, step),
+        jobs=batch * -(-row // span),
+        work=batch * length * row,
+    )
+
+
+# FLOPs are counted for real numbers: a formula sees only shapes, and a complex step costs 8.
+_scan = Operator(
+    "linear_scan(Tensor a, Tensor b, Tensor h0, bool reverse, str backend='auto') -> Tensor",
+    check=lambda a, b, h0, *_: _check("b", b, {"a": a}, h0),
+    allocate=lambda a, b, *_: empty_result(b.shape, b),
+    run=_run,
+    flops=lambda a, b, *_: 2 * math.prod(b),
+    devices=("CPU", "CUDA"),
+)
+_scan_back = Operator(
+    "linear_scan_backward(Tensor dh, Tensor a, Tensor h, Tensor h0, bool reverse, str backend='auto') -> "
+    "(Tensor, Tensor, Tensor)",
+    check=lambda dh, a, h, h0, *_: _check("h", h, {"dh": dh, "a": a}, h0),
+    allocate=lambda dh, a, h, h0, *_: (empty_result(h.shape, h), empty_result(h.shape, h), empty_result(h0.shape, h0)),
+    run=_run_back,
+    flops=lambda dh, *_: 3 * math.prod(dh),
+    devices=("CPU", "CUDA"),
+)
+
+
+def previous_states(h: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    """Return the state that enters each step: h shifted by one, with h0 first (last if `reverse`)."""
+    entering = h0.unsqueeze(1)
+    return torch.cat([h[:, 1:], entering], 1) if reverse else torch.cat([entering, h[:, :-1]], 1)
+
+
+def _forward(keep: bool, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> tuple[tuple, tuple]:
+    h = _scan(a, b, h0, reverse, backend)
+    return (h,), (a, h0, h)
+
+
+def _backward(gradients: tuple, saved: tuple, needs: tuple, reverse: bool, backend: str) -> tuple:
+    a, h0, h = saved
+    return _scan_back(gradients[0], a, h, h0, reverse, backend)
+
+
+def _backward_again(gradients: tuple, saved: tuple, reverse: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients, first and higher, are a scan in the other direction."""
+    (dh,), (a, h0, h) = gradients, saved
+    nothing = torch.zeros_like(a[:, :1])
+    later_a = torch.cat([nothing, a[:, :-1]], 1) if reverse else torch.cat([a[:, 1:], nothing], 1)
+    g = differentiable_scan(later_a.conj(), dh, torch.zeros_like(h0), not reverse, backend)
+    first = -1 if reverse else 0
+    return g * previous_states(h, h0, reverse).conj(), g, g[:, first] * a[:, first].conj()
+
+
+class _TransformedScan(torch.autograd.Function):
+    """The scan under torch.func: its forward derivatives are a scan, too, and so is a batch of scans."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
+        return _scan(a, b, h0, reverse, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        a, _, h0, *ctx.options = inputs
+        ctx.save_for_backward(a, h0, output)
+        ctx.save_for_forward(a, h0, output)
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward_again((dh,), ctx.saved_tensors, *ctx.options), None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, a_tangent: Tensor | None, b_tangent: Tensor | None, h0_tangent: Tensor | None, *_: None
+    ) -> Tensor:
+        a, h0, h = (forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+        # Inside a rule torch switches forward derivatives off, even those of a surrounding jvp, whose share of the
+        # second derivative would silently be zero.
+        with forward_ad._set_fwd_grad_enabled(True):
+            drive = torch.zeros_like(h) if b_tangent is None else b_tangent
+            if a_tangent is not None:
+                drive = drive + a_tangent * previous_states(h, h0, ctx.options[0])
+            entering = torch.zeros_like(h0) if h0_tangent is None else h0_tangent
+            return _TransformedScan.apply(a, drive, entering, *ctx.options)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str
+    ) -> tuple[Tensor, int]:
+        mapped = [
+            x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip((a, b, h0), in_dims)
+        ]
+        h = _TransformedScan.apply(*(x.flatten(0, 1) for x in mapped), reverse, backend)
+        return h.unflatten(0, (info.batch_size, -1)) if h.numel() else torch.zeros_like(mapped[1]), 0
+
+
+_with_derivatives = Differentiable(
+    _forward,
+    _backward,
+    n_inputs=3,
+    reference=lambda a, b, h0, reverse, _: (linear_scan_reference(a, b, h0, reverse),),
+    again=_backward_again,
+    transformed=lambda *arguments: (_TransformedScan.apply(*arguments),),
+)
+
+
+def differentiable_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str) -> Tensor:
+    """Run the kernels of `backend` with derivatives of every kind around them."""
+    return _with_derivatives(a, b, h0, reverse, backend)[0]
+
+
+_scan.record = differentiable_scan
+
+
+# --- the front door of the linear recurrence h_t = a_t h_{t-1} + b_t ---
+
+
+_COMPUTED_AS_THEY_ARE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def linear_scan(
+    a: Tensor,
+    b: Shaped[Tensor, "B L *channels"],
+    h0: Shaped[Tensor, "N *channels"] | None = None,
+    *,
+    reverse: bool = False,
+    backend: str = "auto",
+    out: Tensor | None = None,
+    cu_seqlens: Int[Tensor, " borders"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+) -> Shaped[Tensor, "B L *channels"]:
+    """Compute h_t = a_t h_{t-1} + b_t along dimension 1 (GateLoop (7); notes, linear RNN).
+
+    Args:
+        a: the transitions, of any shape that broadcasts to b's: (B, L, *channels), (L, *channels), (*channels,) ...
+        b: the inputs, (B, L, *channels).
+        h0: the state before the first step (after the last one if `reverse`), (B, *channels); zeros if None.
+        reverse: walk from the last step to the first: h_t = a_t h_{t+1} + b_t.
+        backend: "reference" (plain torch, any device), "numba" (CPU), "triton" (CUDA; on the CPU only in Triton's
+            interpreter, for tests), or "auto", the fastest that can run here. A backend named explicitly runs or
+            raises.
+        out: a tensor like the result, to write it into; only for the CPU kernel and where no gradient is needed. It
+            saves the page faults of fresh memory, which take most of the time of a large result (without `out`, huge
+            pages reduce them where the system gives any). `out` can be a or b itself, and h0 can lie in it; it must
+            not overlap a or b in any other way.
+        cu_seqlens: the borders of N packed sequences in b (1, T, *channels): N + 1 ascending integers from 0 to T. The
+            recurrence starts again at each, from its own h0 (N, *channels). It is still one scan, with transitions of 0
+            at the borders: no gradient crosses them, but 0 times NaN or infinity is NaN, which spreads to the sequences
+            that follow. The states after the sequences are h[0, cu_seqlens[1:] - 1] if none is empty.
+        reset: True where a sequence starts: that step is its first, from zeros (in either direction, no state passes
+            between it and the step before). These are transitions of 0 too, as at borders.
+
+    Returns:
+        h, (B, L, *channels), in the type that a, b and h0 promote to. float16 and bfloat16 are computed in float32.
+
+    Every backend can be differentiated in a, b and h0 any number of times. On the CPU kernel a real scan equals the
+    reference bit for bit, NaN and infinity included.
+
+    Raises:
+        TypeError: an argument is not a tensor, or has an integer type.
+        ValueError: shapes or devices do not fit, `out` overlaps an input, or the backend does not exist.
+        RuntimeError: the backend cannot run here, or `out` is given where it is not supported.
+
+    >>> linear_scan(torch.tensor([0.5]), torch.ones(1, 4, 1)).flatten()
+    tensor([1.0000, 1.5000, 1.7500, 1.8750])
+    """
+    dtype = common_dtype(a, b, h0)
+    check_shapes(a, b, h0, cu_seqlens)
+    if reset is not None:
+        check_reset(b, reset, cu_seqlens)
+    chosen = choose_backend(backend, b.device)
+    computed = torch.float32 if dtype in HALF else dtype
+    if out is not None:
+        _check_out(out, a, b, h0, dtype, chosen)
+    a, b, h0 = a.to(computed), b.to(computed), None if h0 is None else h0.to(computed)
+    if cu_seqlens is not None:
+        a, b, h0 = *start_anew(a, b, h0, cu_seqlens, reverse), None
+    if reset is not None:
+        a = cut_transitions(a, reset, b.dim(), reverse)
+    return _flattened(a, b, h0, reverse, chosen, out).to(dtype)
+
+
+def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: str, out: Tensor | None) -> Tensor:
+    """Run the scan with all channels as one dimension, into `out` if that is given."""
+    h0 = b.new_zeros(b.shape[:1] + b.shape[2:]) if h0 is None else h0
+    if b.numel() == 0:  # nothing to scan; the graph stays connected
+        return a * b + h0.unsqueeze(1) if out is None else out
+    batch, length = b.shape[:2]
+    flat_a = a.expand(b.shape).reshape(batch, length, -1)
+    flat_b, flat_h0 = b.reshape(batch, length, -1), h0.reshape(batch, -1)
+    if out is not None and not torch.compiler.is_compiling() and all(map(has_numbers, (out, a, b, h0))):
+        scan_into(out.view(flat_b.shape), flat_a, flat_b, flat_h0, reverse)
+        increment_version(out)  # so that a graph that has saved it refuses to go on
+        return out
+    if backend == "reference":
+        h = linear_scan_reference(flat_a, flat_b, flat_h0, reverse)
+    else:
+        h = differentiable_scan(flat_a, flat_b, flat_h0, reverse, backend)
+    return h.reshape(b.shape) if out is None else out.copy_(h.reshape(b.shape))
+
+
+def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
+    """Return the type that the arguments of a scan promote to.
+
+    Raises:
+        TypeError: an argument is not a tensor, or not of floating-point or complex numbers.
+        ValueError: an argument is on another device than b.
+    """
+    named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
+    for name, tensor in named.items():
+        require_tensor(name, tensor)
+    for name, tensor in named.items():
+        if tensor.dtype not in HALF + _COMPUTED_AS_THEY_ARE:
+            expected = "float16, bfloat16, float32, float64, complex64 or complex128"
+            raise TypeError(sentence(name, kind_of(tensor), expected, f"convert it, for example {name}.float()"))
+        if tensor.device != b.device:
+            raise ValueError(sentence(name, kind_of(tensor), f"a tensor on {b.device}, as b"))
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return dtype if h0 is None else torch.promote_types(dtype, h0.dtype)
+
+
+def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None = None) -> None:
+    """Refuse shapes that do not make a scan, of a batch or of packed sequences.
+
+    Raises:
+        TypeError: `cu_seqlens` is not a tensor of integers.
+        ValueError: a shape does not fit b's, or the borders do not fit b.
+    """
+    if b.dim() < 2:
+        raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
+    shape = tuple(b.shape)
+    if a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1])):
+        mend = "each of its dimensions, counted from the last, must be 1 or b's"
+        raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", mend))
+    n_sequences = shape[0]
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, *shape[:2])
+        n_sequences = len(cu_seqlens) - 1
+    if h0 is not None and h0.shape != (n_sequences, *shape[2:]):
+        raise ValueError(sentence("h0", kind_of(h0), f"{(n_sequences, *shape[2:])}, a state for each sequence"))
+
+
+def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torch.dtype, backend: str) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, a, b, h0)):
+        mend = "omit it or call under torch.no_grad()"
+        raise RuntimeError(sentence("out", "given where a gradient is needed", "None", mend))
+    if transforms_are_active():
+        raise RuntimeError(sentence("out", "given under torch.func or forward derivatives", "None"))
+    if backend != "numba":
+        mend = "omit it, for only the CPU kernel writes into a given tensor"
+        raise RuntimeError(sentence("out", f"given for the backend {backend!r}", "None", mend))
+    if dtype in HALF:
+        raise ValueError(sentence("out", kind_of(out), "None: float16 and bfloat16 cannot be written in place"))
+    require_layout("out", out, tuple(b.shape), dtype, b.device)
+    if not out.is_contiguous() or out.is_conj() or out.is_neg():
+        raise ValueError(sentence("out", f"a view with strides {out.stride()}", "a contiguous tensor"))

@@ -1,0 +1,104 @@
+"""A GateLoop trained on Memory Horizon: its gates close where the input says so."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from recurra.analysis.gates import GateRecord, ResetContrast, record_gates, reset_contrast
+from recurra.convert.portable import PortableModel, load_single_file
+from recurra.data.memory_horizon import MemoryHorizon, MemoryHorizonConfig
+from recurra.streams.stream import Stream
+
+__all__ = ["_HorizonModel", "memory_horizon"]
+
+
+_WEIGHTS = Path(__file__).with_name("memory-horizon.safetensors")
+_CARD = Path(__file__).with_name("memory-horizon.md")
+
+
+def memory_horizon() -> "_HorizonModel":
+    """Open the trained Memory Horizon model that comes with Recurra, on the CPU and in evaluation mode.
+
+    Raises:
+        OSError: the installation has no weights.
+        ValueError: they are damaged.
+
+    >>> horizon = memory_horizon()
+    >>> horizon.answer([2, 3, 4])  # 2 * 4 - 3
+    5
+    """
+    return _HorizonModel(load_single_file(_WEIGHTS))
+
+
+class _HorizonModel:
+    """A trained model, with the task that it was trained on.
+
+    It reads the numbers 0 to 4, and 5 for a reset. After each it answers with a number from 0 to 50, computed from all
+    numbers since the last reset (see `recurra.data.memory_horizon.memory_horizon_targets`).
+
+    model: the `LanguageModel`. step: the update after which its weights were saved.
+    """
+
+    def __init__(self, portable: PortableModel) -> None:
+        if portable.experiment is None or portable.step is None:
+            raise ValueError(f"{_WEIGHTS} does not say what its weights were trained on; expected the shipped file")
+        self.model: nn.Module = portable.model
+        self.step: int = portable.step
+        self._data = MemoryHorizonConfig(**portable.experiment["data"])
+
+    @property
+    def card(self) -> str:
+        """The model's card: what it is, how it was trained, what it reaches and what it is not for."""
+        return _CARD.read_text(encoding="utf-8")
+
+    @cached_property
+    def data(self) -> MemoryHorizon:
+        """The sequences that it was trained and tested on, drawn anew from their seed."""
+        return self._data.build()
+
+    @property
+    def reset_token(self) -> int:
+        """The token that empties the list of numbers."""
+        return self._data.largest_number + 1
+
+    def stream(self) -> Stream:
+        """Begin a stream; feed it tokens, fork it, save it."""
+        return Stream(self.model)
+
+    def answer(self, tokens: list[int]) -> int:
+        """Answer after the last of `tokens`. Raises ValueError if there are none, IndexError for other tokens."""
+        return int(self.stream().feed(tokens).argmax())
+
+    def gates(self, tokens: Int[Tensor, "B L"] | None = None) -> GateRecord:
+        """Record |a| and phase of every gate over `tokens`; None takes the first test sequence, (1, L)."""
+        return record_gates(self.model, self._test_tokens[:1] if tokens is None else tokens)
+
+    def reset_contrast(self) -> ResetContrast:
+        """Compare mean |a| at the resets of all test sequences with mean |a| elsewhere."""
+        return reset_contrast(self.gates(self._test_tokens), self.reset_token)
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """Compute the share of right answers over all steps of the test sequences."""
+        right = self.model(self._test_tokens)[0].argmax(-1) == self.data.targets[self.data.places("test")]
+        return float(right.double().mean())
+
+    def draw_gates(self, folder: Path | str) -> list[Path]:
+        """Draw |a| and phases over a test sequence into `folder` (GateLoop, Figures 5 and 8); return the files."""
+        return list(self._draw(Path(folder)))
+
+    def _draw(self, folder: Path) -> Iterator[Path]:
+        from recurra.analysis.plots.figure import save  # matplotlib takes long to import
+        from recurra.analysis.plots.gates import gate_magnitudes, gate_phases
+
+        gates = self.gates()
+        yield from save(gate_magnitudes(gates, reset_token=self.reset_token), folder, "gate-magnitudes")
+        yield from save(gate_phases(gates), folder, "gate-phases")
+
+    @property
+    def _test_tokens(self) -> Int[Tensor, "N L"]:
+        return self.data.tokens[self.data.places("test")]

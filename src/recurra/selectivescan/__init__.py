@@ -1,5 +1,0 @@
-"""The selective scan of Mamba: a diagonal recurrence of several modes a channel, with steps that the data choose."""
-
-from recurra.selectivescan.operator import selective_scan
-
-__all__ = ["selective_scan"]

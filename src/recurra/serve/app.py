@@ -1,0 +1,232 @@
+"""The server as an ASGI application, and as a process: models from runs, a socket, a log, a line on the terminal."""
+
+import json
+import logging
+import math
+import socket
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from starlette.exceptions import HTTPException
+
+from recurra import __version__
+from recurra.checks import sentence
+from recurra.serve import openai, routes
+from recurra.serve.http import LOCAL_HOSTS, ApiError, Guard, ServeSettings, page
+from recurra.serve.model import ServedModel
+from recurra.serve.scheduler import QueueFull
+from recurra.serve.service import Caller, Service, caller
+from recurra.train.process import keep_large_blocks
+from recurra.train.run import open_run
+
+_SWITCH_SECONDS = 2e-4
+"""After how long a thread that waits for the interpreter gets it. The engine waits after every operation of torch: with
+Python's 5 ms, each step would wait several times for the thread that writes answers."""
+
+# --- the application ---
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application of a service, which starts and stops with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(title="Recurra", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    settings = service.settings
+    hosts = None if settings.api_keys else frozenset({*LOCAL_HOSTS, settings.host})
+    app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes, hosts=hosts, note=service.note_request)
+    app.include_router(openai.router)
+    app.include_router(routes.router)
+    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/{path:path}", page, methods=["GET"], include_in_schema=False)
+    for kind in (ApiError, QueueFull, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _error_response)
+    return app
+
+
+async def _health(request: Request) -> dict[str, Any]:
+    """Say that the server is running."""
+    service: Service = request.app.state.service
+    return {"status": "ok", "models": list(service.models)}
+
+
+async def _metrics(by: Annotated[Caller, Depends(caller)]) -> Response:
+    """Return numbers for Prometheus."""
+    return Response(by.service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, QueueFull):
+        error = ApiError(429, str(error), code="queue_full", retry_after=1)
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        error = ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where, code="invalid_value")
+    elif isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail), code=getattr(error, "code", None))
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+# --- the process ---
+
+
+def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
+    """Serve runs until SIGINT or SIGTERM."""
+    keep_large_blocks()
+    weights = None if arguments.weights == "model" else arguments.weights
+    models = [_load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise ValueError(sentence("runs", ", ".join(names), "folders with distinct names"))
+    run_service(Service(models, settings, arguments.threads), log_file=arguments.log_file)
+    return 0
+
+
+def _load_model(path: str, weights: str | None, checkpoint: str, overrides: Sequence[str]) -> ServedModel:
+    """Load a run as a model under the name of its folder."""
+    trained = open_run(path, checkpoint=checkpoint, overrides=overrides)
+    template = Path(path) / "chat_template.jinja"
+    return ServedModel(
+        trained.name,
+        trained.model,
+        trained.tokenizer if trained.task.has_tokenizer() else None,
+        weights=weights,
+        task=trained.task.explored(trained),
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+    )
+
+
+def run_service(service: Service, *, log_file: Path | None = None) -> None:
+    """Warm up, and serve until SIGINT or SIGTERM.
+
+    Args:
+        service: what to serve.
+        log_file: gets a JSON object per line for each request; None writes only problems, to the standard error.
+
+    Raises:
+        OSError: the address is taken, or the log cannot be written.
+    """
+    settings = service.settings
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    _set_up_log(log_file)
+    for model in service.models.values():
+        model.warm_up()
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
+    )
+    listening = listening_socket(settings)
+    host, port = listening.getsockname()[:2]
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+    print(f"serving {', '.join(service.models)} at {address}", file=sys.stderr, flush=True)
+    with _terminal_line(service):
+        uvicorn.Server(config).run([listening])
+
+
+def listening_socket(settings: ServeSettings) -> socket.socket:
+    """Bind the address before anything else starts.
+
+    Raises:
+        OSError: it is taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"{error.strerror}: {settings.host}:{settings.port}") from error
+    return made
+
+
+# --- the log and the terminal ---
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+
+class _JsonLines(logging.Formatter):
+    """Formats a record as a line of JSON: time, level, message, extra fields, and an error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _set_up_log(path: Path | None) -> None:
+    """Log to a file, requests included, or problems to the standard error."""
+    handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_JsonLines())
+    for name in ("recurra.serve", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING if path is None or name == "uvicorn" else logging.INFO)
+
+
+def _status_line(service: Service, written: float, read: float) -> str:
+    """Say what the server does, given the tokens per second."""
+    scheduler = service.engine.scheduler
+    return (
+        f"{scheduler.n_streams:,} streams  {written:,.0f} tokens/s written  {read:,.0f} read  "
+        f"{scheduler.n_waiting:,} in the queue  {service.sessions.n_resident:,} sessions in memory"
+    )
+
+
+@contextmanager
+def _terminal_line(service: Service) -> Iterator[None]:
+    """Show the status line, renewed every second, if the standard error is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        counters = service.engine.counters
+        written, read, at = counters.written, counters.read, time.monotonic()
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            while not ended.wait(1.0):
+                was_written, was_read, was_at = written, read, at
+                written, read, at = counters.written, counters.read, time.monotonic()
+                rates = (written - was_written) / (at - was_at), (read - was_read) / (at - was_at)
+                live.update(Text(_status_line(service, *rates)), refresh=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,367 @@
+"""What lasts of a session: its transcript, its state as bytes, and the database that keeps both.
+
+The database is SQLite in WAL mode, written after every request. A killed process loses nothing that was committed, and
+a commit is whole or not there at all. All calls run on one thread, and those that wait when a transaction begins share
+it: many small requests cost one commit.
+"""
+
+import asyncio
+import json
+import queue
+import sqlite3
+import threading
+from array import array
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import torch as safetensors
+from torch import Tensor, nn
+
+from recurra.checks import sentence
+from recurra.state import fill_in, name_tensors, state_from_plain, state_to_plain
+
+_Result = TypeVar("_Result")
+
+READ, WRITTEN = 0, 1
+"""Where a token of a transcript is from."""
+
+
+class TranscriptPart(NamedTuple):
+    """Consecutive tokens as bytes of int32; log-probabilities as float32, NaN if unknown; origins as uint8."""
+
+    start: int
+    tokens: bytes
+    logprobs: bytes
+    origins: bytes
+
+
+class Transcript:
+    """The last tokens of a stream, with their log-probabilities and origins.
+
+    Args:
+        most: keep at least this many, if there are as many.
+        first: the position of the first token.
+    """
+
+    def __init__(self, most: int, first: int = 0) -> None:
+        self._most = most
+        self.first = first
+        """The position before the first token that is kept."""
+        self._tokens, self._logprobs, self._origins = array("i"), array("f"), array("B")
+
+    def __len__(self) -> int:
+        """The number of tokens of the stream, including those that are no longer kept."""
+        return self.first + len(self._tokens)
+
+    def append(self, token: int, logprob: float | None, origin: int) -> None:
+        """Add a token."""
+        self._tokens.append(token)
+        self._logprobs.append(float("nan") if logprob is None else logprob)
+        self._origins.append(origin)
+        if len(self._tokens) >= 2 * self._most:
+            self._forget(len(self._tokens) - self._most)
+
+    def _forget(self, count: int) -> None:
+        del self._tokens[:count], self._logprobs[:count], self._origins[:count]
+        self.first += count
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Return the tokens from `start` to before `end`.
+
+        Raises:
+            LookupError: they are not kept.
+        """
+        if not self.first <= start <= end <= len(self):
+            raise LookupError(f"positions {start} to {end} of tokens {self.first} to {len(self)}")
+        return self._tokens[start - self.first : end - self.first].tolist()
+
+    def entries(self, start: int, end: int) -> list[tuple[int, float, int]]:
+        """Return kept tokens with their log-probabilities and origins."""
+        part = slice(start - self.first, end - self.first)
+        return list(zip(self._tokens[part], self._logprobs[part], self._origins[part]))
+
+    def cut(self, end: int) -> None:
+        """Forget the tokens from `end` on, which may be all that are kept."""
+        self.first = min(self.first, end)
+        n = end - self.first
+        del self._tokens[n:], self._logprobs[n:], self._origins[n:]
+
+    def copy(self, end: int) -> "Transcript":
+        """Return the transcript up to `end`."""
+        twin = Transcript(self._most, self.first)
+        twin._tokens, twin._logprobs, twin._origins = self._tokens[:], self._logprobs[:], self._origins[:]
+        twin.cut(end)
+        return twin
+
+    def part(self, start: int) -> TranscriptPart:
+        """Return the tokens from `start` on, or from the first one that is kept."""
+        start = max(start, self.first)
+        n = start - self.first
+        arrays = (self._tokens, self._logprobs, self._origins)
+        return TranscriptPart(start, *(values[n:].tobytes() for values in arrays))
+
+    @classmethod
+    def from_parts(cls, parts: list[TranscriptPart], most: int, end: int) -> "Transcript":
+        """Join consecutive parts that end at position `end`; there are none if all tokens are forgotten."""
+        made = cls(most, parts[0].start if parts else end)
+        for part in parts:
+            made._tokens.frombytes(part.tokens)
+            made._logprobs.frombytes(part.logprobs)
+            made._origins.frombytes(part.origins)
+        made._forget(max(0, len(made._tokens) - most))
+        return made
+
+
+# --- states as bytes ---
+
+_STRUCTURE = "structure"
+
+
+def pack(state: Any) -> bytes:
+    """Return a model's state as the bytes of a safetensors file: one block, without an overhead for each tensor."""
+    tensors: dict[str, Tensor] = {}
+    structure = name_tensors(state_to_plain(state), tensors)
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    tensors[_STRUCTURE] = torch.frombuffer(bytearray(json.dumps(structure).encode()), dtype=torch.uint8)
+    return bytes(safetensors.save(tensors))
+
+
+def unpack(packed: bytes, model: nn.Module) -> Any:
+    """Return the state of `model` that was packed.
+
+    Raises:
+        ValueError: the bytes are damaged, or of another model.
+    """
+    try:
+        # copies, each in its own memory: views would keep the bytes of all alive
+        tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
+        structure = json.loads(tensors.pop(_STRUCTURE).numpy().tobytes())
+        return state_from_plain(fill_in(structure, tensors), model)
+    except Exception as error:  # safetensors has errors of its own
+        raise ValueError(f"a saved state cannot be read: {error}") from error
+
+
+# --- the database ---
+
+_APPLICATION = 0x52656331
+"""Marks a database as ours, in this layout."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL,
+    used REAL NOT NULL, position INTEGER NOT NULL, recent BLOB NOT NULL, state BLOB NOT NULL, UNIQUE (owner, name));
+CREATE TABLE IF NOT EXISTS transcripts (
+    session INTEGER NOT NULL REFERENCES sessions (number) ON DELETE CASCADE, start INTEGER NOT NULL,
+    tokens BLOB NOT NULL, logprobs BLOB NOT NULL, origins BLOB NOT NULL, PRIMARY KEY (session, start)) WITHOUT ROWID;
+"""
+
+
+class SessionRecord(NamedTuple):
+    """A session as it is stored. `model` is a fingerprint, `recent` the last tokens as bytes of int32."""
+
+    owner: str
+    name: str
+    model: str
+    created: float
+    used: float
+    position: int
+    recent: bytes
+    state: bytes
+
+
+class SessionInfo(NamedTuple):
+    """A session in a list."""
+
+    name: str
+    model: str
+    created: float
+    used: float
+    position: int
+
+
+class SessionStore:
+    """The database of sessions.
+
+    Args:
+        path: its file; None keeps it in memory.
+
+    Raises:
+        BlockingIOError: another server has it.
+        OSError: the file cannot be opened or written.
+        ValueError: another program wrote it, or an earlier version.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future] | None] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(path,), name="recurra-sessions", daemon=True)
+        self._thread.start()
+        self._ready.result()
+
+    async def call(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Run an action in a transaction; return when it is committed."""
+        return await asyncio.wrap_future(self.submit(action))
+
+    def submit(self, action: Callable[[sqlite3.Connection], _Result]) -> "Future[_Result]":
+        """Queue an action; the future is done when it is committed."""
+        future: Future[_Result] = Future()
+        future.set_running_or_notify_cancel()  # a client that hangs up ends its wait, not the action
+        self._calls.put((action, future))
+        return future
+
+    def close(self) -> None:
+        """Commit what waits, and close the database."""
+        self._calls.put(None)
+        self._thread.join()
+
+    # --- the thread ---
+
+    def _run(self, path: Path | None) -> None:
+        try:
+            with _only_server(path):
+                database = _opened(path)
+                self._ready.set_result(None)
+                while self._commit_waiting(database):
+                    pass
+                database.close()
+        except Exception as error:
+            self._ready.set_exception(error)
+
+    def _commit_waiting(self, database: sqlite3.Connection) -> bool:
+        """Run the next actions in one transaction; return whether more may come."""
+        calls = [self._calls.get()]
+        while not self._calls.empty():
+            calls.append(self._calls.get())
+        _transaction(database, [call for call in calls if call is not None])
+        return None not in calls
+
+
+def _transaction(database: sqlite3.Connection, calls: list[tuple[Callable, Future]]) -> None:
+    done: list[tuple[Future, Any]] = []
+    try:
+        database.execute("BEGIN")
+        for action, future in calls:
+            database.execute("SAVEPOINT action")
+            try:
+                done.append((future, action(database)))
+            except Exception as error:  # this action alone fails
+                database.execute("ROLLBACK TO action")
+                future.set_exception(error)
+            database.execute("RELEASE action")
+        database.execute("COMMIT")
+    except sqlite3.Error as error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        for _, future in calls:
+            if not future.done():
+                future.set_exception(error)
+        return
+    for future, result in done:
+        future.set_result(result)
+
+
+def _only_server(path: Path | None) -> Any:
+    """Lock a file for one server: each keeps sessions in memory, and two would overwrite each other's."""
+    if path is None:
+        return nullcontext()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(path.with_name(f"{path.name}.lock")).acquire(blocking=False)
+    except Timeout:
+        got, hint = f"{path}, which another server has open", "choose another one with --sessions"
+        raise BlockingIOError(sentence("sessions file", got, "one that no server uses", hint)) from None
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    try:
+        database = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
+        try:
+            _set_up(database, path)
+        except BaseException:
+            database.close()
+            raise
+    except sqlite3.OperationalError as error:
+        raise OSError(f"{path} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        got = f"{path}, which is no database"
+        raise ValueError(sentence("sessions file", got, "one that recurra serve wrote")) from error
+    return database
+
+
+def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    if application != _APPLICATION and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        got = f"{path}, which another program or version wrote"
+        raise ValueError(sentence("sessions file", got, "one that this recurra serve wrote"))
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.execute("PRAGMA foreign_keys = ON")
+    database.executescript(f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; COMMIT;")
+
+
+# --- actions ---
+
+
+def write(
+    record: SessionRecord, part: TranscriptPart | None, *, is_all: bool = False
+) -> Callable[[sqlite3.Connection], None]:
+    """Write a session, new or not; `part` replaces its transcript from there on, or all of it."""
+
+    def action(database: sqlite3.Connection) -> None:
+        (number,) = database.execute(
+            "INSERT INTO sessions (owner, name, model, created, used, position, recent, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET model = excluded.model, "
+            "used = excluded.used, position = excluded.position, recent = excluded.recent, state = excluded.state "
+            "RETURNING number",
+            record,
+        ).fetchone()
+        if part is not None:
+            start = 0 if is_all else part.start
+            database.execute("DELETE FROM transcripts WHERE session = ? AND start >= ?", (number, start))
+            if part.tokens:
+                database.execute("INSERT INTO transcripts VALUES (?, ?, ?, ?, ?)", (number, *part))
+
+    return action
+
+
+def read(owner: str, name: str) -> Callable[[sqlite3.Connection], tuple[SessionRecord, list[TranscriptPart]] | None]:
+    """Read a session and the parts of its transcript; None if there is none."""
+
+    def action(database: sqlite3.Connection) -> tuple[SessionRecord, list[TranscriptPart]] | None:
+        row = database.execute(
+            "SELECT number, owner, name, model, created, used, position, recent, state FROM sessions "
+            "WHERE owner = ? AND name = ?",
+            (owner, name),
+        ).fetchone()
+        if row is None:
+            return None
+        parts = database.execute(
+            "SELECT start, tokens, logprobs, origins FROM transcripts WHERE session = ? ORDER BY start", row[:1]
+        )
+        return SessionRecord(*row[1:]), [TranscriptPart(*part) for part in parts]
+
+    return action
+
+
+def delete(owner: str, name: str) -> Callable[[sqlite3.Connection], bool]:
+    """Delete a session; return whether there was one."""
+    query = "DELETE FROM sessions WHERE owner = ? AND name = ?"
+    return lambda database: database.execute(query, (owner, name)).rowcount > 0
+
+
+def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connection], list[SessionInfo]]:
+    """List the sessions of an owner by name, those after `after`."""
+    query = (
+        "SELECT name, model, created, used, position FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
+    )
+    return lambda database: [SessionInfo(*row) for row in database.execute(query, (owner, after, limit))]
+
+
+def count(owner: str) -> Callable[[sqlite3.Connection], int]:
+    """Count the sessions of an owner."""
+    query = "SELECT count(*) FROM sessions WHERE owner = ?"
+    return lambda database: int(database.execute(query, (owner,)).fetchone()[0])

@@ -1,0 +1,42 @@
+from recurra.streams.continuation import GenerationConfig, TextPieces
+from recurra.streams.sampling import (
+    SamplingConfig,
+    apply_temperature,
+    distribution,
+    draw,
+    greedy,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalise_repetition,
+    sample,
+)
+from recurra.streams.snapshot import ModelIdentity, Snapshot, StreamState, weights_fingerprint
+from recurra.streams.speculation import Drafts, Speculation, accept
+from recurra.streams.stream import Mark, Stream
+from recurra.streams.streams import Streams
+
+__all__ = [
+    "Drafts",
+    "GenerationConfig",
+    "Mark",
+    "ModelIdentity",
+    "SamplingConfig",
+    "Snapshot",
+    "Speculation",
+    "Stream",
+    "StreamState",
+    "Streams",
+    "TextPieces",
+    "accept",
+    "apply_temperature",
+    "distribution",
+    "draw",
+    "greedy",
+    "keep_min_p",
+    "keep_top_k",
+    "keep_top_p",
+    "penalise_repetition",
+    "sample",
+    "weights_fingerprint",
+]

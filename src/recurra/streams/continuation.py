@@ -1,0 +1,289 @@
+"""How a stream is continued: settings, the choice of one token after the other, and the text that they make."""
+
+import operator
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, SupportsIndex, cast, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import require, require_whole_number, sentence
+from recurra.streams.sampling import SamplingConfig, TokenChoice, choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How one stream is continued; the default draws from the model's own probabilities without end.
+
+    Raises:
+        TypeError: `max_tokens` or one of `stop_tokens` is not a whole number.
+        ValueError: `max_tokens` is below 1, or `stop` is one text.
+    """
+
+    max_tokens: int | None = None
+    """Maximum number of tokens; None for a stream without end."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How each token is chosen."""
+    seed: int | torch.Generator = 0
+    """Seed of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
+    tokens."""
+    stop_tokens: Collection[int] = ()
+    """Tokens to end after; the one that ends the stream is given out too."""
+    stop: Sequence[str] = ()
+    """Texts to end at, for generated text only: the first to appear is left out. The stream has read it."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            require_whole_number(1, max_tokens=self.max_tokens)
+        try:
+            stop_tokens = tuple(map(operator.index, self.stop_tokens))
+        except TypeError:
+            raise TypeError(sentence("stop_tokens", repr(self.stop_tokens), "a collection of whole numbers")) from None
+        alone = isinstance(self.stop, str)
+        require(not alone, "stop", self.stop, "texts in a list", "a text alone would be its letters")
+        # as they were read: an iterator is empty now
+        object.__setattr__(self, "stop_tokens", stop_tokens)
+        object.__setattr__(self, "stop", tuple(self.stop))
+
+
+class Generation:
+    """The choices of one stream that is being continued.
+
+    Args:
+        config: how to continue it.
+    """
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.config, self.n_tokens, self.is_over = config, 0, False
+        seed = config.seed
+        self.generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+        self._stop_tokens = frozenset(config.stop_tokens)
+
+    @property
+    def n_left(self) -> int | None:
+        """How many tokens are left to choose; None without end."""
+        return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
+
+    def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
+        """Choose the next token; `is_over` tells whether it is the last.
+
+        Args:
+            logits: after the stream's last token.
+            recent: the stream's last tokens.
+
+        Raises:
+            ValueError: there is no token to choose (see `draw`).
+        """
+        (token,) = choose_all([self], logits[None], [recent])
+        return token
+
+    def token_choice(self, recent: Sequence[int]) -> TokenChoice:
+        """How the next token is chosen after these, for `recurra.streams.sampling.choose`."""
+        return TokenChoice(self.config.sampling, self.generator, recent)
+
+    def count(self, token: int) -> None:
+        """Count a token that was chosen; `is_over` tells whether it is the last."""
+        self.n_tokens += 1
+        self.is_over = token in self._stop_tokens or self.n_left == 0
+
+
+def choose_all(
+    generations: Sequence[Generation], logits: Float[Tensor, "B V"], recent: Sequence[Sequence[int]]
+) -> list[int]:
+    """Choose the next token of several streams, and count it; arguments and errors as `Generation.choose`."""
+    tokens = choose(logits, [one.token_choice(tokens) for one, tokens in zip(generations, recent)])
+    for generation, token in zip(generations, tokens):
+        if isinstance(token, ValueError):
+            raise token
+        generation.count(token)
+    return cast(list[int], tokens)
+
+
+# --- text ---
+
+_SHORTEST, _LONGEST_WINDOW = 8, 24  # tokens
+_LONGEST_BEFORE = 64  # tokens, in which the beginning of a letter is looked for
+_UNDECIDED = "\ufffd"  # what a tokenizer decodes bytes to that are not a letter, or not yet
+_LONGEST = 3  # bytes of an incomplete letter
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns text into tokens and back. It may also have `start`: the tokens in front of a text, as Gemma's <bos>."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that differs whenever the tokens of some text differ."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turn text into tokens: (n,) int64."""
+        ...
+
+    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
+        """Turn tokens back into text."""
+        ...
+
+
+def encode_first(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Turn a text at the start of a stream into tokens: (n,) int64.
+
+    They are those of `tokenizer.encode`, after the tokenizer's start unless the text has it. An empty text has none.
+    """
+    tokens = tokenizer.encode(text)
+    start = start_of(tokenizer)
+    if not len(tokens) or tuple(tokens[: len(start)].tolist()) == start:
+        return tokens
+    return np.concatenate([np.array(start, dtype=np.int64), tokens])
+
+
+def first_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the beginning of a stream without a text: the tokenizer's start, or the end of a line."""
+    return list(start_of(tokenizer)) or tokenizer.encode("\n").tolist()
+
+
+def start_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens in front of a text; most tokenizers have none."""
+    return getattr(tokenizer, "start", ())
+
+
+class TextPieces:
+    """The text of a stream of tokens, piece by piece; together the pieces are what all tokens decode to.
+
+    A token of a byte-pair encoding may end inside a letter: the piece is then held back until the letter is complete.
+    Only the last few tokens are kept, however long the stream is.
+
+    Args:
+        tokenizer: decodes the tokens.
+        before: the tokens before the first piece; with a word-level tokenizer, they put a blank before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._given: str | None = None  # the settled text of the window, where it is known
+        starts = (list(before)[-n:] for n in range(_LONGEST_BEFORE, _LONGEST_BEFORE - _LONGEST - 1, -1))
+        self._window = min(starts, key=lambda tokens: tokenizer.decode(tokens).count(_UNDECIDED))
+        self._window = self._tail(self._text())
+        # They may end inside a letter, with which some decoders take back the whole letters before it.
+        ends = (self._window[: len(self._window) - n] for n in range(_LONGEST + 1))
+        texts = (tokenizer.decode(end) for end in ends if end)
+        self._given = next((text for text in texts if not text.endswith(_UNDECIDED)), None)
+
+    def add(self, token: int) -> str:
+        """Give the text that the next token settles; often "" inside a letter of several bytes."""
+        settled = _settled(self._text()) if self._given is None else self._given
+        self._window.append(token)
+        text = self._text()
+        now, is_long = _settled(text), len(self._window) > 2 * _LONGEST_WINDOW
+        # Tokenizers with a token for each byte decode a run of these as a whole: text that was given reads as undecided
+        # again until the letter at its end is complete, or for ever if none is.
+        if not now.startswith(settled) and not is_long and text.endswith(_UNDECIDED):
+            self._given = settled
+            return ""
+        self._given = now
+        if is_long or (len(self._window) > _LONGEST_WINDOW and now == text):
+            self._window, self._given = self._tail(text), None
+        return now[len(settled) :]
+
+    def flush(self) -> str:
+        """Give what is still held back at the end: a letter that was never completed, as U+FFFD."""
+        text = self._text()
+        return text[len(_settled(text) if self._given is None else self._given) :]
+
+    def _tail(self, text: str) -> list[int]:
+        """The last tokens of the window, from the beginning of a letter on where there is one."""
+        tails = (self._window[-n:] for n in range(_SHORTEST, _SHORTEST + _LONGEST + 1))
+        return next((tail for tail in tails if text.endswith(self._tokenizer.decode(tail))), self._window[-_SHORTEST:])
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._window)
+
+
+def _settled(text: str) -> str:
+    """Cut off the end that the next token may change."""
+    n_undecided = len(text) - len(text.rstrip(_UNDECIDED))
+    return text[: len(text) - min(n_undecided, _LONGEST)]
+
+
+class _StopText:
+    """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out.
+
+    The possible beginning of a stop is held back until the next pieces decide.
+
+    Raises:
+        ValueError: one of `stops` is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        require(not isinstance(stops, str), "stop", stops, "texts in a list", "a text alone would be its letters")
+        self._stops = tuple(stops)
+        require("" not in self._stops, "stop", self._stops, "texts of at least one letter")
+        self._held = ""
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        """Give what can be passed on now; `found` tells whether the text has ended."""
+        text = self._held + piece
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.found = bool(places)
+        end = min(places) if places else len(text) - self._possible_beginning(text)
+        self._held = "" if places else text[end:]
+        return text[:end]
+
+    def flush(self) -> str:
+        """Give what is still held back when the text ends without a stop."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_beginning(self, text: str) -> int:
+        lengths = (
+            n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])
+        )
+        return max(lengths, default=0)
+
+
+class GeneratedText:
+    """The text of generated tokens up to a stop: `TextPieces` passed on by a `StopText`.
+
+    Args:
+        tokenizer: decodes the tokens.
+        before: the tokens before the first generated one.
+        stops: texts to end at.
+
+    Raises:
+        ValueError: one of `stops` is empty.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
+        self._pieces, self._stop = TextPieces(tokenizer, before), _StopText(stops)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a stop was found; no token after it counts."""
+        return self._stop.found
+
+    def add(self, token: int) -> str:
+        """Give the text that the next token settles, as far as it can be passed on; it may be ""."""
+        return self._stop.add(self._pieces.add(token))
+
+    def flush(self) -> str:
+        """Give what is still held back after the last token; "" if a stop was found."""
+        return "" if self.is_over else self._stop.add(self._pieces.flush()) + self._stop.flush()
+
+
+def pieces_of_text(tokens: Iterator[int], text: GeneratedText) -> Iterator[str]:
+    """Give the text of `tokens` piece by piece, up to a stop; `tokens` that can be closed are closed then."""
+    try:
+        for token in tokens:
+            if piece := text.add(token):
+                yield piece
+            if text.is_over:
+                return
+        if piece := text.flush():
+            yield piece
+    finally:
+        if isinstance(tokens, Generator):
+            tokens.close()

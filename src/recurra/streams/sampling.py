@@ -1,0 +1,363 @@
+"""From logits to the next token: settings, the functions that they stand for, and the choice itself.
+
+`sample` is the plain form, in torch and on any device. `choose` chooses the same tokens, faster, for a batch of streams
+that each have their own settings.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import require, require_positive, require_share, require_whole_number, sentence
+from recurra.layers.norms import at_least_float32
+from recurra.ops._toolkit.backends import choose_backend
+
+RECENT_TOKENS = 64
+"""How many of its last tokens a stream remembers, and so how far back a repetition penalty can look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the next token is chosen; the default draws from the model's own probabilities.
+
+    The settings apply in the order listed here, each to the logits that the previous one left.
+
+    Raises:
+        TypeError: `repetition_window` or `top_k` is not a whole number.
+        ValueError: a value is out of range, or would have no effect; the message names the field.
+    """
+
+    repetition_penalty: float = 1.0
+    """Above 1, recent tokens become less likely (see `penalise_repetition`)."""
+    repetition_window: int = RECENT_TOKENS
+    """How many of the last tokens, read or generated, count as recent; at most 64."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that together hold this share of the probability."""
+    min_p: float | None = None
+    """Draw from the tokens at least this many times as likely as the likeliest one."""
+
+    def __post_init__(self) -> None:
+        require_positive(repetition_penalty=self.repetition_penalty)
+        require(
+            1 <= self.repetition_window <= RECENT_TOKENS,
+            "repetition_window",
+            self.repetition_window,
+            f"a number from 1 to {RECENT_TOKENS}",
+        )
+        require_whole_number(1, repetition_window=self.repetition_window)
+        has_effect = self.repetition_penalty != 1 or self.repetition_window == RECENT_TOKENS
+        expected = f"{RECENT_TOKENS} without a repetition penalty, which alone looks at it"
+        require(has_effect, "repetition_window", self.repetition_window, expected, "set repetition_penalty")
+        require(
+            self.temperature >= 0 and math.isfinite(self.temperature),
+            "temperature",
+            self.temperature,
+            "0, which takes the likeliest token, or a finite number above 0",
+        )
+        if self.top_k is not None:
+            require_whole_number(1, top_k=self.top_k)
+        shares = {"top_p": self.top_p, "min_p": self.min_p}
+        require_share(**{name: share for name, share in shares.items() if share is not None})
+        if self.temperature == 0:
+            for name in ("top_k", "top_p", "min_p"):
+                value = getattr(self, name)
+                require(
+                    value is None,
+                    name,
+                    value,
+                    "None at temperature 0, which takes the likeliest token",
+                    f"omit {name}, or set a temperature above 0",
+                )
+
+
+_SMALLEST_TEMPERATURE = 1e-20  # below it, logits / temperature would overflow; the likeliest tokens share it all
+
+
+def sample(
+    logits: Float[Tensor, "*batch V"],
+    config: SamplingConfig,
+    generator: torch.Generator,
+    recent: Int[Tensor, "*batch n"] | None = None,
+) -> Int[Tensor, "*batch"]:
+    """Choose a token for each row.
+
+    Args:
+        logits: the model's output after the last token.
+        config: how to choose.
+        generator: the only source of chance, on the logits' device; unused at temperature 0.
+        recent: the last tokens of each row, oldest first, for the repetition penalty; None for none.
+
+    Raises:
+        ValueError: there is no token to choose (see `draw`).
+    """
+    logits = _adjusted(logits, config, recent)
+    return greedy(logits) if config.temperature == 0 else draw(logits, generator)
+
+
+def distribution(
+    logits: Float[Tensor, "*batch V"], config: SamplingConfig, recent: Int[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch V"]:
+    """Give the probabilities, in float64, from which `sample` draws; at temperature 0 all of it is on one token.
+
+    Args:
+        logits, config, recent: as for `sample`.
+
+    Raises:
+        ValueError: there is no token to choose (see `draw`).
+    """
+    logits = _adjusted(logits, config, recent)
+    if config.temperature == 0:
+        return nn.functional.one_hot(greedy(logits), logits.shape[-1]).double()
+    _require_a_distribution(logits)
+    return logits.softmax(-1, dtype=torch.float64)
+
+
+def _adjusted(logits: Tensor, config: SamplingConfig, recent: Tensor | None) -> Tensor:
+    """The logits that the settings leave; at temperature 0, those that the penalty leaves."""
+    if recent is not None and config.repetition_penalty != 1:
+        window = recent[..., max(0, recent.shape[-1] - config.repetition_window) :]
+        logits = penalise_repetition(logits, window, config.repetition_penalty)
+    if config.temperature == 0:
+        return logits
+    if config.temperature < _SMALLEST_TEMPERATURE:
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True), -math.inf)
+    else:
+        logits = apply_temperature(logits, config.temperature)
+    if config.top_k is not None:
+        logits = keep_top_k(logits, config.top_k)
+    if config.top_p is not None:
+        logits = keep_top_p(logits, config.top_p)
+    if config.min_p is not None:
+        logits = keep_min_p(logits, config.min_p)
+    return logits
+
+
+# --- from logits to logits; all compute in float32 or better ---
+
+
+def penalise_repetition(
+    logits: Float[Tensor, "*batch V"], recent: Int[Tensor, "*batch n"], penalty: float
+) -> Float[Tensor, "*batch V"]:
+    """Make recent tokens less likely: divide their positive logits by `penalty`, multiply their negative ones.
+
+    The method of CTRL (arXiv 1909.05858, section 4.1). How often a token occurs in `recent` makes no difference. The
+    paper divides every logit, which would raise negative ones; multiplying those is common practice. The penalty acts
+    on the numbers as given: log-probabilities, such as an adaptive softmax gives, are all negative.
+
+    Args:
+        logits: of any batch.
+        recent: token ids for each row, any number of them.
+        penalty: 1 changes nothing; below 1 favours repetition.
+
+    Raises:
+        ValueError: the penalty is not a finite number above 0.
+    """
+    require_positive(penalty=penalty)
+    logits = at_least_float32(logits)
+    chosen = logits.gather(-1, recent)
+    return logits.scatter(-1, recent, (chosen * penalty).where(chosen < 0, chosen / penalty))
+
+
+def apply_temperature(logits: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
+    """Give logits / temperature: below 1 favours likely tokens, above 1 unlikely ones.
+
+    Raises:
+        ValueError: the temperature is not a finite number above 0. Its limit at 0 is `greedy`.
+    """
+    require_positive(temperature=temperature)
+    return at_least_float32(logits) / temperature
+
+
+def keep_top_k(logits: Float[Tensor, "*batch V"], k: int) -> Float[Tensor, "*batch V"]:
+    """Set all but the k largest logits to -inf (Fan et al., arXiv 1805.04833, section 5.4).
+
+    Logits equal to the k-th largest stay too, so the order of the vocabulary decides nothing. If k is V or more, all
+    stay.
+
+    Raises:
+        TypeError: k is not a whole number.
+        ValueError: k is below 1.
+    """
+    require_whole_number(1, k=k)
+    logits = at_least_float32(logits)
+    smallest = logits.topk(min(k, logits.shape[-1]), -1).values[..., -1:]
+    return logits.masked_fill(logits < smallest, -torch.inf)
+
+
+def keep_top_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
+    """Keep the fewest likeliest tokens whose probabilities sum to p or more; set all other logits to -inf.
+
+    Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1). The likeliest token always stays, and so do
+    tokens as likely as the last one kept. The sums are in float64. If p is 1, all stay.
+
+    Raises:
+        ValueError: p is not in (0, 1].
+    """
+    require_share(p=p)
+    logits = at_least_float32(logits)
+    if p == 1:
+        return logits  # a sum that rounds up to 1 early must not cut off the rest
+    falling = logits.sort(-1, descending=True).values
+    reached = falling.softmax(-1, dtype=torch.float64).cumsum(-1)
+    n_kept = 1 + (reached[..., :-1] < p).sum(-1, keepdim=True)
+    return logits.masked_fill(logits < falling.gather(-1, n_kept - 1), -torch.inf)
+
+
+def keep_min_p(logits: Float[Tensor, "*batch V"], p: float) -> Float[Tensor, "*batch V"]:
+    """Set the logits of tokens less than p times as likely as the likeliest to -inf (Nguyen et al., arXiv 2407.01082).
+
+    Raises:
+        ValueError: p is not in (0, 1].
+    """
+    require_share(p=p)
+    logits = at_least_float32(logits)
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -torch.inf)
+
+
+# --- from logits to a token ---
+
+
+def greedy(logits: Float[Tensor, "*batch V"]) -> Int[Tensor, "*batch"]:
+    """Give the likeliest token, the first one if several are equal.
+
+    Raises:
+        ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
+    """
+    _require_a_distribution(logits)
+    return logits.argmax(-1)
+
+
+def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[Tensor, "*batch"]:
+    """Draw a token from softmax(logits); a logit of -inf is never drawn.
+
+    One number u in [0, 1) is drawn for each row, and the token is the first one at which the sum of the probabilities,
+    in float64 and in the vocabulary's order, is beyond u.
+
+    Args:
+        logits: of any batch.
+        generator: the only source of chance, on the logits' device: equal logits and equally seeded generators give
+            equal tokens.
+
+    Raises:
+        ValueError: a logit is NaN or +inf, or every logit of a row is -inf.
+    """
+    _require_a_distribution(logits)
+    shares = torch.rand(logits.shape[:-1], dtype=torch.float64, device=logits.device, generator=generator)
+    sums = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    return (sums <= shares[..., None] * sums[..., -1:]).sum(-1)
+
+
+def _require_a_distribution(logits: Tensor) -> None:
+    largest = logits.amax(-1)  # NaN where any logit is NaN
+    if not bool(largest.isfinite().all()):
+        came, why = (
+            str(largest.flatten()[:8].tolist()),
+            "with NaN, +inf or every token at -inf there is nothing to choose",
+        )
+        raise ValueError(sentence("the largest logit of each row", came, "finite numbers", why))
+
+
+# --- a token for each stream of a batch ---
+
+
+class TokenChoice(NamedTuple):
+    """How to choose the next token of one stream of a batch.
+
+    config: the settings.
+    generator: the only source of chance, on the CPU; unused at temperature 0.
+    recent: the stream's last tokens, oldest first, for the repetition penalty.
+    """
+
+    config: SamplingConfig
+    generator: torch.Generator
+    recent: Sequence[int] = ()
+
+
+def choose(
+    logits: Float[Tensor, "B V"], choices: Sequence[TokenChoice], *, backend: str = "auto"
+) -> list[int | ValueError]:
+    """Choose a token for each stream; the other streams of the batch make no difference to it.
+
+    Args:
+        logits: after the last token of each stream.
+        choices: how to choose for each.
+        backend: "numba" runs one kernel over all streams, "reference" runs `sample` for one after the other, on the
+            CPU too; "auto" takes the kernel where Numba is installed. Their tokens differ only where rounding decides.
+
+    Returns:
+        A token for every stream, or the error of one that has none to choose (see `draw`).
+
+    Raises:
+        ValueError, RuntimeError: the backend does not exist, or cannot run here.
+    """
+    logits = logits.detach().cpu()
+    if choose_backend(backend, logits.device) == "reference":
+        return [_alone(row, choice) for row, choice in zip(logits, choices)]
+    tokens = _by_kernel(at_least_float32(logits), choices)
+    return [token if token >= 0 else _alone(row, choice) for token, row, choice in zip(tokens, logits, choices)]
+
+
+def _alone(logits: Tensor, choice: TokenChoice) -> int | ValueError:
+    try:
+        recent = torch.tensor(choice.recent, dtype=torch.int64, device=logits.device)
+        return int(sample(logits, choice.config, choice.generator, recent))
+    except ValueError as error:
+        return error
+
+
+def _by_kernel(logits: Tensor, choices: Sequence[TokenChoice]) -> list[int]:
+    """Return the tokens; -1 where there is none."""
+    from recurra.streams.choice_kernels import choose_kernel
+
+    n_rows, n_words = logits.shape
+    settings = [_in_numbers(choice.config, n_words) for choice in choices]
+    temperatures, ks, ps, belows = zip(*settings) if settings else ((), (), (), ())
+    shares = [
+        torch.rand((), dtype=torch.float64, device="cpu", generator=choice.generator).item()
+        if choice.config.temperature
+        else 0.0
+        for choice in choices
+    ]
+    tokens = torch.empty(n_rows, dtype=torch.int64, device="cpu")
+    choose_kernel(
+        _penalised(logits, choices).contiguous().numpy(),
+        torch.tensor(temperatures, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(ks, dtype=torch.int64, device="cpu").numpy(),
+        torch.tensor(ps, dtype=torch.float64, device="cpu").numpy(),
+        torch.tensor(belows, dtype=logits.dtype, device="cpu").numpy(),
+        torch.tensor(shares, dtype=torch.float64, device="cpu").numpy(),
+        tokens.numpy(),
+        jobs=n_rows,
+        work=n_rows * n_words,
+    )
+    return tokens.tolist()
+
+
+def _in_numbers(config: SamplingConfig, n_words: int) -> tuple[float, int, float, float]:
+    """Temperature, k, p, and how far below the largest a logit may lie."""
+    if 0 < config.temperature < _SMALLEST_TEMPERATURE:
+        return 1.0, 1, 1.0, -math.inf  # the likeliest, and those that equal it
+    k = n_words if config.top_k is None else min(config.top_k, n_words)
+    below = -math.inf if config.min_p is None else math.log(config.min_p)
+    return config.temperature, k, 1.0 if config.top_p is None else config.top_p, below
+
+
+def _penalised(logits: Tensor, choices: Sequence[TokenChoice]) -> Tensor:
+    """Apply the repetition penalties; this copies the logits if there are any."""
+    penalised = [i for i, one in enumerate(choices) if one.config.repetition_penalty != 1 and len(one.recent)]
+    if penalised:
+        logits = logits.clone()
+    for i in penalised:
+        config = choices[i].config
+        recent = torch.tensor(choices[i].recent[-config.repetition_window :], dtype=torch.int64, device="cpu")
+        logits[i] = penalise_repetition(logits[i], recent, config.repetition_penalty)
+    return logits

@@ -1,0 +1,212 @@
+"""A stream at one moment, kept in memory or in a file."""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import torch as safetensors
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, sentence
+from recurra.files.digests import content_digest
+from recurra.files.reading import parse_json
+from recurra.files.weights import read_safetensors
+from recurra.files.writing import replacing
+from recurra.state import fill_in, n_bytes, name_tensors, state_from_plain, state_to_plain
+from recurra.streams.sampling import RECENT_TOKENS
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ModelIdentity(NamedTuple):
+    """What a saved state records about its model.
+
+    kind: the name of its class.
+    config: its `config`, a dataclass, as plain data; None if it has none.
+    weights: `weights_fingerprint`.
+    """
+
+    kind: str
+    config: dict[str, Any] | None
+    weights: str
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelIdentity":
+        """Give a model's identity; this reads every weight once."""
+        return cls(type(model).__name__, _plain(getattr(model, "config", None)), weights_fingerprint(model))
+
+    def difference(self, other: "ModelIdentity") -> str | None:
+        """Say how `other` differs; None if it is the same model."""
+        if self.kind != other.kind:
+            return f"{self.kind} against {other.kind}"
+        one, two = self.config or {}, other.config or {}
+        keys = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
+        if keys:
+            return ", ".join(f"{key} {one.get(key)!r} against {two.get(key)!r}" for key in keys)
+        if self.weights != other.weights:
+            return f"a {self.kind} like it with other weights"
+        return None
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Digest the names, types and shapes of all weights and buffers, and the sum of each one's bits.
+
+    The bits are summed as integers, which is quick, exact and the same on every device. A training step changes the
+    sums, and so does rounding to another type; swapping weights within one tensor does not.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_sum_of_bits(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_floating_point():
+        tensor = tensor.view(_INTEGERS[tensor.element_size()])
+    return int(tensor.sum(dtype=torch.int64))
+
+
+def _plain(config: Any) -> dict[str, Any] | None:
+    if not is_dataclass(config) or isinstance(config, type):
+        return None
+    # through JSON and back, so that what a file has equals what was written
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=repr))
+    return plain
+
+
+class StreamState(NamedTuple):
+    """Everything that a stream's next step depends on; the default is the start of a stream.
+
+    model_state: the model's state, of batch 1.
+    logits: after the last token; None at the start.
+    recent: the last tokens, oldest first, at most `RECENT_TOKENS`.
+    position: how many tokens the stream has read.
+    """
+
+    model_state: Any = None
+    logits: Float[Tensor, " V"] | None = None
+    recent: tuple[int, ...] = ()
+    position: int = 0
+
+    def after(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], model_state: Any) -> "StreamState":
+        """Give the stream after it has read `tokens`, at least one, which led to `logits` and `model_state`."""
+        recent = (*self.recent, *tokens[-RECENT_TOKENS:].tolist())[-RECENT_TOKENS:]
+        return StreamState(model_state, logits, recent, self.position + len(tokens))
+
+
+_FORMAT = "recurra-stream"
+_FORMAT_VERSION = 1
+
+_SAVED = "a stream that Stream.save wrote"
+_METADATA = "recurra"  # a single entry: safetensors keeps several in no fixed order
+
+
+class Snapshot(NamedTuple):
+    """A stream at one moment. What the stream does later does not change it.
+
+    stream: everything that its next step depends on.
+    model: the model that it runs through.
+    """
+
+    stream: StreamState
+    model: ModelIdentity
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of state, logits, recent tokens and position; for a recurrence constant along the stream."""
+        return n_bytes((self.stream.model_state, self.stream.logits)) + (RECENT_TOKENS + 1) * 8
+
+
+def require_same_model(found: ModelIdentity, model: ModelIdentity, what: str) -> None:
+    """Refuse `what`, made by the model `found`, for another `model`.
+
+    Raises:
+        ValueError: the models differ; the message says in what.
+    """
+    if difference := found.difference(model):
+        raise ValueError(sentence(what, f"of another model ({difference})", "one of the model that continues it"))
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Write a safetensors file, whole or not at all. Raises OSError.
+
+    It holds the tensors `position`, `recent` (the last tokens, preceded by -1 where the stream has fewer), `logits` and
+    `state.0`, `state.1` and so on, depth first. Its metadata hold, as JSON, the format, the model, the structure of the
+    state and a digest. Numbers have a fixed width, so the size of the file does not depend on the stream's length.
+    """
+    stream = snapshot.stream
+    recent = [-1] * (RECENT_TOKENS - len(stream.recent)) + list(stream.recent)
+    tensors = {
+        "position": torch.tensor(stream.position, device="cpu"),
+        "recent": torch.tensor(recent, device="cpu"),
+    }
+    if stream.logits is not None:
+        tensors["logits"] = stream.logits
+    content = {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "model": snapshot.model._asdict(),
+        "structure": name_tensors(state_to_plain(stream.model_state), tensors),
+    }
+    # Clones: tensors of a state can share memory, which the format refuses.
+    tensors = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    content["digest"] = content_digest(content, tensors)
+    with replacing(path) as file:
+        file.write(safetensors.save(tensors, metadata={_METADATA: json.dumps(content)}))
+
+
+def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
+    """Read for `model`, of the given identity, what `write_snapshot` wrote.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is foreign, damaged or of another model, or its state does not have the structure of the model's.
+    """
+    tensors, metadata = read_safetensors(path, _SAVED)
+    content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
+    if content.get("format") != _FORMAT:
+        raise ValueError(sentence(str(path), "another kind of safetensors file", _SAVED))
+    if (version := content.get("format_version")) != _FORMAT_VERSION:
+        raise ValueError(sentence(str(path), f"a stream in format {version}", f"format {_FORMAT_VERSION}"))
+    if content.pop("digest", None) != content_digest(content, tensors):
+        raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _SAVED))
+    try:
+        found = ModelIdentity(**content["model"])
+        require_same_model(found, identity, str(path))
+        plain = fill_in(content["structure"], tensors)
+        number = int(tensors["position"])
+        recent, logits = tensors["recent"].tolist(), tensors.get("logits")
+    except (TypeError, LookupError, RuntimeError, AttributeError) as error:
+        raise ValueError(sentence(str(path), f"without a part of a stream ({error})", _SAVED)) from error
+    _require_reading(path, model, number, recent, logits)
+    try:
+        state = state_from_plain(plain, model)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if logits is not None:
+        logits = logits.to(next(model.parameters()).device)
+    return Snapshot(StreamState(state, logits, tuple(token for token in recent if token >= 0), number), found)
+
+
+def _require_reading(path: Path, model: nn.Module, position: int, recent: Any, logits: Tensor | None) -> None:
+    """Refuse a place, tokens or logits that no stream of the model has."""
+    if position < 0:
+        raise ValueError(sentence(f"the position in {path}", position, "0 or more"))
+    n_tokens = getattr(getattr(model, "config", None), "vocab_size", math.inf)
+    whole = isinstance(recent, list) and len(recent) == RECENT_TOKENS and all(type(token) is int for token in recent)
+    if not whole or not all(-1 <= token < n_tokens for token in recent):
+        expected = f"{RECENT_TOKENS} tokens of the model, or -1 where there are fewer"
+        raise ValueError(sentence(f"recent in {path}", "another list", expected))
+    if logits is not None and (logits.dim() != 1 or not logits.is_floating_point()):
+        raise ValueError(sentence(f"logits in {path}", kind_of(logits), "one number for each token"))
+    n_outputs = getattr(getattr(model, "config", None), "output_size", None) or n_tokens
+    if logits is not None and n_outputs not in (math.inf, len(logits)):
+        raise ValueError(sentence(f"logits in {path}", kind_of(logits), f"one number for each of {n_outputs} outputs"))

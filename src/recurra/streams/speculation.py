@@ -1,0 +1,299 @@
+"""Speculative decoding: a smaller model drafts tokens, and the model reads all of them in one call.
+
+Leviathan et al., "Fast inference from transformers via speculative decoding" (arXiv 2211.17192), algorithm 1.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recurra.checks import require_whole_number, sentence
+from recurra.streams.continuation import Generation, GenerationConfig, pieces_of_text
+from recurra.streams.sampling import RECENT_TOKENS, SamplingConfig, distribution
+from recurra.streams.stream import Input, Mark, Stream, feed_last
+
+_LONGEST_UNREAD = 32
+"""How many tokens are read again in front of a draft, at most. More are read by themselves, once: without an end to
+them, a text whose drafts are rejected again and again would be read from its start in every call."""
+
+
+class _Read(NamedTuple):
+    """The results of a call: the stream's, if these tokens are given out."""
+
+    tokens: list[int]
+    logits: Float[Tensor, " V"]
+    state: object
+
+
+class _ModelAhead:
+    """The stream of the model: a call reads a draft, and the stream follows if all of it is given out.
+
+    Args:
+        stream: stands after the last token that was given out.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._unread: list[int] = []  # given out, and not in the stream
+        self._read: _Read | None = None
+
+    @property
+    def recent(self) -> tuple[int, ...]:
+        """The last tokens that were given out."""
+        return (*self._stream.recent, *self._unread)[-RECENT_TOKENS:]
+
+    def read(self, drafted: list[int]) -> Float[Tensor, "n V"]:
+        """Give the logits after the last token that was given out, and after each drafted one, from one call."""
+        if len(self._unread) > _LONGEST_UNREAD or not drafted:
+            self.settle()
+        if not drafted:
+            return self._stream.logits[None]
+        tokens = [*self._unread, *drafted]
+        n_last = len(drafted) + bool(self._unread)
+        before = self._stream.mark().stream.model_state
+        logits, state = feed_last(self._stream.runner, self._stream.encode(tokens)[None], before, n_last)
+        self._read = _Read(tokens, logits[0, -1].clone(), state)
+        return logits[0] if self._unread else torch.cat([self._stream.logits[None], logits[0]])
+
+    def take(self, token: int) -> None:
+        """Note a token that is given out."""
+        self._unread.append(token)
+        if self._read is not None and self._read.tokens == self._unread:
+            self._stream.advance(torch.tensor(self._unread, device="cpu"), self._read.logits, self._read.state)
+            self._unread, self._read = [], None
+
+    def settle(self) -> None:
+        """Let the stream read all that was given out."""
+        if self._unread:
+            self._stream.feed(self._unread)
+        self._unread, self._read = [], None
+
+
+class _DraftAhead:
+    """The stream of the draft model: it reads each token that it drafts, and goes back to the last one given out.
+
+    Args:
+        stream: stands after the last token that was given out.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._drafted: list[int] = []
+        self._marks: list[Mark] = [stream.mark()]  # before each drafted token
+        self._taken: list[int] = []  # given out since the first mark
+
+    def draw(
+        self, n_tokens: int, sampling: SamplingConfig, generator: torch.Generator
+    ) -> tuple[list[int], list[Float[Tensor, " V"]]]:
+        """Choose tokens one by one; give them, and the probabilities that each was drawn from."""
+        if not n_tokens:
+            return [], []
+        self.settle()
+        shares = []
+        for number in range(n_tokens):
+            if number:
+                self._stream.step(self._drafted[-1])
+                self._marks.append(self._stream.mark())
+            recent = torch.tensor(self._stream.recent, device="cpu")
+            shares.append(distribution(self._stream.logits.cpu(), sampling, recent))
+            self._drafted.append(int(shares[-1].multinomial(1, generator=generator)))
+        return list(self._drafted), shares
+
+    def take(self, token: int) -> None:
+        """Note a token that is given out."""
+        self._taken.append(token)
+
+    def settle(self) -> None:
+        """Let the stream read all that was given out, and nothing else."""
+        same = [drafted == taken for drafted, taken in zip(self._drafted, self._taken)]
+        n_kept = min([*same, False].index(False), len(self._marks) - 1)
+        self._stream.rewind(self._marks[n_kept])
+        if left := self._taken[n_kept:]:
+            self._stream.feed(left)
+        self._drafted, self._marks, self._taken = [], [self._stream.mark()], []
+
+
+@dataclass
+class Drafts:
+    """What has become of the drafts so far."""
+
+    n_drafted: int = 0
+    """Tokens that were drafted."""
+    n_accepted: int = 0
+    """Drafted tokens that were accepted."""
+    n_calls: int = 0
+    """Calls of the model that read drafts."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of drafted tokens that was accepted; NaN if there are none."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else float("nan")
+
+
+class Speculation:
+    """A stream that is continued with drafts from another one, of a smaller model.
+
+        speculation = Speculation(Stream(model, tokenizer), Stream(small_model, tokenizer))
+        speculation.feed("the company said")
+        text = "".join(speculation.generate_text(100))
+        print(speculation.drafts.acceptance_rate)
+
+    In rounds, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts as
+    many as keep its own distribution: the tokens are distributed as `Stream.generate` distributes them, and at
+    temperature 0 they are the same tokens, up to the rounding of logits. Any draft is right; a good one is accepted.
+
+    After a rejection the stream goes back to the state before the call. The accepted tokens are read again in front of
+    the next draft, in the same call.
+
+    Args:
+        stream: the stream to continue; it may have read something.
+        draft: a stream of the draft model, of the same vocabulary. If it has read nothing, it starts with the last
+            tokens that the other remembers.
+        n_drafted: tokens of a draft.
+
+    Raises:
+        TypeError: n_drafted is not a whole number.
+        ValueError: it is below 1, or the streams have different vocabularies.
+    """
+
+    def __init__(self, stream: Stream, draft: Stream, *, n_drafted: int = 4) -> None:
+        require_whole_number(1, n_drafted=n_drafted)
+        _require_one_vocabulary(stream, draft)
+        self.stream, self.draft, self.n_drafted = stream, draft, n_drafted
+        self.drafts = Drafts()
+
+    @property
+    def position(self) -> int:
+        """How many tokens the stream has read."""
+        return self.stream.position
+
+    def feed(self, what: Input) -> Float[Tensor, " V"]:
+        """Let both streams read, and give the model's logits after the last token. Raises what `Stream.feed` raises."""
+        tokens = self.stream.encode(what)
+        self._catch_up()
+        logits = self.stream.feed(tokens)
+        if len(tokens):
+            self.draft.feed(tokens)
+        return logits
+
+    def generate(
+        self,
+        max_tokens: int | None = None,
+        *,
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+        stop_tokens: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Choose tokens as `Stream.generate` does, with the same arguments.
+
+        A seed gives the same tokens again, but not those that it gives without drafts. Once the iterator has ended or
+        is closed, the stream has read all tokens that it gave out; in between, it may be behind.
+
+        Raises:
+            TypeError, ValueError: as `Stream.generate`.
+        """
+        sampling = sampling or SamplingConfig()
+        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+        return self._generate(self.stream.generation(config))
+
+    def generate_text(
+        self,
+        max_tokens: int | None = None,
+        *,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> Iterator[str]:
+        """Continue the stream's text as `Stream.generate_text` does, with the same arguments and errors."""
+        text = self.stream.generated_text(stop)
+        tokens = self.generate(max_tokens, sampling=sampling, seed=seed)
+        return pieces_of_text(tokens, text)
+
+    # --- rounds ---
+
+    def _generate(self, generation: Generation) -> Iterator[int]:
+        self._catch_up()
+        model, draft = _ModelAhead(self.stream), _DraftAhead(self.draft)
+        try:
+            while not generation.is_over:
+                for token in self._round(model, draft, generation):
+                    model.take(token)
+                    draft.take(token)
+                    generation.count(token)
+                    yield token
+                    if generation.is_over:
+                        break
+        finally:
+            model.settle()
+            draft.settle()
+
+    def _round(self, model: _ModelAhead, draft: _DraftAhead, generation: Generation) -> list[int]:
+        """The next tokens: the accepted ones, and one more that the model chooses."""
+        sampling, generator = generation.config.sampling, generation.generator
+        n_left = generation.n_left
+        n_drafted = self.n_drafted if n_left is None else min(self.n_drafted, n_left - 1)
+        drafted, draft_shares = draft.draw(n_drafted, sampling, generator)
+        before = model.recent
+        rows = zip(model.read(drafted).cpu(), range(n_drafted + 1))
+        shares = [
+            distribution(row, sampling, torch.tensor((*before, *drafted[:number]), device="cpu"))
+            for row, number in rows
+        ]
+        n_accepted, token = accept(drafted, draft_shares, shares, generator)
+        self.drafts.n_drafted += n_drafted
+        self.drafts.n_accepted += n_accepted
+        self.drafts.n_calls += 1
+        return [*drafted[:n_accepted], token]
+
+    def _catch_up(self) -> None:
+        if not self.draft.position and self.stream.recent:
+            self.draft.feed(self.stream.recent)
+
+
+def accept(
+    drafted: Sequence[int],
+    draft_shares: Sequence[Float[Tensor, " V"]],
+    shares: Sequence[Float[Tensor, " V"]],
+    generator: torch.Generator,
+) -> tuple[int, int]:
+    """Accept as many drafted tokens as keep the model's distribution, and choose the token after them.
+
+    Token i is accepted with probability min(1, p_i / q_i). The one after the last that is accepted is drawn from
+    max(p - q, 0), normalised, if a token was rejected there, and from p if none was (Leviathan et al., algorithm 1).
+
+    Args:
+        drafted: K tokens.
+        draft_shares: the probabilities q from which each was drawn.
+        shares: the model's probabilities p for each of them, and for the token after all.
+        generator: the only source of chance, on the CPU.
+
+    Returns:
+        the number of accepted tokens, and the token after them.
+    """
+    for number, (token, q, p) in enumerate(zip(drafted, draft_shares, shares)):
+        share = torch.rand((), dtype=torch.float64, device="cpu", generator=generator)
+        if float(share * q[token]) < float(p[token]):
+            continue
+        rest = (p - q).clamp(min=0)
+        # Rounding can leave nothing where p and q are the same.
+        return number, _drawn(rest if bool(rest.sum() > 0) else p, generator)
+    return len(drafted), _drawn(shares[len(drafted)], generator)
+
+
+def _drawn(shares: Float[Tensor, " V"], generator: torch.Generator) -> int:
+    return int(shares.multinomial(1, generator=generator))
+
+
+def _require_one_vocabulary(stream: Stream, draft: Stream) -> None:
+    sizes = [getattr(getattr(one.model, "config", None), "vocab_size", None) for one in (stream, draft)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(sentence("draft", f"of {sizes[1]} tokens", f"a model of {sizes[0]}, as the one it drafts for"))
+    tokenizers = [one.tokenizer for one in (stream, draft)]
+    if None not in tokenizers and len({tokenizer.fingerprint for tokenizer in tokenizers if tokenizer}) > 1:
+        raise ValueError(
+            sentence("draft", "of another tokenizer", "one of the same", "its token ids would mean other words")
+        )

@@ -1,0 +1,378 @@
+"""One stream through a language model: text or tokens in, text or tokens out, in constant memory."""
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, sentence
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.state import concatenate_alike, map_tensors, select, split
+from recurra.streams.continuation import (
+    GeneratedText,
+    Generation,
+    GenerationConfig,
+    Tokenizer,
+    encode_first,
+    pieces_of_text,
+)
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.snapshot import (
+    ModelIdentity,
+    Snapshot,
+    StreamState,
+    read_snapshot,
+    require_same_model,
+    write_snapshot,
+)
+
+_TOKENS_PER_CALL = 4096
+"""Maximum number of tokens, over all streams, that a model gets in one call: it bounds the memory that a text takes."""
+Input: TypeAlias = str | Sequence[int] | np.ndarray | Tensor
+"""What a stream reads: text, if the stream has a tokenizer, or token ids in one dimension."""
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """Copy a tensor that was made in inference mode, which no call that records gradients would take."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+class Mark(NamedTuple):
+    """A place in a stream to go back to. It holds the state itself, so making one costs a reference.
+
+    stream: everything that the next step depends on.
+    model: the model that it runs through.
+    """
+
+    stream: StreamState
+    model: nn.Module
+
+
+class Stream:
+    """A model and the state of one stream through it.
+
+    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position. For a
+    recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
+    nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
+
+    The weights must not change while the stream lives.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
+            load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
+        tokenizer: for reading and generating text; its ids are the model's tokens.
+        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16",
+            "int8" or "int4" (see `recurra.decoding.prepare.prepare_for_decoding`); float32 gives the model's results up
+            to the order of sums. None runs the model itself. States have the same form either way: a stream saved with
+            one choice can be loaded with another.
+
+    Raises:
+        ValueError: the model is in training mode, the choice of weights does not exist, or it is not None and the model
+            is not float32 on the CPU.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
+        require_evaluation_mode(model)
+        self.model, self.tokenizer = model, tokenizer
+        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self._now = StreamState()
+        self._identity: ModelIdentity | None = None
+
+    # --- where it stands ---
+
+    @property
+    def position(self) -> int:
+        """How many tokens the stream has read."""
+        return self._now.position
+
+    @property
+    def state(self) -> Any:
+        """The model's state, of batch 1; None at the start of the stream. It may go on into a call with gradients."""
+        return map_tensors(_ordinary, self._now.model_state)
+
+    @property
+    def recent(self) -> tuple[int, ...]:
+        """The last tokens, oldest first, at most 64."""
+        return self._now.recent
+
+    @property
+    def logits(self) -> Float[Tensor, " V"]:
+        """A copy of the logits after the last token. Raises ValueError at the start of the stream."""
+        if self._now.logits is None:
+            raise ValueError(sentence("the stream", "at its start", "one that has read something", "feed it first"))
+        return self._now.logits.clone()
+
+    def reset(self) -> None:
+        """Go back to the start of a stream."""
+        self._now = StreamState()
+
+    def fork(self) -> "Stream":
+        """Give a twin that continues from here independently."""
+        twin = Stream(self.model, self.tokenizer)
+        twin.runner, twin._now, twin._identity = self.runner, self._now, self._identity
+        return twin
+
+    def mark(self) -> Mark:
+        """Remember this place, to `rewind` to it at any later time. Unlike a snapshot, a mark cannot be saved."""
+        return Mark(self._now, self.model)
+
+    def rewind(self, mark: Mark) -> None:
+        """Go back, or ahead, to a mark, exactly: one of this stream, or of any stream of the same model object.
+
+        Raises:
+            ValueError: it is a mark in a stream of another model.
+        """
+        if mark.model is not self.model:
+            came = f"a place in a stream of another {type(mark.model).__name__}"
+            raise ValueError(sentence("mark", came, "one in a stream of this model, with the weights it has now"))
+        self._now = mark.stream
+
+    # --- in ---
+
+    def feed(self, what: Input) -> Float[Tensor, " V"]:
+        """Read any number of tokens, or a text, and give the logits after the last one.
+
+        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. A text at
+        the start of the stream follows the tokens that its tokenizer puts in front, if it has any (a published model's
+        <bos>); token ids are read as they are. An empty input leaves the stream unchanged.
+
+        Raises:
+            ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
+                the start of the stream, or a model that is now in training mode.
+            TypeError: the tokens are not integers.
+            IndexError: a token is not in the model's vocabulary.
+        """
+        if self.model.training:
+            require_evaluation_mode(self.model)
+        tokens = self.encode(what)
+        if len(tokens):
+            logits, state = _feed(self.runner, tokens[None], self._now.model_state)
+            self.advance(tokens, logits[0], state)
+        return self.logits
+
+    def step(self, token: int) -> Float[Tensor, " V"]:
+        """Read one token and give the logits after it. Raises what `feed` raises."""
+        return self.feed([token])
+
+    def advance(self, tokens: Int[Tensor, " L"], logits: Float[Tensor, " V"], state: Any) -> None:
+        """Take the results of reading `tokens` elsewhere, from this stream's state (see `Streams.feed`)."""
+        self._now = self._now.after(tokens, logits, state)
+
+    def encode(self, what: Input) -> Int[Tensor, " L"]:
+        """Give an input's tokens on the model's device. Raises what `feed` raises."""
+        device = next(self.model.parameters()).device
+        if isinstance(what, str):
+            tokenizer = self._require_tokenizer()
+            ids = tokenizer.encode(what) if self.position else encode_first(tokenizer, what)
+            return torch.from_numpy(ids).to(device)
+        tokens = what if isinstance(what, Tensor) else torch.as_tensor(what, device="cpu")
+        if tokens.ndim != 1:
+            raise ValueError(sentence("tokens", kind_of(tokens), "one dimension: the tokens of one stream"))
+        if tokens.numel() and (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool):
+            raise TypeError(sentence("tokens", kind_of(tokens), "integers"))
+        return tokens.to(device, torch.int64)
+
+    # --- out ---
+
+    def generate(
+        self,
+        max_tokens: int | None = None,
+        *,
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+        stop_tokens: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Choose tokens, one after the other; the stream reads each before it is given out.
+
+        Args:
+            max_tokens: maximum number of tokens; None generates without end.
+            sampling: how to choose; None draws from the model's own probabilities.
+            seed: of the choices, or a generator on the CPU to draw from. Equal streams, settings and seeds give equal
+                tokens.
+            stop_tokens: generation ends after any of these, which is given out too.
+
+        Raises:
+            TypeError: max_tokens is not a whole number.
+            ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are not tokens
+                that it can read.
+        """
+        sampling = sampling or SamplingConfig()
+        config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
+        return self._generate(self.generation(config))
+
+    def generate_text(
+        self,
+        max_tokens: int | None = None,
+        *,
+        stop: Sequence[str] = (),
+        sampling: SamplingConfig | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> Iterator[str]:
+        """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
+
+        A piece is the text of one token, with words including the blank before it. Letters are given out whole.
+
+        Args:
+            max_tokens: maximum number of tokens; None generates without end.
+            stop: texts to end at; the first to appear is left out. The stream has read it.
+            sampling: how to choose.
+            seed: of the choices.
+
+        Raises:
+            TypeError, ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
+        """
+        text = self.generated_text(stop)
+        return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
+
+    def generation(self, config: GenerationConfig) -> Generation:
+        """Begin to continue this stream. Raises ValueError if it has read nothing, or its outputs are not tokens."""
+        n_outputs = len(self.logits)
+        n_tokens = getattr(getattr(self.model, "config", None), "vocab_size", n_outputs)
+        if n_outputs != n_tokens:
+            came = f"a {type(self.model).__name__} that reads {n_tokens} tokens and predicts {n_outputs} classes"
+            raise ValueError(sentence("model", came, "one that predicts the tokens that it reads"))
+        return Generation(config)
+
+    def generated_text(self, stop: Sequence[str]) -> GeneratedText:
+        """Begin a text that continues this stream's. Raises ValueError if there is no tokenizer, or a stop is empty."""
+        return GeneratedText(self._require_tokenizer(), self.recent, stop)
+
+    def _generate(self, generation: Generation) -> Iterator[int]:
+        while not generation.is_over:
+            token = generation.choose(self.logits, self.recent)
+            self.step(token)
+            yield token
+
+    # --- kept ---
+
+    def snapshot(self) -> Snapshot:
+        """Give the stream as it is now; what it does later does not change that."""
+        return Snapshot(self._now, self._model_identity())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back, or ahead, to a snapshot. Raises ValueError if it is of another model."""
+        require_same_model(snapshot.model, self._model_identity(), "the snapshot")
+        self._now = snapshot.stream
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the stream's snapshot as a safetensors file, whole or not at all. Raises OSError."""
+        write_snapshot(Path(path), self.snapshot())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a saved stream.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is damaged, foreign, or of another model: other settings, or other weights.
+        """
+        self._now = read_snapshot(Path(path), self.model, self._model_identity()).stream
+
+    # --- checks ---
+
+    def _model_identity(self) -> ModelIdentity:
+        if self._identity is None:
+            self._identity = ModelIdentity.of(self.model)
+        return self._identity
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(sentence("tokenizer", "None", "one, since text needs it", "Stream(model, tokenizer)"))
+        return self.tokenizer
+
+
+# --- feeding ---
+
+
+class FeedRequest(NamedTuple):
+    """Tokens for one stream, and the state to start from; None is the start of a stream."""
+
+    tokens: Int[Tensor, " L"]
+    state: Any
+
+
+class _FeedResult(NamedTuple):
+    """The logits after a request's last token, and the state there."""
+
+    logits: Float[Tensor, " V"]
+    state: Any
+
+
+def require_evaluation_mode(model: nn.Module) -> None:
+    """Refuse a model that is in training mode, wholly or in part: its dropout would be active.
+
+    Raises:
+        ValueError: it is.
+    """
+    if any(module.training for module in model.modules()):
+        came = f"a {type(model).__name__} in training mode, where dropout is active"
+        raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+
+
+@torch.inference_mode()
+def _feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
+    """Feed each stream at least one token; return the logits after the last token, and the state, without gradients.
+
+    If the model has the methods `hidden` and `head`, as all our language models do, no other logits are computed. Long
+    texts are fed in pieces, so memory does not grow with them. A single token goes to the model's `forward`, which may
+    have a faster way for it (`recurra.decoding`).
+    """
+    for piece in tokens.split(max(1, _TOKENS_PER_CALL // len(tokens)), 1):
+        read, head = _parts(model, piece)
+        out, state = read(piece, state)
+    return head(out[:, -1]), state
+
+
+@torch.inference_mode()
+def feed_last(
+    model: nn.Module, tokens: Int[Tensor, "B L"], state: Any, n_last: int
+) -> tuple[Float[Tensor, "B n V"], Any]:
+    """Feed each stream tokens in one call; return the logits after its `n_last` last tokens, and the state."""
+    read, head = _parts(model, tokens)
+    out, state = read(tokens, state)
+    return head(out[:, -n_last:]), state
+
+
+def _parts(model: nn.Module, tokens: Tensor) -> tuple[Callable[..., tuple[Tensor, Any]], Callable[[Tensor], Tensor]]:
+    """Return what reads tokens, and what turns chosen steps of its outputs into logits."""
+    if tokens.shape[1] > 1 and inspect.ismethod(getattr(model, "hidden", None)) and hasattr(model, "head"):
+        return model.hidden, model.head  # type: ignore[return-value]
+    return model, Tensor.clone  # a copy: a view of the last steps would keep those of all steps alive
+
+
+def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[_FeedResult]:
+    """Feed several streams at least one token each, batched as far as possible, as each would be fed alone.
+
+    Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
+    text. All states of a recurrence have one layout, except at the start of a stream. The layout of a segment-level
+    model's state depends on the position in the segment, so only streams at the same position are batched.
+
+    Results agree with those of a stream alone to the precision of the model's arithmetic, not bit for bit: matrix
+    products of several rows round differently from those of one row.
+    """
+    order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
+    results: dict[int, _FeedResult] = {}
+    for places, state in concatenate_alike([requests[number].state for number in order]):
+        numbers = [order[place] for place in places]
+        results.update(zip(numbers, _feed_group(model, [requests[number].tokens for number in numbers], state)))
+    return [results[number] for number in range(len(requests))]
+
+
+def _feed_group(model: nn.Module, texts: Sequence[Tensor], state: Any) -> Iterator[_FeedResult]:
+    """Feed the streams of one batched state, the shortest text first."""
+    done = n_read = 0
+    for length, same_length in groupby(map(len, texts)):
+        n_done = len(list(same_length))
+        logits, state = _feed(model, torch.stack([text[n_read:length] for text in texts[done:]]), state)
+        done, n_read = done + n_done, length
+        ended, state = (
+            (state, None) if done == len(texts) else (select(state, slice(n_done)), select(state, slice(n_done, None)))
+        )
+        # Copies: what a stream keeps must not keep the batch alive.
+        yield from map(_FeedResult, map(Tensor.clone, logits[:n_done]), split(ended))

@@ -1,0 +1,403 @@
+"""Checkpoints: written whole or not at all, and refused if they have changed since or are not what they should be.
+
+A checkpoint is a safetensors file. Its tensors have names such as `optimizer.state.0.exp_avg`; everything else is JSON
+in the metadata, in which `{"<tensor>": name}` stands for each tensor, together with a digest of all of it. Several
+ranks write a folder of such files (`distributed_checkpoint.py`).
+"""
+
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from recurra import __version__
+from recurra.checks import kind_of, sentence
+from recurra.files.digests import MANIFEST, content_digest
+from recurra.files.reading import parse_json, require_fields
+from recurra.files.weights import read_metadata, read_safetensors, require_finite, shape_difference, write_safetensors
+from recurra.files.writing import NO_ROOM, discard, free_bytes, replacing
+
+if TYPE_CHECKING:
+    from recurra.train.distributed_checkpoint import Target
+
+_FORMAT = "recurra checkpoint"
+SUFFIX = ".safetensors"
+_CHECKPOINT = "a checkpoint of recurra train"
+_STEP, _BEST = r"step-\d{10,}(\.safetensors)?", r"best(\.safetensors|-\d{10,})"
+_METADATA = "recurra"
+_MALFORMED = (LookupError, TypeError, ValueError, RuntimeError, AttributeError)
+
+Payload = dict[str, Any]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and says what to do."""
+
+
+# --- what a checkpoint holds ---
+
+
+_TYPES: dict[str, Any] = {
+    "format": str,
+    "versions": dict[str, str],
+    "config": dict[str, Any],
+    "position": dict[str, float],
+    "model": dict[str, Tensor],
+    "average": dict[str, Any] | None,
+    "optimizer": dict[str, Any] | None,
+    "state": Any,
+    "window": dict[str, float] | None,
+    "scores": dict[str, dict[str, float]],
+    "random": dict[str, Any] | list[dict[str, Any]] | None,  # a list: of several ranks
+    "levels": dict[str, Any],
+    "resumed_at": list[int],
+    "converted_from": str,
+}
+_OPTIONAL = {"levels", "resumed_at", "converted_from"}
+"""`recurra convert` leaves out the first two, and alone writes the last."""
+_OPTIMIZER = {"state": dict[int, dict[str, Any]], "param_groups": list[dict[str, Any]]}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"recurra": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def with_versions(payload: Payload) -> Payload:
+    """Add the format and the versions."""
+    return {"format": _FORMAT, "versions": versions(), **payload}
+
+
+def _require_payload(payload: Payload, path: Path) -> None:
+    """Refuse a payload with a key that is missing or unknown or a value of another type; weights must be finite."""
+    if (found := payload.get("format")) != _FORMAT:
+        raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
+    for came, keys in (
+        ("without", _TYPES.keys() - _OPTIONAL - payload.keys()),
+        ("one with", payload.keys() - _TYPES.keys()),
+    ):
+        if keys:
+            raise ValueError(sentence(str(path), f"{came} {', '.join(sorted(keys))}", f"one with {', '.join(_TYPES)}"))
+    require_fields(payload, _TYPES, str(path), finite=False)
+    if payload["optimizer"] is not None:
+        require_fields(payload["optimizer"], _OPTIMIZER, f"the optimizer in {path}", finite=False)
+    require_finite(payload["model"], path)
+    if payload["average"] is not None:
+        require_finite(payload["average"]["weights"], path)
+
+
+# --- tensors and the rest ---
+
+_TENSOR, _ITEMS = "<tensor>", "<items>"
+_PLAIN = "plain data: numbers, strings, None and tensors, in lists and dicts"
+
+
+def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Take the tensors out of nested dicts and lists, under names such as model.head.weight; tied ones once.
+
+    Returns:
+        what JSON can hold, and the tensors by name.
+
+    Raises:
+        ValueError: there is something other than tensors, numbers, strings and None, in lists and dicts with strings or
+            whole numbers as keys. The message names it and `path`.
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
+
+    def walk(value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            # By its memory, which FSDP pads: a rank that has nothing of a tied tensor must count it once, too.
+            here = value.to_local() if hasattr(value, "to_local") else value
+            memory = _address(here)
+            key = (memory, here.storage_offset(), value.shape, here.stride(), here.dtype) if memory else name
+            if key not in names:
+                while name in tensors:  # a key with a dot can lead to the same name
+                    name += "'"
+                names[key], tensors[name] = name, value
+            return {_TENSOR: names[key]}
+        if isinstance(value, Mapping):
+            if all(isinstance(key, str) for key in value):
+                return {key: walk(item, f"{name}.{key}") for key, item in value.items()}
+            if bad := [key for key in value if not isinstance(key, (int, str))]:
+                raise ValueError(sentence(f"a key of {name} in {path}", kind_of(bad[0]), "a string or a whole number"))
+            return {_ITEMS: [[key, walk(item, f"{name}.{key}")] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return [walk(item, f"{name}.{number}") for number, item in enumerate(value)]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise ValueError(sentence(f"{name} in {path}", kind_of(value), _PLAIN))
+
+    return {key: walk(value, key) for key, value in payload.items()}, tensors
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 for one of a device without addresses."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put tensors back where `split_tensors` took them from."""
+    if isinstance(plain, list):
+        return [join_tensors(item, tensors) for item in plain]
+    if not isinstance(plain, Mapping):
+        return plain
+    if plain.keys() == {_TENSOR}:
+        return tensors[plain[_TENSOR]]
+    items = plain[_ITEMS] if plain.keys() == {_ITEMS} else plain.items()
+    return {key: join_tensors(item, tensors) for key, item in items}
+
+
+# --- one file ---
+
+
+def _save_checkpoint(path: Path, payload: Payload) -> None:
+    """Write `payload` atomically, with the format and the versions.
+
+    Raises:
+        OSError: the file cannot be written. The message says why and, if it is for lack of room, how much is needed.
+        ValueError: `payload` has something else than tensors, numbers, strings and None, in lists and dicts.
+    """
+    plain, tensors = split_tensors(with_versions(payload), path)
+    tensors = {name: tensor.detach().cpu().resolve_conj() for name, tensor in tensors.items()}
+    described = {
+        "content": plain,
+        "complex": [name for name, tensor in tensors.items() if tensor.is_complex()],  # which the format may lack
+        # As in memory, on which the order of sums can depend, such as those over the bases of SOAP.
+        "strides": {name: torch.empty_like(t).stride() for name, t in tensors.items() if not t.is_contiguous()},
+    }
+    metadata = {_METADATA: json.dumps({**described, "sha256": content_digest(described, tensors)})}
+    pairs = {name: torch.view_as_real(tensors[name]) for name in described["complex"]}
+    try:
+        with replacing(path) as file:
+            write_safetensors(file, tensors | pairs, metadata)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in NO_ROOM:
+            needed = len(metadata[_METADATA]) + sum(tensor.nbytes for tensor in tensors.values())
+            reason += f"; it needs about {needed:,} bytes, and {free_bytes(path.parent):,} are free"
+        came = f"a checkpoint that cannot be written ({reason})"
+        raise OSError(sentence(str(path), came, "a file that can be written")) from error
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None) -> Payload:
+    """Check every byte of a checkpoint, and read it.
+
+    Args:
+        path: a file, or the folder that several ranks wrote.
+        device: where the tensors of a file go.
+        target: what the tensors of a folder are read into; None reads all of them, to the CPU.
+
+    Raises:
+        CheckpointError: the file does not exist, is truncated or altered, is not a checkpoint of this package, or has
+            weights that are not finite.
+    """
+    if not path.exists():
+        raise CheckpointError(sentence("checkpoint", f"{path}, which does not exist", _CHECKPOINT))
+    try:
+        payload = _load_folder(path, target) if path.is_dir() else _load_file(path, device)
+        _require_payload(payload, path)
+    except OSError as error:
+        raise CheckpointError(sentence(str(path), f"unreadable ({error})", _CHECKPOINT)) from error
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    except _MALFORMED as error:
+        came = f"without a part of a checkpoint ({error})"
+        raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
+    return payload
+
+
+def _load_file(path: Path, device: torch.device | str) -> Payload:
+    tensors, metadata = read_safetensors(path, _CHECKPOINT)
+    if _METADATA not in metadata:
+        raise ValueError(sentence(str(path), "another kind of file", _CHECKPOINT))
+    found = parse_json(metadata[_METADATA], f"the metadata of {path}", allow_nan=True)
+    try:
+        digest, strides = found.pop("sha256"), found["strides"]
+        tensors |= {name: torch.view_as_complex(tensors[name]) for name in found["complex"]}
+        if digest != content_digest(found, tensors):
+            raise ValueError("another digest")
+        # Copies: what the library reads is a part of the file until it is touched.
+        tensors = {name: _copy(tensor, device, strides.get(name)) for name, tensor in tensors.items()}
+    except _MALFORMED as error:
+        came = "damaged: its content does not match its digest"
+        raise ValueError(sentence(str(path), came, _CHECKPOINT)) from error
+    return dict(join_tensors(found["content"], tensors))
+
+
+def _copy(tensor: Tensor, device: torch.device | str, strides: list[int] | None) -> Tensor:
+    if strides is None:
+        return tensor.to(device, copy=True)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device).copy_(tensor)
+
+
+def _load_folder(path: Path, target: "Target | None") -> Payload:
+    from recurra.train.distributed_checkpoint import load_sharded  # slow to import
+
+    return load_sharded(path, target)
+
+
+def is_checkpoint_file(path: Path) -> bool:
+    """Say whether a path is a checkpoint rather than other weights: a file, or a folder of several ranks."""
+    if path.is_dir():
+        return (path / MANIFEST).is_file() and any(path.glob(f"rank-*{SUFFIX}"))
+    if path.suffix != SUFFIX or not path.is_file():
+        return False
+    with suppress(ValueError):  # a damaged one is named by whatever reads it
+        return f'"{_FORMAT}"' in read_metadata(path).get(_METADATA, "")
+    return False
+
+
+def scored_weights(payload: Payload) -> dict[str, Tensor]:
+    """Return the weights that the scores of a checkpoint belong to: the averaged ones if it has them."""
+    average = payload["average"]
+    weights: dict[str, Tensor] = payload["model"] if average is None else average["weights"]
+    return weights
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Load the weights of a checkpoint into `model`.
+
+    Raises:
+        CheckpointError: they belong to another model; the message names parameters that differ.
+    """
+    if difference := shape_difference(model, weights):
+        came = f"a checkpoint of another model (it has {difference})"
+        raise CheckpointError(sentence(str(path), came, "one of this model"))
+    model.load_state_dict(weights)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: the newest few, one file per step, and the best one.
+
+    Several ranks write folders in place of files (`distributed_checkpoint.py`); both may lie side by side. A file has
+    its step in its name and never moves. A killed process therefore always leaves the last checkpoint in place, which
+    would not be certain if files called "last" and "previous" swapped places.
+    """
+
+    def __init__(self, path: Path, *, keep: int = 2) -> None:
+        self.path = path
+        self.keep = keep
+
+    def steps(self) -> list[Path]:
+        """List the checkpoints of steps, oldest first; copies under other names are none of them."""
+        return sorted(self._named(_STEP), key=lambda path: path.stem)
+
+    def _named(self, pattern: str) -> Iterator[Path]:
+        return (path for path in self.path.glob("*") if re.fullmatch(pattern, path.name))
+
+    def _file(self, step: int) -> Path:
+        # Leading zeros make the order of names the order of steps.
+        return self.path / f"step-{step:010d}{SUFFIX}"
+
+    @property
+    def best(self) -> Path:
+        """The path of the best checkpoint, whether it exists or not. Folders have a step in their names."""
+        return max(self._named(_BEST), key=lambda path: path.stat().st_mtime_ns, default=self.path / f"best{SUFFIX}")
+
+    def save(self, step: int, payload: Payload) -> Path:
+        """Write the checkpoint of a step, then delete those that are too old to keep.
+
+        Raises:
+            OSError: it cannot be written. All earlier ones are still there; the message names the last.
+        """
+        target = self._file(step)
+        self._write(target, payload)
+        self._drop_old(target)
+        return target
+
+    def poll(self) -> None:
+        """Give a checkpoint its name once it has been written: nothing to do where `save` waits for that."""
+
+    def finish(self) -> None:
+        """Wait until all that was saved is written. Raises OSError as `save` does."""
+
+    def _drop_old(self, new: Path) -> None:
+        """Delete the oldest checkpoints of steps but the new one, which is old where a run goes back."""
+        for old in self.steps()[: -self.keep]:
+            if old != new:
+                discard(old)
+
+    def save_best(self, payload: Payload) -> None:
+        """Write the best checkpoint over the previous best one. Raises OSError as `save` does."""
+        target = self.path / f"best{SUFFIX}"
+        self._write(target, payload)
+        self._keep_best(target)
+
+    def _keep_best(self, target: Path) -> None:
+        for other in self._named(_BEST):
+            if other != target:
+                discard(other)
+
+    def _write(self, target: Path, payload: Payload) -> None:
+        try:
+            _save_checkpoint(target, payload)
+        except OSError as error:
+            steps = self.steps()
+            stands = f"the last one, {steps[-1]}, is whole" if steps else "there is none yet, so the run starts again"
+            how = f"once it can, continue with `recurra train --resume {self.path.parent}`"
+            raise OSError(f"{error}: {how}; {stands}") from error
+
+    def drop_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps: a run that goes back to `step` writes them again."""
+        for path in self.steps():
+            if path.stem > self._file(step).stem:
+                discard(path)
+
+    def require_none_after(self, step: int) -> None:
+        """Refuse checkpoints of later steps, which would be taken for those of a run that only comes to `step`.
+
+        Raises:
+            FileExistsError: there is one.
+        """
+        later = [path for path in self.steps() if path.stem > self._file(step).stem]
+        if later:
+            expected = f"a folder without checkpoints after step {step}"
+            mend = f"resume that run, or choose another folder than {self.path.parent}"
+            raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, mend))
+
+    def find(self, which: str) -> Path:
+        """Find the file for "last", "previous", "best" or a path.
+
+        Raises:
+            CheckpointError: there is no such file.
+        """
+        steps = self.steps()
+        if which in ("last", "previous"):
+            place = {"last": 1, "previous": 2}[which]
+            if len(steps) < place:
+                came = f"{which}, but {self.path} has {len(steps)}"
+                raise CheckpointError(sentence("checkpoint", came, f"a folder with at least {place}"))
+            return steps[-place]
+        path = self.best if which == "best" else Path(which)
+        if not path.exists():
+            came = f"{path}, which does not exist"
+            raise CheckpointError(sentence("checkpoint", came, "last, previous, best or the path of a file"))
+        return path
+
+    def load(
+        self, which: str, device: torch.device | str = "cpu", *, target: "Target | None" = None
+    ) -> tuple[Path, Payload]:
+        """Find and read a checkpoint; `device` and `target` as for `load_checkpoint`.
+
+        Raises:
+            CheckpointError: it cannot be used. The message offers an older one if there is one.
+        """
+        path = self.find(which)
+        try:
+            return path, load_checkpoint(path, device, target=target)
+        except CheckpointError as error:
+            older = [other for other in self.steps() if other != path]
+            if which == "last" and older:
+                offer = f"The previous one, {older[-1]}, is still there: choose it with --checkpoint previous"
+                raise CheckpointError(f"{error}\n{offer}") from error
+            raise

@@ -1,0 +1,392 @@
+"""Evaluation of a model on a whole split: losses, perplexity, and accuracy overall and by memory span."""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+
+from recurra.checks import kind_of, require, require_positive, sentence
+from recurra.data.batches import IGNORED_TARGET, Batch, BatchSource
+from recurra.layers.embeddings import few_targets
+from recurra.models.shell import LanguageModelShell, negative_log_likelihood
+
+# --- perplexity and bits per token from a summed negative log-likelihood ---
+#
+# Both take the sum and the number of tokens, not a mean of means, so that batches of different sizes are weighted
+# correctly.
+
+
+def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
+    """Return exp(total / n_tokens): the number of equally likely tokens that would be as hard to predict.
+
+    Args:
+        total_negative_log_likelihood: the sum over all tokens, in nats.
+        n_tokens: the number of tokens in that sum.
+
+    Returns:
+        The perplexity: infinity if it overflows a float, NaN if the total is NaN.
+
+    Raises:
+        ValueError: `n_tokens` is below 1.
+        TypeError: `n_tokens` is not an integer.
+    """
+    nats = _nats_per_token(total_negative_log_likelihood, n_tokens)
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def _bits_per_token(total_negative_log_likelihood: float, n_tokens: int) -> float:
+    """Return total / (n_tokens ln 2), the base-2 logarithm of the perplexity; arguments and errors as `perplexity`.
+
+    It is finite whenever the total is, even if the perplexity overflows.
+    """
+    return _nats_per_token(total_negative_log_likelihood, n_tokens) / math.log(2.0)
+
+
+def _nats_per_token(total: float, n_tokens: int) -> float:
+    count = operator.index(n_tokens)
+    require(count >= 1, "n_tokens", count, "at least 1", "the data must have a target that is not ignored")
+    return float(total) / count
+
+
+# --- accuracy as a function of how much the model has to remember (GateLoop, section 5.1 and Figure 7) ---
+#
+# Results are counts, divided only at the end, so they are exact and can be pooled over neighbouring spans.
+
+
+class SpanAccuracy(NamedTuple):
+    """The number of correct predictions by memory span, on the CPU.
+
+    edges: (bins + 1,) int64, increasing: bin i holds the spans with edges[i] <= span < edges[i + 1].
+    n_correct: (bins,) int64, correct positions.
+    counts: (bins,) int64, all positions.
+    """
+
+    edges: Int[Tensor, " bins+1"]
+    n_correct: Int[Tensor, " bins"]
+    counts: Int[Tensor, " bins"]
+
+    @property
+    def accuracies(self) -> Float[Tensor, " bins"]:
+        """The share of correct positions in each bin, float64 in [0, 1]; NaN for an empty bin."""
+        return self.n_correct.double() / self.counts.double()
+
+    @property
+    def overall(self) -> float:
+        """The share of correct positions overall; NaN if there are no positions."""
+        total = int(self.counts.sum())
+        return int(self.n_correct.sum()) / total if total else float("nan")
+
+
+def scaled_accuracy(accuracy: float, n_classes: int) -> float:
+    """Return the accuracy with chance as 0 and no mistake as 1, as papers on state tracking report it.
+
+    Args:
+        accuracy: the share of correct predictions.
+        n_classes: the values that a target may take, all equally likely; at least 2.
+    """
+    chance = 1.0 / n_classes
+    return (accuracy - chance) / (1.0 - chance)
+
+
+def _accuracy_by_span(
+    correct: Shaped[Tensor, "..."], spans: Shaped[Tensor, "..."], *, edges: Sequence[int] | None = None
+) -> SpanAccuracy:
+    """Count correct positions by memory span.
+
+    Args:
+        correct: bool, any shape: whether the prediction at a position is correct. Omit positions without a target.
+        spans: integers of the same shape: how many tokens the target at a position depends on.
+        edges: increasing integers; bin i holds edges[i] <= span < edges[i + 1]. They must cover every span, so that
+            no position is lost silently. None gives each span from 0 to the largest a bin of its own.
+
+    Raises:
+        TypeError: `correct` is not bool, or `spans` or `edges` are not integers.
+        ValueError: the shapes differ, a span is negative or outside the edges, or the edges do not increase.
+    """
+    _check(correct, spans)
+    flat = spans.reshape(-1).long()
+    smallest, largest = (int(flat.min()), int(flat.max())) if flat.numel() else (0, 0)
+    require(smallest >= 0, "spans.min()", smallest, "at least 0", "a span is a number of tokens")
+    borders = _borders(range(largest + 2) if edges is None else edges)
+    require(
+        not flat.numel() or int(borders[0]) <= smallest <= largest < int(borders[-1]),
+        "edges",
+        borders.tolist(),
+        f"edges that cover the spans {smallest} to {largest}",
+        "widen them, or omit the positions outside",
+    )
+    bins = torch.bucketize(flat, borders.to(flat.device), right=True) - 1
+    n_bins = len(borders) - 1
+    return SpanAccuracy(
+        edges=borders,
+        n_correct=torch.bincount(bins[correct.reshape(-1)], minlength=n_bins).cpu(),
+        counts=torch.bincount(bins, minlength=n_bins).cpu(),
+    )
+
+
+class AroundResets:
+    """Counts correct predictions before the first reset of each sequence, and from it on (GateLoop, section 5.1).
+
+    Until then, a model only has to remember. What a model scores below that afterwards, it fails to forget. Called with
+    each batch and its predictions, as `evaluate` calls its observer.
+
+    reset_token: the token that resets.
+    """
+
+    def __init__(self, reset_token: int) -> None:
+        self._reset_token = reset_token
+        self._n_correct, self._counts = [0, 0], [0, 0]  # before, after
+
+    def __call__(self, batch: Batch, predictions: Int[Tensor, "B L"]) -> None:
+        """Count a batch of whole sequences."""
+        after = (batch.inputs == self._reset_token).cumsum(1) > 0
+        counted = batch.targets != IGNORED_TARGET
+        for part, chosen in enumerate((counted & ~after, counted & after)):
+            self._n_correct[part] += int((predictions == batch.targets)[chosen].sum())
+            self._counts[part] += int(chosen.sum())
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The shares of correct predictions, of those parts that have any positions."""
+        names = ("accuracy_before_resets", "accuracy_after_resets")
+        parts = zip(names, self._n_correct, self._counts)
+        return {name: n_correct / count for name, n_correct, count in parts if count}
+
+
+def _check(correct: Tensor, spans: Tensor) -> None:
+    if correct.dtype != torch.bool:
+        raise TypeError(sentence("correct", kind_of(correct), "a bool tensor", "pass prediction == target"))
+    if not _holds_integers(spans):
+        raise TypeError(sentence("spans", kind_of(spans), "a tensor of integers"))
+    if correct.shape != spans.shape:
+        raise ValueError(sentence("spans", kind_of(spans), f"the shape of correct, {tuple(correct.shape)}"))
+
+
+def _borders(edges: Sequence[int]) -> Int[Tensor, " edges"]:
+    borders = torch.as_tensor(list(edges))
+    require(borders.ndim == 1 and len(borders) >= 2, "edges", list(edges), "a flat list of two or more integers")
+    if not _holds_integers(borders):
+        raise TypeError(sentence("edges", list(edges), "integers"))
+    require(bool((borders.diff() > 0).all()), "edges", list(edges), "increasing integers")
+    return borders.long()
+
+
+def _holds_integers(tensor: Tensor) -> bool:
+    return tensor.dtype != torch.bool and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+# --- evaluate ---
+#
+# Evaluation of a model on a whole split: losses and accuracy, carrying the state between batches that continue.
+
+
+class EvaluationResult(NamedTuple):
+    """The scores of a model on a split.
+
+    loss: mean negative log-likelihood in nats per target.
+    perplexity: exp(loss).
+    bits_per_token: loss / ln 2.
+    accuracy: the share of targets that were the likeliest prediction; None if the model computes its loss without the
+        logits of all classes (an adaptive softmax over a large vocabulary).
+    n_targets: the number of targets, without ignored ones.
+    seconds: the time it took.
+    tokens_per_second: input tokens (for video, frames) read per second.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_token: float
+    accuracy: float | None
+    n_targets: int
+    seconds: float
+    tokens_per_second: float
+
+
+_Observer = Callable[[Batch, Tensor], None]
+"""Called with each batch and the likeliest prediction at each of its positions, (B, L) int64 on the CPU."""
+
+
+_Total = Callable[..., list[float]]
+"""Adds up each of the numbers that it is called with over several ranks; whole numbers stay exact."""
+
+
+def evaluate(
+    model: nn.Module,
+    source: BatchSource,
+    *,
+    observe: _Observer | None = None,
+    temperature: float = 1.0,
+    total: _Total | None = None,
+) -> EvaluationResult:
+    """Run a model over one epoch of a source, in float32 and without gradients.
+
+    A batch that continues the previous one starts from its state. The model runs in evaluation mode and returns to its
+    own mode afterwards.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes), if it `forms_logits` or has
+            no `loss`; otherwise as `model.loss(tokens, targets, state) -> (losses, state)`, losses (B, L) in nats.
+        source: the batches; positions whose target is `IGNORED_TARGET` are skipped.
+        observe: called with every batch and its predictions.
+        temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
+        total: for ranks that each read a part of the batches: adds up numbers over them. The scores are then those of
+            all parts, on every rank.
+
+    Raises:
+        ValueError: every target is ignored, the temperature is not above 0, or `observe` is given with a model that has
+            no logits.
+    """
+    require_positive(temperature=temperature)
+    by_logits = _needs_logits(model, observe, temperature)
+    device = next(model.parameters()).device
+    # In float64: a float32 sum over a long text would lose the digits that perplexities are compared by.
+    summed = torch.zeros((), dtype=torch.float64, device=device)
+    n_correct = torch.zeros((), dtype=torch.int64, device=device)
+    n_targets = n_tokens = 0
+    start = perf_counter()
+    with _scoring(model):
+        for batch, targets, output in _outputs(model, source, logits=by_logits, everywhere=observe is not None):
+            if by_logits:
+                predictions = output.argmax(dim=-1)
+                n_correct += (predictions == targets).sum()
+                if observe is not None:
+                    observe(batch, predictions.cpu())
+            losses = negative_log_likelihood(output / temperature, targets) if by_logits else output
+            summed += losses.sum(dtype=torch.float64)
+            n_targets += int((batch.targets != IGNORED_TARGET).sum())
+            n_tokens += batch.n_steps
+    nats, correct = float(summed), int(n_correct)  # waits for the device, so that the time below includes all its work
+    if total is not None:
+        nats, *counts = total(nats, correct, n_targets, n_tokens)
+        correct, n_targets, n_tokens = map(int, counts)
+    seconds = perf_counter() - start
+    return EvaluationResult(
+        loss=nats / max(1, n_targets),
+        perplexity=perplexity(nats, n_targets),
+        bits_per_token=_bits_per_token(nats, n_targets),
+        accuracy=correct / n_targets if by_logits else None,
+        n_targets=n_targets,
+        seconds=seconds,
+        tokens_per_second=n_tokens / seconds,
+    )
+
+
+TEMPERATURES = (
+    *(0.3, 0.4, 0.5, 0.6, 0.7),
+    *(round(0.8 + 0.02 * number, 2) for number in range(31)),
+    *(1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0),
+)
+"""What `best_temperature` tries, rising: 0.80, 0.82, ... 1.40, and coarser steps on both sides, from 0.3 to 8."""
+
+
+def best_temperature(model: nn.Module, source: BatchSource) -> float:
+    """Find the temperature of `TEMPERATURES`, 0.3 to 8, with the lowest loss over a source, which is read once.
+
+    If it is the first or the last of them, a better one may lie beyond.
+
+    Args:
+        model: called as `model(tokens, state) -> (logits, state)`, logits (B, L, classes).
+        source: as for `evaluate`; a validation split, for a temperature chosen on the split that it scores flatters.
+    """
+    device = next(model.parameters()).device
+    totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64, device=device)
+    with _scoring(model):
+        for _, targets, logits in _outputs(model, source, logits=True):
+            counted = targets != IGNORED_TARGET
+            logits, targets = logits[counted][None], targets[counted][None]
+            for number, temperature in enumerate(TEMPERATURES):
+                totals[number] += negative_log_likelihood(logits / temperature, targets).sum(dtype=torch.float64)
+    return TEMPERATURES[int(totals.argmin())]
+
+
+def evaluate_by_span(
+    model: nn.Module, source: BatchSource, spans: Callable[[Tensor], Tensor]
+) -> tuple[EvaluationResult, SpanAccuracy]:
+    """Evaluate, and count correct predictions by memory span: how far back the target depends on the input.
+
+    Args:
+        model: as for `evaluate`.
+        source: as for `evaluate`.
+        spans: a function from inputs (B, L) to the memory span of each position, (B, L) integers, such as
+            `recurra.data.memory_horizon.memory_spans`.
+
+    Raises:
+        ValueError: every target is ignored.
+    """
+    correct: list[Tensor] = []
+    reach: list[Tensor] = []
+
+    def keep(batch: Batch, predictions: Tensor) -> None:
+        counted = batch.targets != IGNORED_TARGET
+        correct.append((predictions == batch.targets)[counted])
+        reach.append(spans(batch.inputs)[counted])
+
+    result = evaluate(model, source, observe=keep)
+    return result, _accuracy_by_span(torch.cat(correct), torch.cat(reach))
+
+
+def _outputs(
+    model: nn.Module, source: BatchSource, *, logits: bool, everywhere: bool = False
+) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """Run a model over one epoch: each batch, its targets on the model's device, and the logits or else the losses.
+
+    Where targets are few, targets and outputs are those of their positions alone, (1, N), unless `everywhere`. Ranks
+    call the same parts of a language model even so, for FSDP gathers its parameters at each of these calls.
+    """
+    device = next(model.parameters()).device
+    state: Any = None
+    for step in range(len(source)):
+        batch = source.batch(0, step)
+        inputs, targets = batch.inputs.to(device), batch.targets.to(device)
+        carried = state if batch.continues else None
+        extra = {} if batch.cu_seqlens is None else {"cu_seqlens": batch.cu_seqlens}
+        if isinstance(model, LanguageModelShell):
+            hidden, state = model.hidden(inputs, carried, **extra)
+            counted = batch.targets != IGNORED_TARGET
+            if not everywhere and few_targets(int(counted.sum()), targets):
+                counted = counted.to(device)
+                hidden, targets = hidden[counted][None], targets[counted][None]
+            output = model.head(hidden) if logits else model.losses(hidden, targets)
+        elif logits:
+            output, state = model(inputs, carried, **extra)
+        else:
+            output, state = cast(Any, model).loss(inputs, targets, carried, **extra)
+        yield batch, targets, output
+
+
+def _needs_logits(model: nn.Module, observe: _Observer | None, temperature: float) -> bool:
+    """Whether the scores come from logits, and not from the losses that a model computes without them."""
+    by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
+    if observe is not None and not by_logits:
+        came = f"{kind_of(observe)}, with a {type(model).__name__}"
+        raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
+    return by_logits
+
+
+@contextmanager
+def _scoring(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode in float32, without gradients."""
+    kind = next(model.parameters()).device.type
+    with evaluation_mode(model), torch.inference_mode(), torch.autocast(kind, enabled=False):
+        yield
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,225 @@
+"""An experiment: data, a model, and how to train it, in one object.
+
+The key `experiment` of a recipe names a task and a model (`recurra.train.task`), and so the configurations that the
+sections `data` and `model` hold.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from recurra.checks import kind_of, sentence
+from recurra.data.batches import DataSet
+from recurra.models.registry import DataSizes, VideoSizes
+from recurra.train.config import AveragingConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.train.task import Task, find_experiment
+
+_SECTIONS: dict[str, type] = {
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "averaging": AveragingConfig,
+    "training": TrainingConfig,
+}
+"""The sections that all experiments have in common, in a recipe's order."""
+
+
+@dataclass(kw_only=True)
+class Experiment:
+    """Data, a model, and how to train it.
+
+    Raises:
+        TypeError: the data have no defaults and are missing, or a section is of another experiment.
+        ValueError: there is no such experiment, or its sections do not fit together.
+    """
+
+    experiment: str
+    """The task and the model: see `recurra.train.task.experiment_names`."""
+    data: Any = None
+    """The configuration of the task's data; None for its defaults."""
+    model: Any = None
+    """The configuration of the model, without the sizes that the data fill in; None for its defaults."""
+    init_from: str | None = None
+    """Start from these weights instead of fresh ones."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimiser."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """The learning rate over time."""
+    averaging: AveragingConfig = field(default_factory=AveragingConfig)
+    """The average of the weights over the updates."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """The run."""
+
+    def __post_init__(self) -> None:
+        for section, kind in sections_of(self.experiment).items():
+            if getattr(self, section) is None:
+                setattr(self, section, kind())
+            if not isinstance(getattr(self, section), kind):
+                expected = f"a {kind.__name__}, for the experiment {self.experiment}"
+                raise TypeError(sentence(section, kind_of(getattr(self, section)), expected))
+        self.task.check(self)
+
+    @property
+    def task(self) -> Task:
+        """The kind of data."""
+        return find_experiment(self.experiment)[0]
+
+    def build_data(self, *, rank: int = 0, world_size: int = 1) -> DataSet:
+        """Make or open the data set, as one rank of several reads it."""
+        return self.task.build_data(self.data, rank=rank, world_size=world_size)
+
+    def build_model(self, data: DataSet) -> nn.Module:
+        """Make the model, with fresh weights, in the sizes that `data` needs."""
+        model: nn.Module = self.model.build(self.sizes(data))
+        return model
+
+    def sizes(self, data: DataSet) -> DataSizes | VideoSizes:
+        """Return the sizes that the model takes from `data`."""
+        return self.task.sizes(self.data, data)
+
+    def load_initial_weights(self, model: nn.Module, data: DataSet | None = None) -> str:
+        """Load the weights that the run starts from into a fresh model, if the experiment names any.
+
+        Args:
+            model: changed in place.
+            data: what it is trained on, whose vocabulary the weights have to have; None takes any.
+
+        Returns:
+            a line that says where the weights are from; empty if the fresh ones stay.
+        """
+        return self.task.load_initial_weights(model, self.init_from, data) if self.init_from else ""
+
+
+def sections_of(experiment: str) -> dict[str, type]:
+    """Return the sections of an experiment by its name, with their configurations, in a recipe's order.
+
+    Raises:
+        ValueError: there is no such experiment.
+    """
+    task, model = find_experiment(experiment)
+    return {"data": task.data, "model": model.config, **_SECTIONS}
+
+
+RESUMABLE = frozenset(
+    {
+        "data.path",
+        "data.poses",
+        "data.cache",
+        "averaging.start_step",
+        "training.epochs",
+        "training.max_steps",
+        "training.accelerator",
+        "training.threads",
+        "training.strategy",
+        "training.sequence_parallel",
+        "training.checkpoint_blocks",
+        "training.asynchronous_saving",
+        "training.log_every",
+        "training.eval_every",
+        "training.save_every",
+        "training.keep_checkpoints",
+        "training.tensorboard",
+        "training.patience",
+        "training.stop_at",
+        "training.compile",
+    }
+)
+"""The settings that may change when a run resumes: how long it lasts, where its files are, how often it reports. Any
+other setting would either have no effect (a seed) or make the rest of the run another experiment."""
+
+
+def to_plain(experiment: Experiment) -> dict[str, Any]:
+    """Write the experiment as dicts, lists, strings and numbers, for YAML files and checkpoints."""
+    return _plain(asdict(experiment))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
+    """Refuse a configuration that describes another model than a checkpoint was made with.
+
+    Raises:
+        ValueError: a setting of the model differs; the message names the keys and both values.
+    """
+    changed = _changes(saved, experiment, _describes_model)
+    if changed:
+        came = f"not the configuration of {checkpoint} in {', '.join(changed)}"
+        raise ValueError(
+            sentence(
+                config, came, "the model that was trained", "put the values back, or choose a checkpoint of this run"
+            )
+        )
+
+
+def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
+    """Refuse to resume from a checkpoint with other settings than its own.
+
+    Raises:
+        ValueError: a setting outside `RESUMABLE` differs; the message names the keys and both values.
+    """
+    changed = _changes(_with_numbered_mixture(saved), experiment, lambda key: key not in RESUMABLE)
+    if changed:
+        came = f"not that of the checkpoint in {', '.join(changed)}"
+        mend = f"only {', '.join(sorted(RESUMABLE))} may change"
+        raise ValueError(sentence("the experiment", came, "the same settings", mend))
+
+
+def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let the weights of a mixture have numbers in place of folders, which may lie elsewhere now."""
+    data = plain.get("data")
+    if not (isinstance(data, Mapping) and isinstance(mixture := data.get("mixture"), Mapping)):
+        return plain
+    return {**plain, "data": {**data, "mixture": {str(n): weight for n, weight in enumerate(mixture.values())}}}
+
+
+def _describes_model(key: str) -> bool:
+    return key == "experiment" or key.startswith("model.")
+
+
+def _changes(saved: Mapping[str, Any], experiment: Experiment, counts: Callable[[str], bool]) -> list[str]:
+    """List the settings that count and differ from a checkpoint's: "model.n_layer (was 2, now 3)"."""
+    # A checkpoint without a key is older than the setting, and was made with what is now its default.
+    known = {key for key, _ in _flat(saved)}
+    return [
+        f"{key} (was {before!r}, now {now!r})"
+        for key, (before, now) in differences(saved, _with_numbered_mixture(to_plain(experiment))).items()
+        if counts(key) and (key in known or now != _plain(_default(experiment, key)))
+    ]
+
+
+def _default(experiment: Experiment, key: str) -> Any:
+    """Find the default of a dotted key; MISSING if it has none."""
+    *sections, name = key.split(".")
+    owner: Any = experiment
+    for section in sections:
+        owner = getattr(owner, section, None)
+    if not is_dataclass(owner):
+        return MISSING
+    found = next((field for field in fields(owner) if field.name == name), None)
+    if found is None:
+        return MISSING
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Find the dotted keys in which two experiments as plain data differ, with both values; a missing key has None."""
+    before, now = dict(_flat(one)), dict(_flat(other))
+    return {
+        key: (before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts by their dotted keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

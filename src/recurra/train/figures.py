@@ -1,0 +1,301 @@
+"""The figures of trained runs, what their models cost, and how gradients pass between their segments."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from recurra.analysis.cost import MeasuredCost, PublishedCost, measured_cost, model_kind, published_cost
+from recurra.analysis.gates import GateRecord, record_gates
+from recurra.analysis.gradient_flow import GradientFlow, Track, measure_gradient_flow, memory_rnn, untracked
+from recurra.analysis.plots.curves import measured_panels, metric_curves
+from recurra.analysis.plots.figure import save
+from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude_activations
+from recurra.analysis.plots.scores import CostPoint, accuracy_over_span
+from recurra.checks import require_at_least, sentence
+from recurra.data.batches import Split
+from recurra.files.writing import replacing
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
+from recurra.models.registry import DataSizes, VideoSizes, on_meta
+from recurra.train.evaluate import SpanAccuracy
+from recurra.train.experiment import Experiment
+from recurra.train.metrics import read_metrics
+from recurra.train.recipe import load_recipe
+from recurra.train.run import AGAIN, Run, find_scores, open_run, score_by_span, staleness
+
+# --- the figures of trained runs, as PNG and SVG: the papers' figures, learning curves, confusion matrices ---
+
+
+_SMOOTHING = 9
+"""Neighbouring spans whose positions are pooled into one point of Figure 7."""
+
+
+def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
+    """Draw each run's gates or confusion matrix into its own folder, and what compares the runs into one folder.
+
+    Args:
+        runs: at least one, of different names.
+        folder: for the figures of all runs; None is the first run's folder of figures.
+
+    Returns:
+        the files.
+
+    Raises:
+        ValueError: two runs have the same name, or a video run has not been scored.
+    """
+    require_different_names(runs)
+    # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
+    gates = {run.name: gates_of(run) for run in runs}
+    spans = {run.name: score_by_span(run)[1] for run in runs if run.task.has_spans}
+    scores = {run.name: _drawn_scores(run) for run in runs if run.task.drawn_scores}
+    metrics = _curves(runs)
+    files = [file for run in runs for file in draw_gates(run, gates[run.name])]
+    for run in runs:
+        if run.name in scores:
+            files += run.task.figures_of_scores(run, "test", scores[run.name])
+    return files + draw_comparison(runs, spans, folder or runs[0].folder.figures, metrics=metrics)
+
+
+def require_different_names(runs: Sequence[Run]) -> None:
+    """Refuse runs of the same name, which a table or figure could not tell apart.
+
+    Raises:
+        ValueError: naming all of them.
+    """
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
+
+
+def _drawn_scores(run: Run) -> dict[str, Any]:
+    """Read scores; refuse those of another checkpoint than the run was opened with, and outdated ones."""
+    scores = find_scores(run.folder, "test", run.changes, *run.task.drawn_scores)
+    scored = scores.get("checkpoint", run.checkpoint)
+    if scored != run.checkpoint:
+        came = f"scored with the checkpoint {scored}"
+        raise ValueError(sentence(str(run.folder.path), came, f"scores of {run.checkpoint}", AGAIN))
+    if stale := staleness(run.folder, scores):
+        raise ValueError(f"{run.folder.path} was {stale}: {AGAIN}")
+    return scores
+
+
+def gates_of(run: Run) -> GateRecord | None:
+    """Record a model's gates over the first whole test sequence; None for a model without gates."""
+    if not any(hasattr(module, "transition") for module in run.model.modules()):
+        return None
+    return record_gates(run.model, run.task.gate_tokens(run.data.source("test").batch(0, 0)))
+
+
+def draw_gates(run: Run, record: GateRecord | None) -> list[Path]:
+    """Draw Figures 5 and 8 of GateLoop: the magnitudes and phases of the gates over a test sequence."""
+    if record is None:
+        return []
+    return [
+        *save(gate_magnitudes(record, reset_token=run.task.reset_token(run)), run.folder.figures, "gate-magnitudes"),
+        *save(gate_phases(record), run.folder.figures, "gate-phases"),
+    ]
+
+
+def draw_comparison(
+    runs: Sequence[Run],
+    spans: Mapping[str, SpanAccuracy],
+    folder: Path,
+    *,
+    metrics: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> list[Path]:
+    """Draw what compares runs: their curves, Figure 4 unless all are over videos, and Figure 7 if there are spans.
+
+    spans: accuracy by memory span, by the run's name. metrics: the runs' logs, by the same; None reads them.
+    """
+    metrics = _curves(runs) if metrics is None else metrics
+    files = save(metric_curves(metrics, measured_panels(metrics)), folder, "curves") if metrics else []
+    if any(run.task.has_gates for run in runs):
+        files += save(magnitude_activations(), folder, "magnitude-activations")
+    if spans:
+        chances = {1 / run.data.output_size for run in runs if run.name in spans}
+        chance = chances.pop() if len(chances) == 1 else None
+        files += save(accuracy_over_span(spans, smoothing=_SMOOTHING, chance=chance), folder, "accuracy-by-span")
+    return files
+
+
+def _curves(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """The logs of the runs that have records: one that was converted, or killed before its first record, has none."""
+    rows = {run.name: _curve_rows(run) for run in runs if run.folder.metrics.is_file()}
+    return {name: records for name, records in rows.items() if records}
+
+
+def _curve_rows(run: Run) -> list[dict[str, Any]]:
+    """Read a run's log, with what else its curves show: the perplexity of a text run."""
+    rows = read_metrics(run.folder.metrics)
+    run.task.curve(rows)
+    return rows
+
+
+# --- how gradients pass between the segments of a trained Compact Recurrent Transformer ---
+
+
+def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_up: int = 4) -> Tensor:
+    """Read the tokens to measure on, (1, L), from the start of a split.
+
+    Args:
+        run: a text run of a Compact Recurrent Transformer.
+        split: where the text is from.
+        segments: segments to measure, at least 2.
+        warm_up: segments to read before them, so that the memory is no longer zeros.
+
+    Raises:
+        ValueError: the run's model has no memory vector, a number is too small, or the split is too short.
+    """
+    try:
+        memory_rnn(run.model)
+    except ValueError as error:
+        raise ValueError(f"run {run.name}: {error}") from error
+    require_at_least(2, segments=segments)
+    require_at_least(0, warm_up=warm_up)
+    assert isinstance(run.model, CompactRecurrentTransformer)
+    n_tokens = (warm_up + segments) * run.model.config.segment_length
+    data: Any = run.data
+    tokens = data.tokens(split)
+    if len(tokens) < n_tokens:
+        expected = f"at least {n_tokens} for {warm_up} + {segments} segments"
+        came = f"{len(tokens)} tokens long"
+        raise ValueError(sentence(f"split {split} of run {run.name}", came, expected, "lower segments or warm_up"))
+    return torch.from_numpy(tokens[:n_tokens].astype("int64"))[None]
+
+
+def measure_gradients(run: Run, tokens: Tensor, *, warm_up: int = 4, track: Track = untracked) -> GradientFlow:
+    """Measure ||dy_k/dy_i|| between the segments of `tokens`, and its bounds.
+
+    Args:
+        run: a text run of a Compact Recurrent Transformer.
+        tokens: what `measured_tokens` gave, with the same `warm_up`.
+        warm_up: segments to read before the measured ones.
+        track: shows progress.
+    """
+    model = run.model
+    assert isinstance(model, CompactRecurrentTransformer)
+    border = warm_up * model.config.segment_length
+    with torch.no_grad():
+        state = cast(CompactRecurrentTransformerState, model.hidden(tokens[:, :border])[1]) if warm_up else None
+    return measure_gradient_flow(model, tokens[:, border:], state, track=track)
+
+
+def write_gradients(run: Run, options: Mapping[str, Any], flow: GradientFlow) -> Path:
+    """Write RUN/gradients.json: the options, and every measured number with the positions it belongs to."""
+    path = run.folder.path / "gradients.json"
+    with replacing(path) as file:
+        file.write((json.dumps({**options, **_plain(asdict(flow))}, indent=2) + "\n").encode())
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+# --- cost ---
+#
+# What the models of recipes and runs cost: FLOPs, parameters and carried bytes, beside the CRT paper's formulas.
+
+
+class CostRow(NamedTuple):
+    """The cost of a recipe's or run's model.
+
+    name: what it was called. kind: of model. published: by the paper's formula; None if the paper has none.
+    measured: counted.
+    """
+
+    name: str
+    kind: str
+    n_layer: int
+    segment_length: int
+    published: PublishedCost | None
+    measured: MeasuredCost
+
+    def as_plain(self) -> dict[str, Any]:
+        """Convert to what JSON can hold; `published` is None if the paper has no formula."""
+        published = self.published._asdict() if self.published else None
+        return {**self._asdict(), "published": published, "measured": self.measured._asdict()}
+
+
+def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None = None) -> CostRow:
+    """Count the cost of a recipe or a run. No weight is allocated.
+
+    Args:
+        word: a recipe, FILE or FILE#VARIANT, or the folder of a run.
+        overrides: values set over it.
+        vocabulary: the size of the vocabulary; None takes that of the run, or of the recipe's corpus.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        ValueError: the recipe is impossible, its corpus is missing while `vocabulary` is None, or its model is of a
+            kind that cannot be counted.
+    """
+    run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
+    experiment = load_recipe(word, overrides) if run is None else run.experiment
+    # refuses a model that cannot be counted before its data are opened, or even generated
+    experiment.task.n_steps(experiment)
+    sizes: DataSizes | VideoSizes
+    if vocabulary is not None:
+        require_at_least(1, vocabulary=vocabulary)
+        sizes = experiment.task.sizes_of_vocabulary(experiment, vocabulary)
+    else:
+        sizes = _sizes(word, experiment) if run is None else run.sizes()
+    with on_meta():
+        model: Any = experiment.model.build(sizes)
+    return _model_cost(word, experiment, model)
+
+
+def _model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
+    """Count the cost of an experiment's model.
+
+    Raises:
+        ValueError: it is of a kind that cannot be counted.
+    """
+    n_steps = experiment.task.n_steps(experiment)
+    measured = measured_cost(model, n_steps)
+    return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
+
+
+def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
+    """Read the test perplexity that `recurra eval` measured of a run, with the same overrides.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        ValueError: this is not a folder, or the run has not been scored; the message says how to.
+    """
+    if not Path(word).is_dir():
+        raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
+    run = open_run(word, overrides=overrides)
+    scores = find_scores(run.folder, "test", run.changes, "perplexity")
+    if (scored := scores.get("checkpoint", "best")) != "best":
+        raise ValueError(sentence("scores", f"those of the checkpoint {scored}", "those of the best one", AGAIN))
+    if came := staleness(run.folder, scores):
+        raise ValueError(sentence("scores", came, "those of the run as it is now", AGAIN))
+    return float(scores["perplexity"])
+
+
+def cost_curves(rows: Sequence[CostRow], perplexities: Sequence[float]) -> dict[str, list[CostPoint]]:
+    """Group the points of perplexity over FLOPs by kind of model and, if depths differ, by depth."""
+    depths = {row.n_layer for row in rows}
+    curves: dict[str, list[CostPoint]] = {}
+    for row, perplexity in zip(rows, perplexities):
+        name = row.kind if len(depths) == 1 else f"{row.kind}, {row.n_layer} layers"
+        curves.setdefault(name, []).append(CostPoint(row.segment_length, row.measured.block_flops, perplexity))
+    return curves
+
+
+def _sizes(word: str, experiment: Experiment) -> DataSizes | VideoSizes:
+    try:
+        return experiment.sizes(experiment.build_data())
+    except (OSError, ValueError) as error:
+        if not experiment.task.has_tokenizer():
+            raise
+        raise ValueError(
+            f"{word}: {error}\nwithout the corpus, give the size of its vocabulary, as in --vocabulary 10000"
+        ) from error

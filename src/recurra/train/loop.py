@@ -1,0 +1,349 @@
+"""The training loop: one update at a time, from the position of the run to its end.
+
+Everything that the next update depends on is either in the checkpoint or a pure function of it: weights, optimiser,
+carried state and random states are saved, and the learning rate and the data follow from the position. A resumed run
+therefore repeats the run that was not interrupted, bit for bit if the arithmetic itself is repeatable.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
+
+from rich.console import Console
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from recurra.checks import sentence
+from recurra.data.batches import IGNORED_TARGET, Batch, DataSet
+from recurra.state import detach
+from recurra.train.checkpoint import Payload, versions
+from recurra.train.distributed import Ranks, local, whole
+from recurra.train.experiment import Experiment
+from recurra.train.metrics import JsonLog, MetricLog, RunningSums, TensorBoardLog
+from recurra.train.optimizer import learning_rate_factor, mean_relative_length, scale_learning_rates, warm_up_note
+from recurra.train.process import hardware, precision_note
+from recurra.train.progress import RunProgress, StopSignal, watch
+from recurra.train.resumable import OpenData, ResumableRun
+from recurra.train.run_folder import RunFolder
+from recurra.train.sequence_parallel import final_state
+
+
+@runtime_checkable
+class _Scores(Protocol):
+    """The result of an evaluation."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per target."""
+        ...
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of targets that were predicted; None if it was not measured."""
+        ...
+
+
+_Evaluate = Callable[..., _Scores]
+"""Called with a model and a `BatchSource`."""
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss or the weights are no longer finite."""
+
+
+class Trainer(ResumableRun):
+    """One run: the model, optimiser and data of an experiment, and the loop that trains it.
+
+    Args:
+        experiment: what to train, on which data, and how.
+        folder: the folder of the run; nothing is written before `fit`.
+        evaluate: scores a model on a split, in float32; with several ranks it also gets `total`, which adds up numbers
+            over them.
+        open_data: opens the data, as one of the ranks reads them; None builds those of the experiment.
+    """
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, evaluate: _Evaluate, *, open_data: OpenData | None = None
+    ) -> None:
+        super().__init__(experiment, folder, open_data or _own_data)
+        self.evaluate = evaluate
+        self._is_new_best = False
+        self._clock = perf_counter()
+
+    # --- the loop ---
+
+    def fit(self, console: Console | None = None) -> StopSignal:
+        """Train to the end, or until SIGINT, SIGTERM or SIGHUP. In all cases, the last step is saved in a checkpoint.
+
+        Returns:
+            the signal handler; its `received` is None if no signal came.
+
+        Raises:
+            TrainingDiverged: the loss or the weights are not finite.
+            BlockingIOError: another process trains the run.
+            FileExistsError: the folder has checkpoints of later steps, of a run that was not resumed.
+            OSError: a file cannot be written, or the folder of the run went away.
+        """
+        if not self.ranks.is_first:
+            return self._fit(Console(quiet=True))
+        self.folder.lock()
+        try:
+            self.checkpoints.require_none_after(self.position.step)
+            return self._fit(console or Console())
+        finally:
+            self.folder.unlock()
+
+    def _fit(self, console: Console) -> StopSignal:
+        step = self.position.step
+        logs = self._open_logs() if self.ranks.is_first else []
+        progress = watch(self.total_steps, step, console)
+        for note in filter(None, self._notes()):
+            progress.note(note)
+        open_files: list[RunProgress | MetricLog] = [progress, *logs]
+        try:
+            with StopSignal() as stop:
+                self._loop(stop, logs, progress)
+        except BaseException as error:
+            with suppress(OSError):  # of a full disk: the first error is the one to report
+                if isinstance(error, TrainingDiverged):  # on all ranks together
+                    self.checkpoints.finish()
+            with suppress(OSError):
+                _close(open_files)
+            raise
+        _close(open_files)
+        self._write_summary()
+        return stop
+
+    def _open_logs(self) -> list[MetricLog]:
+        step = self.position.step
+        logs: list[MetricLog] = [JsonLog(self.folder.metrics, last_step=step)]
+        if self.config.tensorboard:
+            logs.append(TensorBoardLog(self.folder.tensorboard, last_step=step))
+        return logs
+
+    def _write_summary(self, steps: int | None = None) -> None:
+        """Write the results so far; `steps`: of the last checkpoint, if that is not of this step."""
+        if self.ranks.is_first:
+            of_last = {} if steps is None else {"steps": steps, "epochs": steps / self.steps_per_epoch}
+            self.folder.write_summary(self.summary() | of_last)
+
+    def _notes(self) -> Iterator[str]:
+        yield precision_note(self._asked_precision, self.config.precision, self.fabric.device.type)
+        yield self.begin()
+        yield from self._resumed_notes
+        yield warm_up_note(self.total_steps, self.experiment.schedule)
+
+    def _loop(self, stop: StopSignal, logs: list[MetricLog], progress: RunProgress) -> None:
+        self._clock = perf_counter()
+        stopping, saved_at = False, self.position.step
+        while not self.finished and not stopping:
+            gradient_norm = self._update()
+            self.folder.require_in_place()
+            progress.advance(self.position.step)
+            if record := self._record(gradient_norm):
+                for log in logs:
+                    log.write(record)
+                progress.report(record)
+            if self._is_new_best:  # now that the log has its score: a run resumed from it goes on after that record
+                with self._off_the_clock():
+                    self.checkpoints.save_best(self._finite_snapshot())
+                    self._write_summary(saved_at)  # which names the step that scores of the best one are of
+                self._is_new_best = False
+            # Read once: a signal between the decision to save and the end of the loop would end it without saving.
+            stopping = self.ranks.any(stop.received is not None)
+            self.checkpoints.poll()
+            if self._due(self.config.save_every or self.steps_per_epoch) or stopping:
+                with self._off_the_clock():
+                    self.checkpoints.save(self.position.step, self._finite_snapshot())
+                    saved_at = self.position.step
+                    # Also now, in case the process is killed before the end.
+                    self._write_summary()
+        self.checkpoints.finish()
+
+    def _update(self) -> Tensor:
+        """Make one update from up to `accumulate` batches, in which every counted target weighs the same."""
+        at, config = self.position, self.experiment
+        scheduled = learning_rate_factor(
+            at.step, self.total_steps, config.schedule, steps_per_epoch=self.steps_per_epoch
+        )
+        last = min(at.batch + self.config.accumulate, len(self.source))
+        scheduled *= mean_relative_length(self.source, at.epoch, range(at.batch, last))
+        scale_learning_rates(self.optimizer, scheduled)
+        batches = [self.ranks.cut(self.source.batch(at.epoch, number)) for number in range(at.batch, last)]
+        counts = [int((batch.targets != IGNORED_TARGET).sum()) for batch in batches]
+        total, n_steps = self.ranks.total(sum(counts), sum(batch.n_steps for batch in batches))
+        weight = self.ranks.count / max(1.0, total)  # the gradients of several ranks are averaged
+        for batch, n_targets in zip(batches, counts):
+            loss, objective = self._loss(batch, n_targets)
+            self.sums.add(loss, n_targets, batch.n_steps)
+            self.levels.add(loss, n_targets)
+            self.fabric.backward(objective * weight)
+        norm = self._clip_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        at.step += 1
+        self.average.update(at.step)
+        at.tokens += int(n_steps)
+        at.batch = last
+        if last == len(self.source):
+            at.epoch, at.batch, self.state = at.epoch + 1, 0, None
+            self.levels.end_epoch(self.ranks)
+        return norm
+
+    def _loss(self, batch: Batch, n_targets: int) -> tuple[Tensor, Tensor]:
+        """Return a batch's summed loss and what to minimise, and keep its last state, with its gradients cut.
+
+        The state is that of the streams which the next batch may continue: none after packed sequences or an epoch.
+        """
+        inputs, targets, poses = self.fabric.to_device((batch.inputs, batch.targets, batch.poses))
+        extra = {} if poses is None else {"poses": poses}
+        if batch.cu_seqlens is not None:
+            extra["cu_seqlens"] = batch.cu_seqlens  # the borders stay on the host
+        carried = self.state if self.config.carry_state and batch.continues else None
+        with self.fabric.autocast():
+            loss, objective, state = self.wrapped(inputs, targets, n_targets, carried, **extra)
+        if batch.cu_seqlens is not None:
+            self.state = None  # one for each packed sequence, all of which have ended
+        else:
+            self.state = detach(state) if self.pieces is None else final_state(state, self.pieces)
+        return loss, objective
+
+    def _clip_gradients(self) -> Tensor:
+        """Scale the gradient down to its limit, if there is one, and return its norm from before."""
+        limit = self.experiment.optimizer.gradient_clip
+        if limit is None:
+            return whole(get_total_norm([p.grad for p in self.wrapped.parameters() if p.grad is not None]))
+        norm = self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        assert norm is not None
+        return whole(norm)
+
+    # --- records and results ---
+
+    def _record(self, gradient_norm: Tensor) -> dict[str, Any]:
+        """Return the record that is due after this step; empty if none is."""
+        record: dict[str, Any] = {}
+        if self._due(self.config.log_every):
+            record |= self._training_record(gradient_norm)
+        if self._due(self.config.eval_every or self.steps_per_epoch):
+            with self._off_the_clock():
+                record |= self._validation_record()
+        if record and self.finished and "train_loss" not in record:  # this evaluation has ended the run
+            record = self._training_record(gradient_norm) | record
+        if not record:
+            return record
+        at = self.position
+        return {
+            "step": at.step,
+            "epoch": math.ceil(at.step / self.steps_per_epoch),
+            self.experiment.task.unit: at.tokens,
+            "seconds": at.seconds,
+            **record,
+        }
+
+    def _training_record(self, gradient_norm: Tensor) -> dict[str, Any]:
+        self.sums.add_up(self.ranks)
+        loss = self.sums.mean_loss()
+        if self.sums.n_targets and not math.isfinite(loss):
+            raise self._diverged("the training loss", loss)
+        self._tick()
+        record = {
+            "train_loss": loss,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            f"{self.experiment.task.unit}_per_second": self.sums.n_tokens / self.sums.seconds,
+            "gradient_norm": float(gradient_norm),
+            **self.levels.record,
+        }
+        self.sums = RunningSums(self.fabric.device)
+        return record
+
+    def _validation_record(self) -> dict[str, float]:
+        together = {"total": self.ranks.total_of_sequences} if self.ranks.several else {}
+        scores = self.evaluate(self.average.model, self.validation, **together)
+        if not math.isfinite(scores.loss):
+            raise self._diverged("the validation loss", scores.loss)
+        new: dict[str, int | float] = {"step": self.position.step, "loss": scores.loss}
+        record = {"valid_loss": scores.loss}
+        if scores.accuracy is not None:
+            new["accuracy"] = record["valid_accuracy"] = scores.accuracy
+        is_best = self._is_best(new)
+        self.scores["last"] = new | {"since_best": 0 if is_best else self._since_best + 1}
+        if is_best:
+            self.scores["best"] = new
+            self._is_new_best = True
+        return record
+
+    def _is_best(self, new: dict[str, int | float]) -> bool:
+        best = self.scores.get("best")
+        if best is None:
+            return True
+        if self.config.monitor == "loss":
+            return new["loss"] < best["loss"]
+        # A task that is solved has the same accuracy from then on, while its answers become surer.
+        return (new["accuracy"], -new["loss"]) > (best["accuracy"], -best["loss"])
+
+    def _finite_snapshot(self) -> Payload:
+        """Return the snapshot if all weights are finite; a useless one must not displace good checkpoints.
+
+        A folder that went away must not come back with nothing but this checkpoint in it.
+        """
+        self.folder.require_in_place()
+        parameters = self.model.named_parameters()
+        bad = next((name for name, p in parameters if not bool(local(p).isfinite().all())), None)
+        if self.ranks.any(bad is not None):
+            raise self._diverged(bad or "a weight of another rank", "a tensor with values that are not finite")
+        return self.snapshot()
+
+    def _diverged(self, name: str, came: object) -> TrainingDiverged:
+        mend = (
+            "lower optimizer.learning_rate, increase schedule.warmup_steps or set optimizer.gradient_clip; "
+            f"the checkpoints saved before this step are in {self.folder.checkpoints}"
+        )
+        return TrainingDiverged(f"step {self.position.step}: {sentence(name, came, 'finite numbers', mend)}")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the results so far, and the versions and hardware that they were measured with."""
+        at = self.position
+        return {
+            "finished": self.finished,
+            "steps": at.step,
+            "epochs": at.step / self.steps_per_epoch,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            self.experiment.task.unit: at.tokens,
+            "seconds": at.seconds,
+            f"{self.experiment.task.unit}_per_second": at.tokens / at.seconds if at.seconds else None,
+            "ranks": self.ranks.count,
+            "resumed_at": self.resumed_at,
+            "validation": self.scores,
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+
+    # --- time ---
+
+    def _due(self, every: int) -> bool:
+        return self.position.step % every == 0 or self.finished
+
+    def _tick(self) -> None:
+        """Count the time since the last tick as training time."""
+        now = perf_counter()
+        self.sums.seconds += now - self._clock
+        self.position.seconds += now - self._clock
+        self._clock = now
+
+    @contextmanager
+    def _off_the_clock(self) -> Iterator[None]:
+        """Leave out the time of a block, such as an evaluation, from the training time."""
+        self._tick()
+        yield
+        self._clock = perf_counter()
+
+
+def _own_data(experiment: Experiment, ranks: Ranks) -> DataSet:
+    return experiment.build_data(rank=ranks.data_rank, world_size=ranks.data_count)
+
+
+def _close(open_files: Sequence[RunProgress | MetricLog]) -> None:
+    for each in open_files:
+        each.close()

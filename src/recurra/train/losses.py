@@ -1,0 +1,288 @@
+"""What training minimises, and back-propagation through long streams in the memory of one piece."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from recurra.checks import kind_of, require_tensor, require_whole_number, sentence
+from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource
+from recurra.layers.embeddings import few_targets
+from recurra.models.language_model import LanguageModel
+from recurra.models.shell import LanguageModelShell
+from recurra.train.config import TrainingConfig
+from recurra.train.distributed import Ranks
+from recurra.train.metrics import RunningSums
+from recurra.train.sequence_parallel import Pieces, in_pieces
+
+# --- back-propagation through long streams in the memory of one piece (gradient checkpointing along time) ---
+
+
+def checkpointed(
+    module: Callable[..., tuple[Tensor, Any]],
+    x: Shaped[Tensor, "B L *rest"],
+    state: Any = None,
+    *,
+    piece: int,
+    loss: Callable[..., Tensor] | None = None,
+    targets: Shaped[Tensor, "B L *targets"] | None = None,
+    mask: Bool[Tensor, "B L"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Tensor, Any]:
+    """Run `module` over a stream piece by piece, and compute each piece again in the backward pass.
+
+    Outputs, last state and all gradients are those of one call `module(x, state)`. From the forward pass only the
+    states between the pieces stay in memory, so the peak is about that of one piece. The price is a second forward
+    pass. Dropout draws the same numbers in both (Chen et al., arXiv 1604.06174, with pieces of time as the segments).
+
+        y, state = checkpointed(mixer, x, state, piece=4096)
+        loss, state = checkpointed(model, tokens, piece=4096, loss=summed, targets=targets)
+
+    Args:
+        module: any module of the contract, a mixer or a model; or a function of the same form.
+        x: its input.
+        state: what the steps before left; None is the start of a stream. Gradients flow into it.
+        piece: steps per piece; the last piece takes what is left. A video model reads whole segments, so here it needs
+            a multiple of their frames.
+        loss: called on the output of each piece, as `loss(y)`, or `loss(y, targets of the piece)`. The sum of what it
+            returns takes the place of y, so the outputs of two pieces are never in memory together: use it where they
+            are large, as logits are. It is computed again too.
+        targets: cut along time as x is, for `loss`.
+        mask: (B, L), True where a step counts, cut along time, for a module that takes it.
+        reset: (B, L), True where a sequence starts anew, likewise.
+
+    Returns:
+        y, or the sum of the losses; and the state after the last step.
+
+    Raises:
+        TypeError: x is not a tensor, or piece not a whole number.
+        ValueError: piece is below 1, targets, mask or reset are not as long as x, or there are targets without a loss.
+    """
+    require_whole_number(1, piece=piece)
+    _check(x, loss, targets, mask=mask, reset=reset)
+    pieces = x.split(piece, 1)
+    along = (mask, reset, targets)
+    cut = (len(pieces) * (None,) if one is None else one.split(piece, 1) for one in along)
+    results: list[Tensor] = []
+    for here in zip(pieces, *cut):
+        result, state = checkpoint(_run, module, loss, state, *here, use_reentrant=False)
+        if loss is not None and results:
+            result = results.pop() + result
+        results.append(result)
+    return (torch.cat(results, 1) if loss is None else results[0]), state
+
+
+def _run(
+    module: Callable[..., tuple[Tensor, Any]],
+    loss: Callable[..., Tensor] | None,
+    state: Any,
+    x: Tensor,
+    mask: Tensor | None,
+    reset: Tensor | None,
+    targets: Tensor | None,
+) -> tuple[Tensor, Any]:
+    given = {name: one for name, one in (("mask", mask), ("reset", reset)) if one is not None}
+    y, state = module(x, state, **given)
+    if loss is None:
+        return y, state
+    return loss(y) if targets is None else loss(y, targets), state
+
+
+def _check(x: Tensor, loss: Callable[..., Tensor] | None, targets: Tensor | None, **lengths: Tensor | None) -> None:
+    require_tensor("x", x)
+    if x.dim() < 2:
+        raise ValueError(sentence("x", kind_of(x), "at least two dimensions, (B, L, ...)"))
+    if targets is not None and loss is None:
+        raise ValueError(sentence("targets", kind_of(targets), "None without a loss that takes them"))
+    for name, along in (("targets", targets), *lengths.items()):
+        if along is not None and along.shape[:2] != x.shape[:2]:
+            expected = f"({', '.join(map(str, x.shape[:2]))}, ...), as x"
+            raise ValueError(sentence(name, f"of shape {tuple(along.shape)}", expected))
+
+
+# --- the level of its training data that a run has reached, where levels wait until the one before is learned ---
+
+
+class Levels:
+    """Goes through the levels of a `LevelledSource`; any other source has one level, which never ends.
+
+    A level is learned if the mean training loss of a whole epoch is below `level_loss`. The next one then begins with
+    the next epoch. What it depends on is in `state_dict`, so a resumed run takes the same steps.
+    """
+
+    def __init__(self, source: BatchSource, device: torch.device | str) -> None:
+        self.source = source
+        """The batches of the present level."""
+        self._levelled = source if isinstance(source, LevelledSource) else None
+        self._sums = RunningSums(device)
+        self._enter(0)
+        self._trained = 0
+
+    def _enter(self, level: int) -> None:
+        self._level = level
+        if self._levelled is not None:
+            self.source = self._levelled.at_level(level)
+
+    @property
+    def record(self) -> dict[str, int]:
+        """The level of the last batch, for the log; empty if there is only one."""
+        return {} if self._levelled is None else {"level": self._trained}
+
+    def add(self, loss: Tensor, n_targets: int) -> None:
+        """Add a batch of the present epoch: its summed loss, and the number of its targets that count."""
+        self._trained = self._level
+        if self._levelled is not None:
+            self._sums.add(loss, n_targets, 0)
+
+    def end_epoch(self, ranks: Ranks) -> None:
+        """Go to the next level if this one is learned. All ranks call it together."""
+        if self._levelled is None:
+            return
+        self._sums.add_up(ranks)
+        learned = self._sums.mean_loss() < self._levelled.level_loss
+        self._enter(min(self._level + learned, self._levelled.n_levels))
+        self._sums = RunningSums(self._sums.loss.device)
+
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the level and the sums of its present epoch, over all ranks, as numbers."""
+        return {"level": self._level, "epoch": self._sums.state_dict(ranks)}
+
+    def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks) -> None:
+        """Continue from the numbers of `state_dict`."""
+        self._enter(saved["level"])
+        self._trained = self._level
+        self._sums.load_state_dict(saved["epoch"], ranks)
+
+
+# --- losses ---
+#
+# What training minimises: cross-entropy, or its generalised form; penalties; and logits only where targets count.
+#
+# The penalties, on large activations and on fast changes of them, are of AWD-LSTM (Merity et al., "Regularizing and
+# optimizing LSTM language models", 2017), where they are called AR and TAR. The generalised cross-entropy is of Zhang
+# and Sabuncu, "Generalized cross entropy loss for training deep neural networks with noisy labels" (arXiv
+# 1805.07836).
+
+
+class Objective(nn.Module):
+    """A model as training calls it: inputs and targets in, what to minimise out.
+
+    One call of forward, so that DDP, FSDP and Fabric's precision see one module like any other.
+
+    Args:
+        model: the model in training.
+        config: the penalties, and the form of the loss.
+        pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
+
+    Raises:
+        ValueError: `config` has penalties, and the model is no language model; or FSDP and ranks that share sequences,
+            and the model is one whose ranks take turns.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
+        super().__init__()
+        self.model, self.config, self.pieces = model, config, pieces
+        self._has_parts = isinstance(model, LanguageModelShell)
+        if config.has_penalties and not self._has_parts:
+            given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
+            names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
+            raise ValueError(sentence(names, came, "0 but for a language model"))
+        if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
+            expected = "ddp with training.sequence_parallel for a model that reads segments"
+            mend = "its ranks take turns, and FSDP needs all of them at once"
+            raise ValueError(sentence("training.strategy", "fsdp", expected, mend))
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return the summed loss in nats, the sum to minimise and the next state.
+
+        Args:
+            inputs, targets: of a batch.
+            n_targets: how many targets count.
+            state: what the batch continues from; None for the start of streams.
+            extra: what else the model's loss takes.
+        """
+        if self.pieces is None:
+            return self._piece(inputs, targets, n_targets, state, **extra)
+        kept = []
+
+        def whole_piece(entering: Any) -> tuple[Tensor, Any]:
+            loss, objective, leaving = self._piece(inputs, targets, n_targets, entering, **extra)
+            kept.append(loss)
+            return objective, leaving
+
+        objective, state = in_pieces(self.model, whole_piece, state, self.pieces)
+        return kept[0], objective, state
+
+    def _piece(
+        self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        penalty: Tensor | float = 0.0
+        if self._has_parts:
+            few = few_targets(n_targets, targets)
+            losses, penalty, state = _loss_by_parts(self.model, inputs, targets, state, self.config, few=few, **extra)
+        else:
+            losses, state = self.model.loss(inputs, targets, state, **extra)  # type: ignore[operator]
+        return losses.sum(), _to_minimise(losses, n_targets, penalty, self.config), state
+
+
+def _loss_by_parts(
+    model: Any,
+    inputs: Int[Tensor, "B L"],
+    targets: Int[Tensor, "B L"],
+    state: Any,
+    config: TrainingConfig,
+    *,
+    few: bool = False,
+    **lengths: Any,
+) -> tuple[Float[Tensor, "rows N"], Tensor | float, Any]:
+    """Return the losses of all targets, or where they are few of the N that count; the penalty; and the next state.
+
+    `model` is a `recurra.models.shell.LanguageModelShell`; `lengths` are the borders of packed sequences, if any.
+    `few` or not, the same methods of it are called: FSDP gathers its parameters at each call, on all ranks together,
+    some of which may have few targets.
+
+    The penalty, which is added to the mean loss, is `activation_penalty` times the mean square of what the head reads,
+    dropout included, and `change_penalty` times the mean square of its change from one step of a sequence to the next.
+    """
+    hidden, state = model.hidden(inputs, state, **lengths)
+    penalty = _penalty(hidden, config, **lengths)
+    if few:
+        counted = targets != IGNORED_TARGET
+        hidden, targets = hidden[counted][None], targets[counted][None]
+    return model.losses(hidden, targets), penalty, state
+
+
+def _to_minimise(
+    losses: Float[Tensor, "B L"], n_targets: int, penalty: Tensor | float, config: TrainingConfig
+) -> Float[Tensor, ""]:
+    """Return the sum to minimise over a batch of `losses` -log p, with the penalty on its mean.
+
+    With `generalised_cross_entropy` q it sums (1 - p^q) / q, whose gradient is that of -log p times p^q (Zhang and
+    Sabuncu, section 3.3). A loss of 0, as of targets that do not count, stays 0.
+    """
+    q = config.generalised_cross_entropy
+    summed = (-torch.expm1(-q * losses) / q if q else losses).sum()
+    return summed + n_targets * penalty
+
+
+def _penalty(
+    hidden: Float[Tensor, "B L d_model"], config: TrainingConfig, cu_seqlens: Tensor | None = None
+) -> Tensor | float:
+    penalty: Tensor | float = 0.0
+    wide = hidden.float()
+    if config.activation_penalty:
+        penalty = penalty + config.activation_penalty * wide.square().mean()
+    if config.change_penalty and wide.shape[1] > 1:
+        changes = wide.diff(dim=1).square()
+        if cu_seqlens is not None:
+            within = torch.ones(wide.shape[1] + 1, dtype=torch.bool, device=changes.device)
+            within[cu_seqlens.to(changes.device)] = False  # from one sequence to the next
+            changes = changes[:, within[1:-1]]
+        if changes.numel():
+            penalty = penalty + config.change_penalty * changes.mean()
+    return penalty

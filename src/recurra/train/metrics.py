@@ -1,0 +1,201 @@
+"""The log of a run: sums over several steps, and records as JSON lines and in TensorBoard."""
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from recurra.checks import require, sentence
+from recurra.files.reading import parse_json, read_text, require_fields
+from recurra.files.writing import naming, replacing
+from recurra.train.distributed import Ranks
+
+_Record = Mapping[str, Any]
+
+Unit: TypeAlias = Literal["tokens", "frames"]
+UNITS: tuple[Unit, ...] = ("tokens", "frames")
+"""The unit of the data: what its steps are, and how speed is counted."""
+
+
+_COLUMNS: dict[str, type] = {
+    "step": int,
+    "epoch": float,
+    "train_loss": float,
+    "valid_loss": float,
+    "valid_accuracy": float,
+    "learning_rate": float,
+    "gradient_norm": float,
+    "tokens": int,
+    "tokens_per_second": float,
+    "frames": int,
+    "frames_per_second": float,
+    "seconds": float,
+    "level": int,
+}
+"""Losses are in nats per counted target. Tokens or frames, and seconds, count from the start of the run and exclude
+evaluation. The level is that of data that wait until one is learned."""
+
+_MOST_BYTES = 2**30
+_MEND = "remove the file, and a resumed run logs from its checkpoint on"
+
+
+class RunningSums:
+    """The sums since the last record. The loss stays on the device, in float64, until it is read."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.loss: Tensor = torch.zeros((), dtype=torch.float64, device=device)
+        self.n_targets = 0
+        self.n_tokens = 0
+        self.seconds = 0.0
+
+    def add(self, loss: Tensor, n_targets: int, n_tokens: int) -> None:
+        """Add a batch: its summed loss, the number of its targets that count, and its tokens or frames."""
+        self.loss += loss.detach()
+        self.n_targets += n_targets
+        self.n_tokens += n_tokens
+
+    def mean_loss(self) -> float:
+        """Compute the loss in nats per target; NaN if no target counted."""
+        return float(self.loss) / self.n_targets if self.n_targets else math.nan
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Make these the sums over all ranks, on all of them."""
+        if ranks.several:
+            loss, n_targets, n_tokens = ranks.total(float(self.loss), self.n_targets, self.n_tokens)
+            self.loss.fill_(loss)
+            self.n_targets, self.n_tokens = int(n_targets), int(n_tokens)
+
+    def state_dict(self, ranks: Ranks | None = None) -> dict[str, int | float]:
+        """Return the sums, over all ranks, as numbers."""
+        loss, n_targets, n_tokens = (ranks or Ranks()).total(float(self.loss), self.n_targets, self.n_tokens)
+        return {"loss": loss, "n_targets": int(n_targets), "n_tokens": int(n_tokens), "seconds": self.seconds}
+
+    def load_state_dict(self, saved: Mapping[str, Any], ranks: Ranks | None = None) -> None:
+        """Continue from the sums of `state_dict`, which the first rank keeps for all."""
+        mine = ranks is None or ranks.is_first
+        self.loss.fill_(saved["loss"] if mine else 0.0)
+        self.n_targets, self.n_tokens = (saved[k] if mine else 0 for k in ("n_targets", "n_tokens"))
+        self.seconds = saved["seconds"]
+
+
+@runtime_checkable
+class MetricLog(Protocol):
+    """A log that takes records."""
+
+    def write(self, record: _Record) -> None:
+        """Add a record: `step`, and whatever was measured."""
+        ...
+
+    def close(self) -> None:
+        """Finish writing."""
+        ...
+
+
+class JsonLog:
+    """Records as lines of JSON, each flushed as soon as it is written.
+
+    Args:
+        path: the file; it is made if it does not exist.
+        last_step: records of later steps are dropped, together with any line that a killed process left unfinished. A
+            run that resumes at this step writes them again, so the file has no gaps and no duplicates.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        ValueError: it is damaged.
+    """
+
+    def __init__(self, path: Path, *, last_step: int = 0) -> None:
+        records = read_metrics(path) if path.is_file() else []
+        self._path = path
+        with replacing(path) as file:
+            file.write("".join(_line(record) for record in records if record["step"] <= last_step).encode())
+        self._file = path.open("a", encoding="utf-8", newline="")
+
+    def write(self, record: _Record) -> None:
+        """Add a record. Raises ValueError for a key that is not in `COLUMNS`, and OSError."""
+        line = _line(record)
+        with naming(self._path):
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        with naming(self._path):
+            self._file.close()
+
+
+def _line(record: _Record) -> str:
+    unknown = ", ".join(sorted(record.keys() - _COLUMNS.keys()))
+    require(not unknown, "record", unknown, f"keys among {', '.join(_COLUMNS)}")
+    return json.dumps({name: value for name, value in record.items() if value is not None}) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a log, without a last line that a killed process left unfinished.
+
+    Returns:
+        for each record the values of all `COLUMNS`; None where nothing was measured.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no log.
+    """
+    records = []
+    for number, line in enumerate(read_text(path, most_bytes=_MOST_BYTES, mend=_MEND).split("\n")[:-1], 1):
+        where = f"{path}:{number}"
+        record = parse_json(line, where, allow_nan=True, mend=_MEND)
+        if "step" not in record or not record.keys() <= _COLUMNS.keys():
+            expected = f"step, and keys among {', '.join(_COLUMNS)}"
+            raise ValueError(sentence(where, f"a record of {', '.join(record) or 'nothing'}", expected, _MEND))
+        require_fields(record, _COLUMNS, where, finite=False)
+        records.append(dict.fromkeys(_COLUMNS) | record)
+    return records
+
+
+class TensorBoardLog:
+    """Records as TensorBoard scalars, each flushed as soon as it is written.
+
+    torch's SummaryWriter would write in a thread of its own, where a full disk ends in a traceback.
+
+    Args:
+        folder: the folder for event files; each log begins a new one.
+        last_step: makes TensorBoard forget what an earlier process wrote after this step.
+    """
+
+    def __init__(self, folder: Path, *, last_step: int = 0) -> None:
+        # Slow to import, and not every run needs it.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names.
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordWriter(self._path.open("xb"))
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=last_step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, record: _Record) -> None:
+        """Add a scalar for each number of the record. Raises OSError."""
+        numbers = [(name, value) for name, value in record.items() if name != "step"]
+        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in numbers]
+        self._write(self._event(step=record["step"], summary=self._summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        with naming(self._path):
+            self._file.write(event.SerializeToString())
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        with naming(self._path):
+            self._file.close()

@@ -1,0 +1,288 @@
+"""Optimisers over parameter groups that follow from rules, the learning rate over time, and averaged weights."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from recurra.checks import sentence
+from recurra.data.batches import BatchSource
+from recurra.train.config import OPTIMIZER_OPTIONS, AveragingConfig, OptimizerConfig, ScheduleConfig, optimizer_factory
+from recurra.train.muon import matrix_ids
+
+# --- schedule ---
+#
+# The learning rate as a pure function of the step: nothing to save, and nothing that can drift when a run resumes.
+
+
+@runtime_checkable
+class _HasRelativeLengths(Protocol):
+    """Data whose training steps have drawn lengths."""
+
+    def relative_length(self, epoch: int, step: int) -> float:
+        """Return the length of a step over the usual one."""
+        ...
+
+
+def learning_rate_factor(step: int, total_steps: int, config: ScheduleConfig, *, steps_per_epoch: int = 1) -> float:
+    """Compute the learning rate at an update, as a fraction of its peak.
+
+    During the warm-up the fraction rises linearly from 1/warmup_steps to 1. Then it follows half a cosine that reaches
+    `final_fraction` at `total_steps`; or, with steps, it is `factor` to the power of how many of the epochs in `steps`
+    have ended; or, with wsd, it stays at 1 and falls along a line to `final_fraction` over the last `decay_fraction` of
+    all updates (Hu et al., "MiniCPM", 2024; after the warm-up, if that leaves fewer). A run that ends during its
+    warm-up stays on the line.
+
+    Args:
+        step: the number of the update, from 0.
+        total_steps: updates in the whole run.
+        config: the warm-up and the decay.
+        steps_per_epoch: updates in an epoch; only used with steps.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    options = config.options
+    if config.shape == "steps":
+        n_drops = sum(step >= epoch * steps_per_epoch for epoch in options["steps"])
+        return float(options["factor"] ** n_drops)
+    floor: float = options["final_fraction"]
+    after_warmup = max(1, total_steps - config.warmup_steps)
+    if config.shape == "wsd":
+        decay_steps = min(after_warmup, max(1, round(options["decay_fraction"] * total_steps)))
+        left = min(1.0, max(0, total_steps - step) / decay_steps)
+    else:
+        left = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - config.warmup_steps) / after_warmup)))
+    return floor + (1.0 - floor) * left
+
+
+def mean_relative_length(source: BatchSource, epoch: int, steps: Sequence[int]) -> float:
+    """Return how long the batches of an update are beside the usual ones; 1 for data whose lengths are not drawn.
+
+    Learning rates are scaled by it (Merity et al., 2017): a short step would otherwise count as much as a long one.
+    """
+    if not isinstance(source, _HasRelativeLengths):
+        return 1.0
+    return sum(source.relative_length(epoch, step) for step in steps) / len(steps)
+
+
+def scale_learning_rates(optimizer: Optimizer, factor: float) -> None:
+    """Set the learning rate of each parameter group to `factor` times its `peak_lr`."""
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["peak_lr"]
+
+
+def warm_up_note(total_steps: int, config: ScheduleConfig) -> str:
+    """Point out a run that ends inside its warm-up; empty for any other."""
+    if total_steps > config.warmup_steps:
+        return ""
+    return f"note: all {total_steps} steps of this run are in its warm-up (schedule.warmup_steps {config.warmup_steps})"
+
+
+# --- averaging ---
+#
+# The average of a model's weights over its updates: a mean (averaged SGD, AWD-LSTM) or an exponential moving average.
+#
+# Evaluation uses the average; training continues from the weights themselves.
+
+
+class WeightAverage:
+    """Keeps the average of a model's weights. Before averaging begins, the average is the model itself.
+
+    Args:
+        model: the model in training.
+        config: when averaging begins, and how fast old weights fade.
+        shard: lays a copy of the model out over the ranks, as the model itself is about to be. A model that has been
+            laid out cannot be copied, so the copy is then made here.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: AveragingConfig, *, shard: Callable[[nn.Module], nn.Module] | None = None
+    ) -> None:
+        self.config = config
+        self._model = model
+        self._average: AveragedModel | None = None
+        self._prepared: AveragedModel | None = None
+        if shard is not None and config.start_step is not None:
+            self._prepared = self._copy()
+            shard(self._prepared.module)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with the averaged weights, or the model in training if averaging has not begun."""
+        return self._model if self._average is None else self._average.module
+
+    def update(self, step: int) -> None:
+        """Add the weights after update number `step`, counted from 1, to the average."""
+        if self.config.start_step is None or step <= self.config.start_step:
+            return
+        if self._average is None:
+            self._average = self._make()
+        # After a forward pass FSDP keeps the outermost module's weights whole, until a backward pass that never comes.
+        if (reshard := getattr(self._average.module, "reshard", None)) is not None:
+            reshard()
+        self._average.update_parameters(self._model)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the average as plain data; None if averaging has not begun."""
+        if self._average is None:
+            return None
+        return {"weights": self._average.module.state_dict(), "n_averaged": int(self._average.n_averaged)}
+
+    def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
+        """Continue from what `state_dict` returned."""
+        if saved is None:
+            self._average = None
+            return
+        self._average = self._make()
+        self._average.module.load_state_dict(saved["weights"])
+        self._average.n_averaged.fill_(saved["n_averaged"])
+
+    def _make(self) -> AveragedModel:
+        return self._copy() if self._prepared is None else self._prepared
+
+    def _copy(self) -> AveragedModel:
+        decay = self.config.decay
+        # Buffers, such as a Neumann-Cayley inverse, belong to the weights of one step: they are copied, not averaged.
+        return AveragedModel(self._model, multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay))
+
+
+# --- adamW, SGD, Muon, SOAP or an optimiser of one's own over parameter groups that follow from rules ---
+#
+# The papers leave open which parameters decay. Here, tensors with two or more dimensions do, embeddings included;
+# biases and norm scales do not. The parameters that make the state transition may have their own learning rate and
+# weight decay, as in GateLoop Table 4; each module names its own in a method `transition_parameters()`. A pattern of
+# names sets the rate of any others.
+
+
+_ParameterGroup = dict[str, Any]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, *, precision: str = "32-true") -> Optimizer:
+    """Build the optimiser of `config.algorithm` over `parameter_groups`.
+
+    AdamW and SGD are in the fused form, with one pass over each parameter, on the CPU and on a GPU. `precision` is
+    `training.precision`: with bf16-mixed, Muon's products are in bfloat16, like those of the model.
+
+    Raises:
+        ValueError: there is no such optimiser, or it has no such option.
+    """
+    groups = parameter_groups(model, config)
+    options = config.options
+    if config.algorithm in OPTIMIZER_OPTIONS:
+        options = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
+        options.pop("matrix_learning_rate", None)  # the groups have it
+    if config.algorithm == "muon":
+        options["bfloat16"] = precision == "bf16-mixed"
+    return optimizer_factory(config.algorithm, options)(groups, lr=config.learning_rate, **options)
+
+
+_TORCH_NAMES = {"epsilon": "eps"}
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[_ParameterGroup]:
+    """Sort the trainable parameters of `model` into groups with the same learning rate and weight decay.
+
+    Each group has the keys `name`, `params`, `lr`, `peak_lr` (which a schedule scales), `weight_decay` and, for Muon,
+    `orthogonal`. Tied parameters count once, under their first name.
+
+    Raises:
+        ValueError: a module names a transition parameter that the model does not have, or the configuration has a
+            setting for such parameters and there are none, or a pattern of names that fits no parameter.
+    """
+    transition = _transition_parameter_ids(model)
+    if not transition:
+        _require_no_transition_settings(config)
+    muon = config.algorithm == "muon"
+    matrices = matrix_ids(model) - transition if muon else set()
+    patterns = _fitting_patterns(model, config)
+    members: dict[tuple[str, float, float, bool], list[nn.Parameter]] = defaultdict(list)
+    for parameter_name, parameter in _trainable(model):
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        name, rate = "base", config.learning_rate
+        if id(parameter) in transition:
+            name, rate = "transition", config.transition_learning_rate or rate
+            decay = decay if config.transition_weight_decay is None else config.transition_weight_decay
+        if id(parameter) in matrices:
+            name, rate = "matrices", config.options["matrix_learning_rate"]
+        if parameter_name in patterns:
+            name = patterns[parameter_name]
+            rate = config.parameter_learning_rates[name]
+        members[name, rate, decay, id(parameter) in matrices].append(parameter)
+    groups = [
+        {
+            "name": f"{name}, weight decay {decay:g}",
+            "params": p,
+            "lr": rate,
+            "peak_lr": rate,
+            "weight_decay": decay,
+            **({"orthogonal": orthogonal} if muon else {}),
+        }
+        for (name, rate, decay, orthogonal), p in members.items()
+    ]
+    _check_groups(model, groups)
+    return groups
+
+
+def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, str]:
+    """Find the last pattern of `parameter_learning_rates` that each parameter's name fits, by name."""
+    names = [name for name, _ in _trainable(model)]
+    found: dict[str, str] = {}
+    for pattern in config.parameter_learning_rates:
+        fitting = dict.fromkeys((name for name in names if fnmatchcase(name, pattern)), pattern)
+        if not fitting:
+            came, expected = f"a mapping with {pattern!r}, which fits no parameter", "patterns of their names"
+            raise ValueError(sentence("optimizer.parameter_learning_rates", came, f"{expected}, such as {names[-1]}"))
+        found |= fitting
+    return found
+
+
+def _require_no_transition_settings(config: OptimizerConfig) -> None:
+    for name in ("transition_learning_rate", "transition_weight_decay"):
+        if (value := getattr(config, name)) is not None:
+            came = f"{value}, for a model without parameters that make a state transition"
+            raise ValueError(sentence(f"optimizer.{name}", came, "null (none)"))
+
+
+def _transition_parameter_ids(model: nn.Module) -> set[int]:
+    """Collect the `id` of every parameter that a submodule names in `transition_parameters()`.
+
+    Raises:
+        ValueError: one of them is not a parameter of `model`, so that no rule would ever reach it.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    found: set[int] = set()
+    for name, module in model.named_modules():
+        offers = getattr(module, "transition_parameters", None)
+        if offers is None:
+            continue
+        ids = {id(parameter) for parameter in offers()}
+        if not ids <= own:
+            method = f"{name or type(module).__name__}.transition_parameters()"
+            came = f"a list with {len(ids - own)} tensor(s) that are not parameters of the model"
+            raise ValueError(sentence(method, came, "the module's own nn.Parameter objects"))
+        found |= ids
+    return found
+
+
+def _check_groups(model: nn.Module, groups: Iterable[_ParameterGroup]) -> None:
+    """Raise a ValueError with the names unless every trainable parameter is in exactly one group."""
+    counts: dict[int, int] = defaultdict(int)
+    for group in groups:
+        for parameter in group["params"]:
+            counts[id(parameter)] += 1
+    names = {id(parameter): name for name, parameter in _trainable(model)}
+    missing = [name for key, name in names.items() if counts[key] == 0]
+    repeated = [name for key, name in names.items() if counts[key] > 1]
+    foreign = sum(key not in names for key in counts)
+    if missing or repeated or foreign:
+        came = f"a list with parameters missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
+        raise ValueError(sentence("groups", came, "every trainable parameter of the model exactly once"))
+
+
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

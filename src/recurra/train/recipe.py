@@ -1,0 +1,391 @@
+"""Recipes: experiments as YAML files, families of variants in one file, and overrides from the command line."""
+
+import copy
+import difflib
+import itertools
+from argparse import SUPPRESS
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+from recurra.checks import require, sentence
+from recurra.files.reading import one_line, parse_yaml, read_yaml
+from recurra.train.experiment import Experiment, sections_of, to_plain
+from recurra.train.task import experiment_names
+
+# --- recipe files ---
+#
+# Where recipes are: a path, or the name of one that comes with Recurra, such as memory-horizon/data-controlled.
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IN_WHEEL, _IN_CLONE = _PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"
+_NEAR = 3  # names that a message offers
+
+
+class RecipeError(ValueError):
+    """A recipe, or a value set over it, that makes no experiment; the message names the file and the key."""
+
+
+def recipes_folder() -> Path:
+    """Locate the recipes that come with Recurra: inside an installed package, beside `src` in a clone.
+
+    Raises:
+        FileNotFoundError: there are none; the installation is not complete.
+    """
+    for folder in (_IN_WHEEL, _IN_CLONE):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(sentence("recipes", f"{_IN_WHEEL}, which does not exist", "a folder", "reinstall Recurra"))
+
+
+def recipe_names() -> list[str]:
+    """List the names of the recipes that come with Recurra, FOLDER/NAME each, in alphabetical order."""
+    folder = recipes_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.yaml"))
+
+
+def find_recipe(word: Path | str) -> Path:
+    """Find a recipe's file.
+
+    Args:
+        word: the path of a file, which wins if it exists, or the name of a recipe that comes with Recurra. A name may
+            also be written as its path in a clone, recipes/NAME.yaml.
+
+    Raises:
+        RecipeError: it is neither; the message offers names that are near.
+    """
+    path = Path(word)
+    if path.exists() and not path.is_dir():
+        return path
+    name = path.as_posix().removeprefix("recipes/").removesuffix(".yaml")
+    names = recipe_names()
+    if name in names:
+        return recipes_folder() / f"{name}.yaml"
+    near = _near(name, names)
+    mend = f"did you mean {' or '.join(near)}?" if near else "`recurra recipes` lists the names"
+    came = f"{word}, which is neither a file nor the name of a recipe"
+    raise RecipeError(sentence("recipe", came, "a YAML file, or the name of a recipe that comes with Recurra", mend))
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    """The names most like `name`: recipes of the folder that it is, else those that are spelt almost so."""
+    within = [other for other in names if other.startswith(f"{name.rstrip('/')}/") or other.endswith(f"/{name}")]
+    return within[:_NEAR] or difflib.get_close_matches(name, names, n=_NEAR)
+
+
+# --- recipe families: many recipes in one file, each a variant of the others ---
+#
+# A family names its axes and what each choice on an axis sets:
+#
+#     common: {...}                              # keys of every variant
+#     axes:
+#       model:
+#         transformer: {experiment: text-transformer-xl, model: {mem_len: 0}}
+#         crt-gru: {experiment: text-crt}
+#       layers:
+#         3-layers: {model: {n_layer: 3}}
+#       segment:
+#         n70: {data: {segment_length: 70}}
+#         n35: {data: {segment_length: 35}}
+#
+# A variant makes one choice on every axis, and its name joins those choices in order. FILE#crt-gru-3-layers-n35 is
+# its recipe: the common keys, then the keys of its choices. Later keys win.
+
+
+_SHOWN = 300  # characters of a value in a message
+_SECTIONS = ("common", "axes")
+
+
+@dataclass(frozen=True)
+class RecipeFamily:
+    """The variants of a family by name: what each sets."""
+
+    path: Path
+    variants: dict[str, dict[str, Any]]
+
+    def variant(self, name: str) -> dict[str, Any]:
+        """Return the recipe of a variant.
+
+        Raises:
+            RecipeError: the family has no such variant.
+        """
+        if name not in self.variants:
+            close = difflib.get_close_matches(name, self.variants, n=3)
+            mend = f"did you mean {' or '.join(close)}?" if close else ""
+            raise RecipeError(sentence(f"the variant of {self.path}", repr(name), _one_of(self.variants), mend))
+        return self.variants[name]
+
+
+def split_variant(word: str | Path) -> tuple[Path, str | None]:
+    """Split FILE#VARIANT into its two parts; an existing file with a # in its own name is left whole."""
+    path = Path(word)
+    name, hash_sign, variant = path.name.rpartition("#")
+    if not hash_sign or path.exists():
+        return path, None
+    return path.with_name(name), variant
+
+
+def _read_recipe(word: str | Path) -> dict[str, Any]:
+    """Read the keys and values of a recipe, FILE or FILE#VARIANT; FILE is a path or a name (see `find_recipe`).
+
+    Raises:
+        RecipeError: the file cannot be found or read, or it is a family and no variant is named, or the other way
+            round.
+    """
+    path, variant = split_variant(word)
+    path = find_recipe(path)
+    content = _read(path)
+    if not _is_family(content):
+        if variant is not None:
+            raise RecipeError(
+                sentence("recipe", word, f"{path} without #{variant}", "the file is one recipe and has no variants")
+            )
+        return content
+    family = _family(path, content)
+    if variant is None:
+        raise RecipeError(
+            sentence(
+                "recipe",
+                f"{path}, a family of {len(family.variants)} recipes",
+                f"one of its variants, as in {path}#{next(iter(family.variants))}",
+                f"there are {', '.join(family.variants)}",
+            )
+        )
+    return family.variant(variant)
+
+
+def read_family(path: str | Path) -> RecipeFamily:
+    """Read a family, a path or a name (see `find_recipe`).
+
+    Raises:
+        RecipeError: the file cannot be found or read, or is not a family.
+    """
+    path = find_recipe(path)
+    content = _read(path)
+    if not _is_family(content):
+        raise RecipeError(sentence("family", f"{path}, one recipe without axes", "a recipe family"))
+    return _family(path, content)
+
+
+def _is_family(content: Mapping[str, Any]) -> bool:
+    """Tell whether the content of a recipe file is a family."""
+    return "axes" in content
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_yaml(path, "the recipe")
+    except OSError as error:
+        raise RecipeError(sentence("recipe", f"{path}, which cannot be read ({error})", "a YAML file")) from error
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+
+
+def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
+    def require(condition: bool, name: str, came: str, expected: str) -> None:
+        if not condition:
+            came = came if len(came) <= _SHOWN else f"{came[:_SHOWN]}..."
+            raise RecipeError(f"{path}: {sentence(name, came, expected)}")
+
+    for key in content:
+        require(key in _SECTIONS, key, "an unknown key", f"only {', '.join(_SECTIONS)}")
+    axes, common = content["axes"], content.get("common", {})
+    is_table = bool(axes) and _is_tree(axes, depth=3)
+    require(is_table, "axes", repr(axes), "the choices on each axis, and the keys that each choice sets")
+    require(isinstance(common, dict), "common", repr(common), "the keys and values of a recipe")
+    variants = {}
+    for choices in itertools.product(*(axis.items() for axis in axes.values())):
+        recipe: dict[str, Any] = dict(common)
+        for _, settings in choices:
+            recipe = _merged(recipe, settings)
+        variants["-".join(name for name, _ in choices)] = recipe
+    return RecipeFamily(path, variants)
+
+
+def _is_tree(value: Any, depth: int) -> bool:
+    """Tell whether `value` is dictionaries with strings as keys, nested `depth` levels deep."""
+    if depth == 0:
+        return True
+    return isinstance(value, dict) and all(isinstance(k, str) and _is_tree(v, depth - 1) for k, v in value.items())
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _one_of(names: Mapping[str, Any]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+# --- recipes: experiments as YAML files, with overrides from the command line ---
+#
+# The configurations of an experiment's sections are the grammar: fields are keys, types say which values are allowed,
+# and docstrings are the help. Unknown keys are refused.
+
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+_parsers: dict[str, ArgumentParser] = {}  # making one, from signatures and docstrings, takes longer than parsing
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a recipe and apply overrides.
+
+    Args:
+        path: a YAML file with the key `experiment` and any keys of that experiment, the name of a recipe that comes
+            with Recurra (`recipe_names`), or either with #VARIANT for a variant of a family.
+        overrides: command line words such as ["--training.epochs", "2", "--model.dropout=0.1"]; they win
+            over the recipe, and later ones win over earlier ones.
+
+    Raises:
+        RecipeError: the file cannot be read, a key is unknown, or a value is not allowed.
+    """
+    recipe = _read_recipe(path)
+    name = _checked_name(path, recipe, overrides)
+    if name not in _parsers:
+        _parsers[name] = _parser(name)
+    parser = _parsers[name]
+    try:
+        # The recipe comes first, so that overrides win over it wherever they stand on the command line.
+        tree, words = _with_entries(recipe, overrides, set(_recipe_keys(name)))
+        values = parser.instantiate(parser.parse_args(["--recipe", yaml.safe_dump(tree, sort_keys=False), *words]))
+        return Experiment(**{field.name: values[field.name] for field in fields(Experiment)})
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise RecipeError(f"{path}: {one_line(error)}") from error
+
+
+def recipe_help(path: Path | str) -> str:
+    """Describe every key of a recipe's experiment: its type, its value in the recipe and its meaning.
+
+    Raises:
+        RecipeError: as `load_recipe`.
+    """
+    recipe = _read_recipe(path)
+    name = _checked_name(path, recipe, ())
+    parser = _parser(name)
+    parser.set_defaults(dict(_values(recipe, _recipe_keys(name))))
+    return parser.format_help()
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """Write the complete experiment as a recipe."""
+    return yaml.safe_dump(to_plain(experiment), sort_keys=False, allow_unicode=True)
+
+
+def _checked_name(path: Path | str, recipe: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """Return the experiment's name, all of whose keys in the recipe and the overrides are known."""
+    name, names = recipe.get("experiment"), experiment_names()
+    if name not in names:
+        raise RecipeError(f"{path}: {sentence('experiment', repr(name), 'one of ' + ', '.join(names))}")
+    known = set(_recipe_keys(name))
+    for key, value in _leaves(recipe):
+        _require_known(path, key, known)
+        if value != {} and any(other.startswith(key + ".") for other in known):
+            raise RecipeError(f"{path}: {sentence(key, repr(value), 'a section with keys and values')}")
+    for word in overrides:
+        if word.startswith("--"):
+            _require_known(path, word[2:].partition("=")[0].rstrip("+"), known)
+    return name
+
+
+def _recipe_keys(name: str) -> Iterator[str]:
+    """Yield the dotted names of all values of an experiment."""
+    sections = sections_of(name)
+    for own in fields(Experiment):
+        if own.name in sections:
+            yield from (f"{own.name}.{field.name}" for field in fields(sections[own.name]))
+        else:
+            yield own.name
+
+
+def _parser(name: str) -> ArgumentParser:
+    """Make a parser for the keys of an experiment."""
+    parser = ArgumentParser(
+        prog="recurra train RECIPE", default_env=False, exit_on_error=False, add_help=False, print_config=None
+    )
+    parser.add_argument("--recipe", action="config", help=SUPPRESS)
+    parser.add_argument("--experiment", type=Literal[name], default=name, help="The kind of data and the model.")
+    parser.add_argument(
+        "--init_from",
+        type=str | None,
+        default=None,
+        help="Start from these weights instead of fresh ones: the folder of a run (its best checkpoint), a checkpoint, "
+        "or published weights that the task reads. A resumed run continues with its own weights.",
+    )
+    for section, config in sections_of(name).items():
+        parser.add_class_arguments(config, section)
+    return parser
+
+
+def _with_entries(
+    recipe: Mapping[str, Any], overrides: Sequence[str], known: set[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Apply overrides that reach two or more levels into a free dictionary, such as model.mixer_options.ring.r_min.
+
+    The parser itself handles one level; it would leave the values of deeper entries as strings.
+
+    Returns:
+        the recipe with those overrides applied, and the words that are left.
+
+    Raises:
+        ValueError: one reaches into what an earlier word sets as a whole, which the parser would set again, or has no
+            value.
+    """
+    tree, rest, words, whole = copy.deepcopy(dict(recipe)), [], iter(overrides), set()
+    for word in words:
+        key, equals, value = word.partition("=")
+        *path, field = key.removeprefix("--").split(".")
+        if not word.startswith("--") or not any(".".join(path[:n]) in known for n in range(1, len(path))):
+            rest.append(word)
+            whole |= {key} if word.startswith("--") else set()
+            continue
+        for n in range(1, len(path) + 1):
+            before = f"--{'.'.join(path[:n])}"
+            require(before not in whole, key, f"after {before}", f"inside of the value of {before}")
+        inside: Any = tree
+        for name in path:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise ValueError(sentence(name, repr(inside), f"keys and values, for {key} to be one of them"))
+        given = value if equals else next(words, None)
+        if given is None:
+            raise ValueError(sentence(key, "the last word", "a value after it"))
+        inside[field] = parse_yaml(given, f"--{key}")
+    return tree, rest
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _values(tree: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield those of the dotted `keys` that `tree` sets, with their values."""
+    for key in keys:
+        section, _, field = key.rpartition(".")
+        inside = tree.get(section, {}) if section else tree
+        if field in inside:
+            yield key, inside[field]
+
+
+def _require_known(path: Path | str, key: str, known: set[str]) -> None:
+    # With a known key above it, it is an entry of a free dictionary such as model.mixer_options; below it, a section.
+    if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in known):
+        return
+    section = key.partition(".")[0] + "."
+    beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
+    close = difflib.get_close_matches(key, known, n=1)
+    mend = f"did you mean {close[0]}?" if close else ""
+    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), mend)}")

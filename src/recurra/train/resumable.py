@@ -1,0 +1,420 @@
+"""From a checkpoint back to a run: the random states of all generators, and whether the parts of a checkpoint fit."""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recurra.checks import kind_of, sentence
+from recurra.data.batches import BatchSource, DataSet
+from recurra.files.weights import shape_difference
+from recurra.files.writing import discard
+from recurra.state import state_from_plain, state_to_plain
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder, Payload, load_checkpoint, load_weights
+from recurra.train.config import OPTIMIZER_OPTIONS
+from recurra.train.distributed import Ranks, recompute_blocks
+from recurra.train.experiment import Experiment, require_resumable, to_plain
+from recurra.train.losses import Levels, Objective
+from recurra.train.metrics import RunningSums
+from recurra.train.optimizer import WeightAverage, build_optimizer
+from recurra.train.process import reseed, set_up_process, settled
+from recurra.train.run_folder import RunFolder
+
+
+def _resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Optimizer, algorithm: str) -> Any:
+    """Refuse a checkpoint whose parts do not fit, before any of them is used; return the state that it carries.
+
+    Args:
+        saved: the checkpoint's content.
+        path: its file, for messages.
+        model: the model that continues, with weights of any values.
+        optimizer: its optimiser.
+        algorithm: the optimiser's name. One that is registered by others may keep tensors of any shape.
+
+    Raises:
+        CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
+    """
+    parts = ("optimizer", "random", "window", "levels", "resumed_at")
+    if any(saved.get(part) is None for part in parts):
+        came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
+        raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
+    weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
+    for own in weights:
+        if difference := shape_difference(model, own):
+            came = f"a checkpoint of another model (it has {difference})"
+            raise CheckpointError(sentence(str(path), came, "one of this model"))
+    _require_optimizer_state(saved["optimizer"], path, optimizer, any_shape=algorithm not in OPTIMIZER_OPTIONS)
+    try:
+        for state in saved["random"] if isinstance(saved["random"], list) else [saved["random"]]:  # one for each rank
+            _require_random_state(state)
+        return state_from_plain(saved["state"], model)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optimizer, *, any_shape: bool) -> None:
+    own = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    found = [group["params"] for group in saved["param_groups"]]
+    if list(map(len, found)) != list(map(len, own)):
+        came = f"one with groups of {list(map(len, found))} parameters"
+        raise CheckpointError(sentence(f"the optimiser in {path}", came, f"{list(map(len, own))}, as in this model"))
+    shapes = {number: shape for numbers, group in zip(found, own) for number, shape in zip(numbers, group)}
+    for number, values in saved["state"].items():
+        for name, value in values.items():
+            fits = any_shape or not isinstance(value, Tensor) or tuple(value.shape) in ((), shapes.get(number))
+            if number not in shapes or not fits:
+                expected = f"one of shape {shapes.get(number, 'of no parameter')}, as its parameter"
+                raise CheckpointError(
+                    sentence(f"{name} of parameter {number} of the optimiser in {path}", kind_of(value), expected)
+                )
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the states of all generators that training may draw from, as numbers, lists and tensors."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - this saves the global generator
+    return {
+        "python": list(random.getstate()),
+        "numpy": {
+            **numpy_state,
+            "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()},
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned. If the number of CUDA devices differs, their states stay as they are."""
+    _set(state, random, np.random, torch.default_generator)
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+
+
+def _require_random_state(state: dict[str, Any]) -> None:
+    """Refuse what `random_state` could not have returned, without changing any generator in use.
+
+    Raises:
+        ValueError: a generator cannot take its state.
+    """
+    try:
+        _set(state, random.Random(), np.random.RandomState(), torch.Generator())
+    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        came = f"one that a generator does not take ({reason})"
+        raise ValueError(sentence("the state of the random numbers", came, "what random_state returned")) from error
+
+
+def _set(state: dict[str, Any], python: Any, numpy: Any, generator: torch.Generator) -> None:
+    kind, words, spare = state["python"]
+    python.setstate((kind, tuple(words), spare))
+    numpy_state = state["numpy"]
+    key = np.asarray(numpy_state["state"]["key"], dtype=np.uint32)
+    numpy.set_state({**numpy_state, "state": {**numpy_state["state"], "key": key}})
+    generator.set_state(state["torch"].cpu())
+
+
+# --- a run that can stop anywhere and continue: all that its next update depends on, to a checkpoint and back ---
+
+
+OpenData = Callable[[Experiment, Ranks], DataSet]
+"""Opens the data of an experiment as one rank reads them."""
+
+
+@dataclass
+class Position:
+    """The position of a run: the next batch is number `batch` of epoch `epoch`. tokens: for video, frames."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class ResumableRun:
+    """The model, optimiser and data of an experiment on this rank, and the position of its run.
+
+    Args:
+        experiment: what to train, on which data, and how.
+        folder: the folder of the run; nothing is written to it here.
+        open_data: opens the data.
+
+    Raises:
+        ValueError: the experiment is impossible for this model or these ranks.
+    """
+
+    def __init__(self, experiment: Experiment, folder: RunFolder, open_data: OpenData) -> None:
+        self.config, self._asked_precision = settled(experiment.training), experiment.training.precision
+        self.experiment, self.folder = replace(experiment, training=self.config), folder
+        self.fabric = set_up_process(self.config)
+        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, self.config.sequence_parallel)
+        self.pieces = self.ranks.pieces
+        with self.fabric.rank_zero_first(local=True):  # what is made on first use is made once
+            self.data = data = open_data(experiment, self.ranks)
+        self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
+        self.model = experiment.build_model(data)
+        if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
+            came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
+            raise ValueError(sentence("training.monitor", came, "loss for this model"))
+        self._set_up_model()
+        self.checkpoints = self._open_checkpoints()
+        self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
+        self.position = Position()
+        self.sums = RunningSums(self.fabric.device)
+        self.state: Any = None
+        self.scores: dict[str, dict[str, int | float]] = {}
+        self.resumed_at: list[int] = []  # the steps at which the run resumed from a checkpoint
+        self._begun: str | None = None
+        self._resumed_notes: list[str] = []
+
+    def _set_up_model(self) -> None:
+        # Sharding leaves nothing to copy: what averages the weights is made before.
+        self.average = WeightAverage(self.model, self.experiment.averaging, shard=self._shard)
+        if self.config.checkpoint_blocks:
+            recompute_blocks(self.model)
+        objective = Objective(self.model, self.config, self.pieces).to(self.fabric.device)
+        if self.config.compile:
+            objective.compile()
+        # Not Fabric's own wrapper: it would convert the carried states that go in to the type of the products.
+        self.wrapped = self.fabric.strategy.setup_module(objective)
+        optimizer = build_optimizer(self.model, self.experiment.optimizer, precision=self.config.precision)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        reseed(self.config, self.ranks.rank)
+
+    @property
+    def _shard(self) -> Callable[[nn.Module], nn.Module] | None:
+        if not (self.ranks.several and self.config.strategy == "fsdp"):
+            return None
+        from recurra.train.distributed import shard
+
+        device = self.fabric.device
+        return lambda model: shard(model.to(device), self.fabric.strategy.device_mesh["data_parallel"])
+
+    def _open_checkpoints(self) -> CheckpointFolder:
+        path, keep = self.folder.checkpoints, self.config.keep_checkpoints
+        if not self.ranks.several:
+            return CheckpointFolder(path, keep=keep)
+        from recurra.train.distributed_checkpoint import RankCheckpoints, RankLayout
+
+        self._layout = RankLayout(self.model, self.optimizer, self.ranks, self.fabric.device.type)
+        asynchronous = self.config.asynchronous_saving
+        return RankCheckpoints(path, keep=keep, ranks=self.ranks, asynchronous=asynchronous)
+
+    @property
+    def source(self) -> BatchSource:
+        """The training batches."""
+        return self.levels.source
+
+    def begin(self) -> str:
+        """Load the initial weights of the experiment if the run is at its start. `fit` calls this if nobody has.
+
+        Returns:
+            a line that says where the weights are from; empty for fresh weights.
+
+        Raises:
+            ValueError: the weights cannot be read, or do not fit the model.
+        """
+        if self._begun is None:
+            self._begun = self._load_initial_weights() if self.position.step == 0 else ""
+        return self._begun
+
+    def _load_initial_weights(self) -> str:
+        if self._shard is None:
+            return self.experiment.load_initial_weights(self.model, self.data)
+        whole = self.experiment.build_model(self.data)
+        if note := self.experiment.load_initial_weights(whole, self.data):
+            self.model.load_state_dict(self._layout.lay_out({"model": whole.state_dict()})["model"])
+        return note
+
+    def snapshot(self) -> Payload:
+        """Return everything that the next update and the next record depend on, as plain data.
+
+        Of several ranks, each returns its part of the tensors; they call this together.
+        """
+        several = self.ranks.several
+        return {
+            "config": to_plain(self.experiment),
+            "position": asdict(self.position),
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "state": state_to_plain(self._layout.whole_state(self.state) if several else self.state),
+            "window": self.sums.state_dict(self.ranks),
+            "levels": self.levels.state_dict(self.ranks),
+            "scores": self.scores,
+            "resumed_at": list(self.resumed_at),
+            "random": self.ranks.gather(_random_state()) if several else _random_state(),
+        }
+
+    def resume(self, which: str) -> None:
+        """Go back to a checkpoint: "last", "previous", "best" or a path; then lock the run until `fit` ends.
+
+        With "last", a run without checkpoints of steps goes on from the best one, and without that starts from the
+        beginning. What another checkpoint than one of a step is resumed from becomes the last one, before those of
+        later steps are deleted: the run can stop at any time.
+
+        As many ranks as there are continue what as many as there were have saved: weights, optimiser and carried states
+        are shared out anew. Random numbers are those of the ranks that there were.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
+            ValueError: the experiment differs from that of the checkpoint in a setting that may not change, or ends
+                before it.
+            BlockingIOError: another process trains the run.
+        """
+        if which == "last" and not self.checkpoints.steps():
+            if not self.checkpoints.best.exists():
+                return  # `fit` calls `begin`
+            which = "best"
+        target = self._layout.target if self.ranks.several else None
+        path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
+        require_resumable(saved["config"], self.experiment)
+        if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
+            came, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", came, expected))
+        if self.ranks.several:
+            if not path.is_dir():
+                saved = self._layout.lay_out(saved)
+            saved["state"] = self._layout.own_state(saved["state"])
+        state = _resumed_state(saved, path, self.model, self.optimizer, self.experiment.optimizer.algorithm)
+        self.optimizer.load_state_dict(saved["optimizer"])  # first: a registered one may refuse it
+        self.state = state
+        load_weights(self.model, saved["model"], path)
+        self.average.load_state_dict(self._resumed_average(saved))
+        self.position = Position(**saved["position"])
+        self.sums.load_state_dict(saved["window"], self.ranks)
+        self.levels.load_state_dict(saved["levels"], self.ranks)
+        self.scores = saved["scores"]
+        if not self.ranks.from_first(self.checkpoints.best.exists()):  # killed after it was forgotten
+            self.scores.pop("best", None)
+        # A finished run has nothing to resume.
+        self.resumed_at = [*saved["resumed_at"], *([] if self.finished else [self.position.step])]
+        if self.ranks.is_first:
+            self.folder.lock()
+        self._resume_random(saved["random"])
+        self._resume_epoch()
+        if path not in self.checkpoints.steps():
+            self.checkpoints.save(self.position.step, self.snapshot())
+            self.checkpoints.finish()
+        abandoned, score = self._later_best(saved["config"]["training"], len(_as_list(saved["random"])))
+        self.checkpoints.drop_after(self.position.step)
+        if abandoned:
+            self.scores.pop("best", None)
+            if self.ranks.is_first:
+                discard(self.checkpoints.best)
+        elif score is not None:
+            self.scores["best"] = score
+
+    def _resumed_average(self, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The average so far; without it if averaging is to begin at another step than before, as in a longer run."""
+        start, found = self.experiment.averaging.start_step, saved["average"]
+        if found is None or saved["config"]["averaging"]["start_step"] == start:
+            return found
+        before = saved["config"]["averaging"]["start_step"]
+        note = f"note: averaging.start_step was {before} and is {start}: what was averaged until now is left out"
+        self._resumed_notes.append(note)
+        return None
+
+    def _later_best(self, trained: Mapping[str, Any], n_ranks: int) -> tuple[bool, Any]:
+        """Say what becomes of a best checkpoint of a later step: whether it is removed, and the score to keep if any.
+
+        With the same length and the same steps of evaluation the run comes to it again. With another length it takes
+        another way. With other evaluations it may not stop at that step, so the score is read from the checkpoint. One
+        that cannot be read may be of a later step, and is removed.
+        """
+        is_as_long = all(trained.get(name) == getattr(self.config, name) for name in ("epochs", "max_steps"))
+        every = trained.get("eval_every")  # None: after each epoch, which has other steps on other ranks
+        is_scored_alike = every == self.config.eval_every and (every is not None or n_ranks == self.ranks.count)
+        if is_as_long and is_scored_alike:
+            return False, None
+        fate = self._fate_of_best(is_as_long) if self.ranks.is_first else None
+        found: tuple[bool, Any] = self.ranks.from_first(fate)
+        return found
+
+    def _fate_of_best(self, is_as_long: bool) -> tuple[bool, Any]:
+        path = self.checkpoints.best
+        if not path.exists():
+            return False, None
+        try:
+            best = load_checkpoint(path)
+        except CheckpointError as error:
+            self._resumed_notes.append(f"note: the best checkpoint cannot be read and is removed: {error}")
+            return True, None
+        if best["position"]["step"] <= self.position.step:
+            return False, None
+        return (False, best["scores"].get("best")) if is_as_long else (True, None)
+
+    @property
+    def _loaded_to(self) -> Any:
+        return "cpu" if self.ranks.several else self.fabric.device
+
+    def _resume_random(self, saved: Any) -> None:
+        """Continue the random numbers of this rank; with another number of ranks there are others, and a note."""
+        states = _as_list(saved)
+        if self.ranks.rank < len(states):
+            _set_random_state(states[self.ranks.rank])
+        else:
+            reseed(self.config, self.ranks.rank + self.position.step * self.ranks.count)
+        if len(states) != self.ranks.count and _draws(self.model):
+            self._resumed_notes.append(
+                f"note: saved by {len(states)} ranks and resumed by {self.ranks.count}: "
+                "dropout draws other numbers from here on"
+            )
+
+    def _resume_epoch(self) -> None:
+        """Go on with the next epoch if this one has no more batches here, and say so if epochs have another length.
+
+        All ranks have equally many samples of a batch, so a small last batch may be left out on more ranks.
+        """
+        at = self.position
+        if at.batch >= len(self.source):
+            at.epoch, at.batch, self.state = at.epoch + 1, 0, None
+        if at.step != at.epoch * self.steps_per_epoch + math.ceil(at.batch / self.config.accumulate):
+            self._resumed_notes.append(
+                f"note: epochs have {self.steps_per_epoch} updates here, another number before step {at.step}: "
+                f"the run ends after {self.total_steps}, wherever in an epoch that is"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its end."""
+        return self.position.step >= self.total_steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether `training.patience` or `training.stop_at` has ended the run."""
+        has_no_patience = self.config.patience is not None and self._since_best >= self.config.patience
+        return has_no_patience or self._is_good_enough
+
+    @property
+    def _is_good_enough(self) -> bool:
+        """Whether the best validation score has reached `training.stop_at`."""
+        best, enough = self.scores.get("best"), self.config.stop_at
+        if best is None or enough is None:
+            return False
+        return bool(best["accuracy"] >= enough if self.config.monitor == "accuracy" else best["loss"] <= enough)
+
+    @property
+    def _since_best(self) -> int:
+        """How many evaluations in a row were no better than the best."""
+        last, best = self.scores.get("last"), self.scores.get("best")
+        if last is None or best is None:
+            return 0
+        return int(last["since_best"])
+
+
+def _as_list(random: Any) -> list[Any]:
+    """The random numbers of every rank that there was."""
+    return random if isinstance(random, list) else [random]
+
+
+def _draws(model: nn.Module) -> bool:
+    """Say whether a model has dropout."""
+    return any(getattr(module, "p", 0) for module in model.modules() if "Drop" in type(module).__name__)

@@ -1,0 +1,319 @@
+"""The files RUN/eval-*.json, in which `recurra eval` keeps a run's scores."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from recurra.checks import sentence
+from recurra.data.batches import DataSet, Split
+from recurra.data.tokenizers import TextEncoder
+from recurra.files.reading import read_json, require_fields
+from recurra.files.writing import write_json
+from recurra.models.registry import DataSizes, VideoSizes
+from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
+from recurra.train.evaluate import EvaluationResult, SpanAccuracy
+from recurra.train.experiment import RESUMABLE, Experiment, differences, require_same_model, to_plain
+from recurra.train.recipe import load_recipe
+from recurra.train.run_folder import RunFolder
+from recurra.train.task import Task
+
+__all__ = ["Run", "open_run"]
+
+
+_PREFIX = "eval-"
+AGAIN = "score the run again, or remove the file"
+_TYPES = {
+    "split": str,
+    "checkpoint": str,
+    "step": int,
+    "changes": dict[str, Any],
+    "segment_length": int,
+    "mem_len": int,
+    "loss": float,
+    "perplexity": float,
+    "bits_per_token": float,
+    "accuracy": float | None,
+    "scaled_accuracy": float,
+    "n_targets": int,
+    "seconds": float,
+    "tokens_per_second": float,
+    "frames_per_second": float,
+    "mean_class_accuracy": float,
+    "top_1": float,
+    "top_5": float | None,
+    "n_videos": int,
+    "n_videos_left_out": int,
+    "classes_without_videos": list[str],
+    "views": int,
+    "crops": int,
+    "class_accuracies": dict[str, float | None],
+    "confusion": list[list[int]],
+}
+
+
+def _score_file(folder: RunFolder, split: str, changes: Mapping[str, Any]) -> Path:
+    """Locate the scores of a split, measured with `changes`: RUN/eval-test-segment_length-17.json."""
+    words = [split, *(f"{key.rpartition('.')[2]}-{value}" for key, value in changes.items())]
+    words = [re.sub(r"[/\\]", "-", word) for word in words]  # a value can be a path; the file stays in the folder
+    return folder.path / f"{_PREFIX}{'-'.join(words)}.json"
+
+
+def write_scores(folder: RunFolder, scores: Mapping[str, Any]) -> Path:
+    """Write the scores of a split, with its name and the changes among them, and return the file's path."""
+    path = _score_file(folder, scores["split"], scores["changes"])
+    write_json(path, scores)
+    return path
+
+
+def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
+    """Say of which step scores are, if the run has gone on since; empty if they are of the checkpoint as it is now."""
+    if not folder.summary.is_file():
+        return ""
+    summary = folder.read_summary()
+    best = summary["validation"].get("best", {}).get("step")
+    now = {"best": best, "last": summary["steps"]}.get(scores.get("checkpoint", ""))
+    if now is None or now == scores.get("step"):
+        return ""
+    return f"scored at step {scores['step']}; its {scores['checkpoint']} checkpoint is now of step {now}"
+
+
+def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Read the scores of a split, measured with `changes`, that have values for `keys`.
+
+    Raises:
+        ValueError: there are none, or the file is damaged; the message says how to measure them.
+    """
+    file = _score_file(folder, split, changes)
+    came = f"{file}, which does not have {' and '.join(keys) or 'them'}"
+    scores: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            scores = _read(file)
+        except ValueError as error:
+            came = f"{file}, which is damaged ({error})"
+    if not scores or any(scores.get(key) is None for key in keys):
+        words = ["recurra", "eval", str(folder.path)]
+        for key, value in changes.items():
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+        command = shlex.join(words)
+        raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}"))
+    return scores
+
+
+def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17.
+
+    Raises:
+        ValueError: a file is not what `recurra eval` writes; the message names it.
+    """
+    return {file.stem.removeprefix(_PREFIX): _read(file) for file in sorted(folder.path.glob(f"{_PREFIX}*.json"))}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    # What could not be measured may be NaN, and the perplexity of a bad model infinite.
+    scores = read_json(file, "the file of scores", allow_nan=True, mend=AGAIN)
+    require_fields(scores, _TYPES, str(file), finite=False)
+    return scores
+
+
+# --- a trained run as one object that loads what it is asked for ---
+
+
+_VOCABULARY = frozenset({"data.tokenizer", "data.bpe_vocab_size"})  # where a vocabulary is from: a run has its own
+
+
+def open_run(path: str | Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> "Run":
+    """Open a trained run. Its model, tokenizer, data and scores are loaded when they are first used.
+
+    Args:
+        path: the run's folder, as `recurra train` or `recurra convert` wrote it.
+        checkpoint: "best", "last", "previous" or the path of a checkpoint file.
+        overrides: values set over the run's config.yaml, as words of a command line: ["--data.path", "corpus"] for a
+            corpus that has moved, ["--data.segment_length=17"] to evaluate with another length than in training.
+
+    Raises:
+        FileNotFoundError: the folder does not contain a run.
+        RecipeError: an override names an unknown key or an impossible value.
+    """
+    folder = RunFolder(path)
+    folder.require_run()
+    return Run(folder, load_recipe(folder.config, overrides), checkpoint=checkpoint, overrides=overrides)
+
+
+class Run:
+    """A trained run. `open_run` makes it; everything but `folder` and `experiment` is loaded on first use.
+
+    A text run therefore generates without its corpus, and a video run classifies without its videos: only `data`
+    needs them.
+
+    folder: where the run's files are. experiment: its configuration, the overrides included. checkpoint: the one that
+    `model` and `step` are from.
+    """
+
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, *, checkpoint: str = "best", overrides: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        self.experiment = experiment
+        self.checkpoint = checkpoint
+        self._overrides = tuple(overrides)
+
+    def __repr__(self) -> str:
+        kind, where = self.experiment.experiment, str(self.folder.path)
+        return f"Run({where!r}, experiment={kind!r}, checkpoint={self.checkpoint!r})"
+
+    @property
+    def name(self) -> str:
+        """The folder's name, which tables and legends show."""
+        return self.folder.path.resolve().name
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with the checkpoint's weights (the averaged ones, if it has them), on the CPU, in evaluation mode.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or of another model.
+            ValueError: config.yaml describes another model than the checkpoint is from.
+        """
+        return self._loaded[0]
+
+    @property
+    def step(self) -> int:
+        """The training step of the checkpoint. Raises as `model`."""
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, int]:
+        file, saved = CheckpointFolder(self.folder.checkpoints).load(self.checkpoint)
+        model = self.experiment.model.build(self.sizes())
+        load_weights(model, scored_weights(saved), file)
+        # weights that fit are not enough: an activation has none
+        require_same_model(saved["config"], self._trained, str(self.folder.config), str(file))
+        return model.eval(), int(saved["position"]["step"])
+
+    @property
+    def task(self) -> Task:
+        """The kind of its data."""
+        return self.experiment.task
+
+    def sizes(self) -> DataSizes | VideoSizes:
+        """What the model takes from its data, found without the data wherever the run's folder says it."""
+        return self.task.sizes_of_run(self)
+
+    @cached_property
+    def tokenizer(self) -> TextEncoder:
+        """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it.
+
+        Raises:
+            ValueError: the run is not over text.
+            FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
+        """
+        encoder: TextEncoder = self.task.tokenizer(self)
+        return encoder
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes of a video run: from its folder, or from the videos if it has none.
+
+        Raises:
+            ValueError: the run is not over videos.
+            OSError: the folder has no classes.txt, and the videos are not there either.
+        """
+        return self.task.class_names(self)
+
+    @cached_property
+    def data(self) -> DataSet:
+        """The data set, opened or generated; a text is read with the run's own vocabulary.
+
+        Raises:
+            OSError: it is not where the configuration says.
+            ValueError: it cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have
+                other classes.
+        """
+        return self.task.open_data(self.experiment.data, self.folder)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """What `recurra eval` wrote into the folder, by split: `run.scores["test"]["perplexity"]`.
+
+        Scores that were measured with overrides have these in their name, as in "test-segment_length-17".
+
+        Raises:
+            ValueError: a file of scores is damaged.
+        """
+        return read_scores(self.folder)
+
+    def score_file(self, split: str) -> Path:
+        """Where the scores of a split lie that were measured with the same overrides."""
+        return _score_file(self.folder, split, self.changes)
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """The overrides that make this another experiment than was trained, by key: a length, but not a path."""
+        unlike = differences(to_plain(self._trained), to_plain(self.experiment))
+        return {key: value for key, (_, value) in unlike.items() if key not in RESUMABLE | _VOCABULARY}
+
+    @cached_property
+    def _trained(self) -> Experiment:
+        """The experiment in the run's config.yaml, without the overrides."""
+        return load_recipe(self.folder.config) if self._overrides else self.experiment
+
+
+# --- the scores of a run on a split: what `recurra eval` measures, prints and writes ---
+
+
+DETAILS = ("class_accuracies", "confusion")
+"""Scores that are written and drawn, but too long to print."""
+
+
+def score_run(run: Run, split: Split = "test", *, temperature: float | None = None) -> dict[str, Any]:
+    """Score a run on a split, in float32, with the state carried along contiguous segments.
+
+    Args:
+        run: the run.
+        split: the part of its data.
+        temperature: logits are divided by it; for models of tokens. None leaves them as they are.
+
+    Returns:
+        plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths that
+        were used, and the scores. Of videos, the scores of all views averaged.
+
+    Raises:
+        OSError: the data are not where the configuration says.
+        ValueError: the split is missing or empty, or a video run has a temperature.
+    """
+    measured = run.task.score(run, split, temperature)
+    return {
+        "split": split,
+        "checkpoint": run.checkpoint,
+        "step": run.step,
+        "changes": run.changes | ({} if temperature is None else {"temperature": temperature}),
+        **run.task.lengths(run.experiment),
+        **measured,
+    }
+
+
+def calibrated_temperature(run: Run) -> float:
+    """Find the temperature, from 0.3 to 8, with which a run has the lowest loss on its validation split.
+
+    Raises:
+        OSError: the data are not where the configuration says.
+        ValueError: the split is missing or empty, or it is a run over videos.
+    """
+    return run.task.best_temperature(run)
+
+
+def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
+    """Score a Memory Horizon run on its test split, overall and by memory span.
+
+    Raises:
+        ValueError: the run is not on Memory Horizon.
+    """
+    scores: tuple[EvaluationResult, SpanAccuracy] = run.task.score_by_span(run)
+    return scores

@@ -1,0 +1,191 @@
+"""The folder of a run: where each file goes, a guard against overwriting a run, and the lock of who trains it."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from recurra.checks import sentence
+from recurra.files.reading import read_json, require_fields
+from recurra.files.writing import discard, leftovers, replacing, take_lock, write_json
+from recurra.train.checkpoint import CheckpointFolder, Payload, is_checkpoint_file, load_checkpoint
+
+_SUMMARY_AGAIN = "remove the file; a resumed run writes it again"
+_SUMMARY_TYPES = {
+    "finished": bool,
+    "steps": int,
+    "epochs": float,
+    "parameters": int,
+    "tokens": int,
+    "frames": int,
+    "seconds": float,
+    "tokens_per_second": float | None,
+    "frames_per_second": float | None,
+    "ranks": int,
+    "resumed_at": list[int],
+    "validation": dict[str, dict[str, float]],
+    "versions": dict[str, str],
+    "hardware": dict[str, Any] | None,
+}
+
+
+class _RunLock:
+    """The lock of a run's folder, so that one process at a time trains it; a file in it says who has it.
+
+    Where the file system has no locks, all processes get the lock, and `exclusive` stays False.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / ".lock"
+        self._held: FileLock | None = None
+        self._identity: os.stat_result | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other process trains the run."""
+        return self._held is not None
+
+    def acquire(self) -> None:
+        """Take the lock, and make the folder if it does not exist. Does nothing if this object has it already.
+
+        Raises:
+            BlockingIOError: another process trains the run; the message names it.
+            OSError: the folder cannot be written.
+        """
+        if self._identity is not None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        holder = self._path.read_text(errors="replace").strip()[:1000] if self._path.is_file() else ""
+        try:
+            self._held = take_lock(self._path)
+        except BlockingIOError:
+            came = f"{self._folder}, which {holder or 'another process'} trains"
+            mend = "wait until it ends, or stop it"
+            raise BlockingIOError(sentence("run", came, "a run that nobody trains", mend)) from None
+        with suppress(OSError):  # a full disk will be noticed by what matters more
+            self._path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._identity = self._path.stat()
+
+    def release(self) -> None:
+        """Give the lock back; does nothing if this object does not have it."""
+        if self._held is not None:
+            self._held.release()
+        self._held = self._identity = None
+
+    def require_in_place(self) -> None:
+        """Raise FileNotFoundError if the folder that was locked is no longer there under its name."""
+        if self._identity is None:
+            return
+        try:
+            if os.path.samestat(os.stat(self._path), self._identity):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return  # a network that does not answer just now says nothing about the folder
+        came = f"{self._folder}, which was removed, moved or replaced while it was trained"
+        raise FileNotFoundError(sentence("run", came, "a folder that stays until its training ends"))
+
+
+class RunFolder:
+    """All files of a run.
+
+    config.yaml     the complete experiment, as a recipe
+    tokenizer.json  for text: the vocabulary, so that the run can be used without its corpus
+    classes.txt     for videos: the names of the classes, one per line
+    log.jsonl       the log, one record per line
+    tensorboard/    the same records for TensorBoard
+    checkpoints/    step-*.safetensors, best.safetensors; of several ranks step-*/, best-*/
+    summary.json    the results, versions and hardware, written with each checkpoint and at the end
+    figures/        what `recurra plot` draws
+    .lock           held by the process that trains the run (see `RunLock`)
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.classes = self.path / "classes.txt"
+        self.metrics = self.path / "log.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.summary = self.path / "summary.json"
+        self.figures = self.path / "figures"
+        self._lock = _RunLock(self.path)
+
+    def require_new(self) -> None:
+        """Raise FileExistsError if the folder already contains a run."""
+        if self.config.exists():
+            mend = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run"
+            came = f"{self.path}, which already contains a run"
+            raise FileExistsError(sentence("run", came, "a folder without a run", mend))
+
+    def require_run(self) -> None:
+        """Raise FileNotFoundError if the folder does not contain a run."""
+        if not self.config.is_file():
+            came = f"{self.path}, which has no {self.config.name}"
+            raise FileNotFoundError(sentence("run", came, "the folder of a run"))
+
+    def lock(self) -> None:
+        """Make this the only process that trains the run, and remove what killed ones left half written.
+
+        Raises:
+            BlockingIOError: another process trains it.
+        """
+        self._lock.acquire()
+        if not self._lock.exclusive:
+            return
+        own = (self.config, self.tokenizer, self.classes, self.metrics, self.summary)
+        for temporary, name in [*leftovers(self.path), *leftovers(self.checkpoints)]:
+            if temporary.parent == self.checkpoints or name in {file.name for file in own}:
+                discard(temporary)
+
+    def unlock(self) -> None:
+        """Let other processes train the run."""
+        self._lock.release()
+
+    def require_in_place(self) -> None:
+        """Raise FileNotFoundError if the folder went away since `lock`."""
+        self._lock.require_in_place()
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml, and make the folder if it does not exist."""
+        with replacing(self.config) as file:
+            file.write(text.encode())
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json."""
+        write_json(self.summary, summary)
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read summary.json.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged.
+        """
+        content = read_json(self.summary, allow_nan=True, mend=_SUMMARY_AGAIN)
+        require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
+        return content
+
+
+def is_checkpoint(place: Path) -> bool:
+    """Say whether `load_best_checkpoint` is for it: the folder of a run or a checkpoint, of one process or several."""
+    return RunFolder(place).checkpoints.is_dir() or is_checkpoint_file(place)
+
+
+def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
+    """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    if RunFolder(place).checkpoints.is_dir():
+        return CheckpointFolder(RunFolder(place).checkpoints).load("best")
+    return place, load_checkpoint(place)

@@ -1,0 +1,282 @@
+"""One sequence in consecutive pieces on several ranks: what passes from each piece to the next, and the gradients back.
+
+There are two ways to let the states follow. A linear recurrence maps the state that enters a piece as h -> P h + S: all
+ranks compute their P and S at once, exchange them, and start from what the pieces before them leave (`entering_state`).
+Anything else waits for the piece before (`passed_on`): rank r works on layer n while rank r + 1 works on layer n - 1.
+
+Gradients can be taken once: a backward pass that is to be differentiated itself raises NotImplementedError. As in any
+program of several ranks, an error of one leaves the others waiting for it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from recurra.mixers.base import Mixer, Recurrence
+from recurra.models.language_model import LanguageModel
+from recurra.ops.scan.parallel import refuse_second_derivative
+
+_SHARED = "a sequence shared by several ranks"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The ranks that share a sequence, in the order of time.
+
+    group: their process group. rank: this one's place in it. count: how many there are.
+    """
+
+    group: Any
+    rank: int
+    count: int
+
+    @classmethod
+    def of(cls, group: Any) -> "Pieces":
+        """Take the ranks of a group in their order."""
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def global_rank(self, place: int) -> int:
+        """Return the rank, among all of the run, at a place of this group."""
+        return dist.get_global_rank(self.group, place)
+
+    def run(self, call: Callable[[Any], tuple[Tensor, Any]], state: Any) -> tuple[Tensor, Any]:
+        """Run this rank's piece of a mixer once the piece before it has been computed."""
+        return _passed_on(call, state, self)
+
+    def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
+        """Walk a piece from zeros for what it passes on, exchange, and walk it again from what comes in."""
+        _, last = run(torch.zeros_like(h0))
+        if not isinstance(a, Tensor):  # planes
+            a = a.re if a.im is None else torch.complex(a.re, a.im)
+        product = a.prod(1)
+        product = product[(..., *(None for _ in range(last.dim() - product.dim())))]
+        return run(_entering_state(product, last, h0, self))
+
+
+class SequenceParallel(nn.Module):
+    """A module over several ranks, each with a consecutive piece of the sequence: y, state = parallel(piece, state).
+
+    The first rank's `state` is that before the whole sequence; each rank returns the state after its own piece
+    (`final_state` gives the last one to all). Outputs and gradients are those of one rank. In a mixer or a
+    `LanguageModel`, every mixer exchanges its own state; any other module passes on its whole state.
+
+    Args:
+        module: it is shared with the caller and keeps its parameters.
+        group: the ranks that share a sequence, in the order of time.
+    """
+
+    def __init__(self, module: nn.Module, group: Any) -> None:
+        super().__init__()
+        self.module, self.pieces = module, Pieces.of(group)
+
+    def forward(self, x: Tensor, state: Any = None, **options: Any) -> tuple[Tensor, Any]:
+        """Compute this rank's piece."""
+        return in_pieces(self.module, lambda entering: self.module(x, entering, **options), state, self.pieces)
+
+
+def in_pieces(
+    module: nn.Module, call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pieces
+) -> tuple[Tensor, Any]:
+    """Return `call(state)`, which runs `module` once, for this rank's piece of a sequence."""
+    if not isinstance(module, (Mixer, LanguageModel)):
+        return _passed_on(call, state, pieces)
+    with _exchanging(module, pieces):
+        return call(state)
+
+
+@contextmanager
+def _exchanging(module: nn.Module, pieces: Pieces) -> Iterator[None]:
+    mixers = list(_outermost_mixers(module))
+    for mixer in mixers:
+        mixer.across = pieces
+    try:
+        yield
+    finally:
+        for mixer in mixers:
+            mixer.across = None
+
+
+def _outermost_mixers(module: nn.Module) -> Iterator[Mixer]:
+    if isinstance(module, Mixer):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost_mixers(child)
+
+
+def _entering_state(product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
+    """Return the state that enters this rank's piece, where every piece maps states as h -> product h + last.
+
+    One `all_gather` forward and one backward.
+
+    Args:
+        product: of this piece's transitions, of a shape that broadcasts to the state's.
+        last: the state after this piece when it starts from zeros.
+        start: the state before the whole sequence; only the first rank's counts.
+    """
+    shared: Tensor = _Entering.apply(product.expand(last.shape).to(last.dtype), last, start.to(last.dtype), pieces)
+    return shared
+
+
+class _Entering(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, last: Tensor, start: Tensor, pieces: Pieces) -> Tensor:
+        own = torch.stack([product, last, start]).resolve_conj().contiguous()
+        gathered = [torch.empty_like(own) for _ in range(pieces.count)]
+        dist.all_gather(gathered, own, group=pieces.group)
+        entering = gathered[0][2]
+        for product_before, last_before, _ in gathered[: pieces.rank]:
+            entering = product_before * entering + last_before
+        ctx.products, ctx.pieces = [one[0] for one in gathered], pieces
+        ctx.save_for_backward(entering)
+        return entering.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
+        pieces, (entering,) = ctx.pieces, ctx.saved_tensors
+        own = gradient.resolve_conj().contiguous()
+        gathered = [torch.empty_like(own) for _ in range(pieces.count)]
+        dist.all_gather(gathered, own, group=pieces.group)
+        after = torch.zeros_like(own)  # the gradient of the state that leaves this piece
+        for direct, product in reversed([*zip(gathered, ctx.products)][pieces.rank + 1 :]):
+            after = direct + product.conj() * after
+        at_start = own + ctx.products[pieces.rank].conj() * after if pieces.rank == 0 else torch.zeros_like(own)
+        return after * entering.conj(), after, at_start, None
+
+
+def _passed_on(call: Callable[[Any], tuple[Tensor, Any]], state: Any, pieces: Pieces) -> tuple[Tensor, Any]:
+    """Compute a piece once the piece before it has been computed, and hand its state to the next.
+
+    Args:
+        call: computes the piece from the state that enters it, and returns its output and the state that leaves it.
+        state: the state before the whole sequence, None for its start; only the first rank's counts.
+        pieces: the ranks.
+
+    Returns:
+        the output of `call`, through which gradients reach the other pieces, and the state that leaves the piece.
+    """
+    link = None
+    if pieces.rank > 0:
+        link, state = _receive(pieces)
+    y, state = call(state)
+    if link is not None:
+        y = y + link.to(y.dtype)
+    if pieces.rank < pieces.count - 1:
+        y, state = _send(y, state, pieces)
+    return y, state
+
+
+def _send(y: Tensor, state: Any, pieces: Pieces) -> tuple[Tensor, Any]:
+    dist.send_object_list([_described(state)], pieces.global_rank(pieces.rank + 1), group=pieces.group)
+    leaves, structure = tree_flatten(state)
+    y, *sent = _Send.apply(pieces, y, *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+    remaining = iter(sent)
+    return y, tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+
+
+def _receive(pieces: Pieces) -> tuple[Tensor, Any]:
+    told: list[Any] = [None]
+    dist.recv_object_list(told, pieces.global_rank(pieces.rank - 1), group=pieces.group)
+    leaves, structure = tree_flatten(told[0])
+    empty = [leaf.empty() for leaf in leaves if isinstance(leaf, _Form)]
+    link, *received = _Receive.apply(pieces, torch.zeros((), requires_grad=torch.is_grad_enabled()), *empty)
+    remaining = iter(received)
+    return link, tree_unflatten([next(remaining) if isinstance(leaf, _Form) else leaf for leaf in leaves], structure)
+
+
+class _Form:
+    """What a tensor of a state looks like; a leaf like the tensor itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device.type
+
+    def empty(self) -> Tensor:
+        """Make such a tensor."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _described(state: Any) -> Any:
+    return tree_map(lambda leaf: _Form(leaf) if isinstance(leaf, Tensor) else leaf, state)
+
+
+class _Send(torch.autograd.Function):
+    """Forward it sends the state; backward it waits for the state's gradient, which comes before y's is used."""
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Pieces, y: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        for tensor in state:
+            dist.send(_wire(tensor), pieces.global_rank(pieces.rank + 1), group=pieces.group)
+        ctx.pieces, ctx.forms = pieces, [torch.empty_like(tensor, device="meta") for tensor in state]
+        return (y.view_as(y), *(tensor.view_as(tensor) for tensor in state))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *direct: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
+        gradients: list[Tensor | None] = []
+        for form, own in zip(ctx.forms, direct):
+            if not _differentiable(form):
+                gradients.append(None)
+                continue
+            there = torch.empty(form.shape, dtype=form.dtype, device=dy.device)
+            wire = _wire(there)
+            dist.recv(wire, ctx.pieces.global_rank(ctx.pieces.rank + 1), group=ctx.pieces.group)
+            there = torch.view_as_complex(wire) if form.is_complex() else wire
+            gradients.append(there if own is None else there + own)
+        return None, dy, *gradients
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pieces: Pieces, link: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        received = []
+        for tensor in state:
+            wire = _wire(tensor)
+            dist.recv(wire, pieces.global_rank(pieces.rank - 1), group=pieces.group)
+            received.append(torch.view_as_complex(wire) if tensor.is_complex() else wire)
+        ctx.pieces = pieces
+        ctx.mark_non_differentiable(*(tensor for tensor in received if not _differentiable(tensor)))
+        ctx.save_for_backward(*(torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape) for t in received))
+        return (link.clone(), *received)
+
+    @staticmethod
+    def backward(ctx: Any, dlink: Tensor, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(_SHARED)
+        for zeros, gradient in zip(ctx.saved_tensors, gradients):
+            if _differentiable(zeros):
+                own = zeros if gradient is None else gradient
+                dist.send(_wire(own), ctx.pieces.global_rank(ctx.pieces.rank - 1), group=ctx.pieces.group)
+        return None, dlink, *(None for _ in gradients)
+
+
+def _wire(tensor: Tensor) -> Tensor:
+    """What travels: contiguous, and complex numbers as pairs of real ones."""
+    tensor = tensor.detach().resolve_conj().contiguous()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def final_state(state: Any, pieces: Pieces) -> Any:
+    """Return the state after the whole sequence, which the last rank has, on every rank, without gradients."""
+    last, mine = pieces.global_rank(pieces.count - 1), pieces.rank == pieces.count - 1
+    told = [_described(state)]
+    dist.broadcast_object_list(told, last, group=pieces.group)
+    forms, structure = tree_flatten(told[0])
+    final = []
+    for form, leaf in zip(forms, tree_leaves(state) if mine else forms):
+        if isinstance(form, _Form):
+            tensor = leaf.detach() if mine else form.empty()
+            wire = _wire(tensor)
+            dist.broadcast(wire, last, group=pieces.group)
+            form = torch.view_as_complex(wire) if tensor.is_complex() else wire
+        final.append(form)
+    return tree_unflatten(final, structure)

@@ -1,0 +1,116 @@
+"""Recall from context: pairs of keys and values, whose keys come again (MQAR)."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Int
+
+from recurra.checks import fields_of, require, require_whole_number
+from recurra.data.generated import GeneratedConfig, GeneratedTask, Sequences
+from recurra.train.task import register_task
+
+
+def _associative_recall(
+    random: np.random.Generator,
+    batch_size: int,
+    length: int,
+    *,
+    n_pairs: int,
+    vocab_size: int,
+    power: float = 0.01,
+    random_filler: bool = True,
+) -> tuple[Int[np.ndarray, "B L"], Int[np.ndarray, "B L"]]:
+    """Draw multi-query associative recall: n_pairs keys with their values, then every key once more.
+
+    As in Arora et al., "Zoology: measuring and improving recall in efficient language models" (2024): keys are the
+    lower half of the vocabulary without token 0, values the upper half. After the pairs every key stands once, at gaps
+    that follow a power law, and its target is its value. The places between hold random tokens, or token 0, as in the
+    paper's figure 2. All other targets are -1.
+
+    Args:
+        random: the source of chance.
+        batch_size: the number of sequences.
+        length: tokens of a sequence, even.
+        n_pairs: pairs in each; at most a quarter of the length.
+        vocab_size: tokens in all; more than twice n_pairs.
+        power: the exponent of the gaps' law; small values put queries near the pairs.
+        random_filler: whether the places between hold random tokens; if not, they hold token 0.
+
+    Raises:
+        ValueError: the length is odd or the pairs do not fit.
+    """
+    require(length % 2 == 0, "length", length, "an even number of tokens")
+    require(4 * n_pairs <= length, "n_pairs", n_pairs, f"at most {length // 4}, a quarter of the length")
+    half = vocab_size // 2
+    require(n_pairs < half, "n_pairs", n_pairs, f"fewer than {half}, the keys there are")
+    keys = _distinct(random, batch_size, n_pairs, 1, half)
+    values = _distinct(random, batch_size, n_pairs, half, vocab_size)
+    tokens = np.zeros((batch_size, length), dtype=np.int64)
+    targets = np.full_like(tokens, -1)
+    tokens[:, 0 : 2 * n_pairs : 2], tokens[:, 1 : 2 * n_pairs : 2] = keys, values
+    n_places = (length - 2 * n_pairs) // 2
+    weights = power * np.arange(1, n_places + 1) ** (power - 1.0)
+    # The n smallest of exponential variables with these rates are a draw without replacement with these weights.
+    waits = random.exponential(size=(batch_size, n_places)) / weights
+    places = 2 * n_pairs + 2 * np.argsort(waits, axis=1)[:, :n_pairs]
+    rows = np.arange(batch_size)[:, None]
+    filler = random.integers(0, vocab_size, tokens.shape)
+    tokens[rows, places], targets[rows, places] = keys, values
+    if random_filler:
+        np.copyto(tokens, filler, where=tokens == 0)
+    return tokens, targets
+
+
+def _distinct(random: np.random.Generator, rows: int, n: int, low: int, high: int) -> Int[np.ndarray, "rows n"]:
+    """Draw n different numbers of [low, high) for each row."""
+    # not argpartition, whose order within the first n depends on the processor, and on the numbers
+    return low + np.argsort(random.random((rows, high - low)), axis=1)[:, :n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig(GeneratedConfig):
+    """Multi-query associative recall, in the sizes of Arora et al., "Zoology" (2024)."""
+
+    shortest: ClassVar[int] = 4
+
+    n_pairs: int = 4
+    """Pairs of a key and its value in each sequence."""
+    vocabulary: int = 8192
+    """Tokens: half of them for keys, half for values."""
+    random_filler: bool = True
+    """Whether the places between pairs and queries hold random tokens; false: token 0, as in the paper's figure 2."""
+    min_length: int = 64
+    max_length: int = 64
+    eval_min_length: int = 64
+    eval_max_length: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole_number(1, **fields_of(self, "data", "n_pairs"))
+        require_whole_number(4, **fields_of(self, "data", "vocabulary"))
+        for kind in ("", "eval_"):
+            low, high = getattr(self, f"{kind}min_length"), getattr(self, f"{kind}max_length")
+            require(
+                low == high and low % 2 == 0, f"data.{kind}max_length", high, f"data.{kind}min_length, an even number"
+            )
+            most = f"at most {low // 4}, a quarter of data.{kind}min_length"
+            require(4 * self.n_pairs <= low, "data.n_pairs", self.n_pairs, most)
+        fits = self.n_pairs < self.vocabulary // 2  # the keys; one of them is the token between pairs
+        require(fits, "data.n_pairs", self.n_pairs, "fewer than half of data.vocabulary")
+        require(self.final_length is None, "data.final_length", self.final_length, "null: recall has one length")
+
+    def make(self) -> Sequences:
+        """Return how to draw the sequences."""
+        draw = partial(
+            _associative_recall, n_pairs=self.n_pairs, vocab_size=self.vocabulary, random_filler=self.random_filler
+        )
+        return Sequences(draw, self.vocabulary, self.vocabulary, self.vocabulary - self.vocabulary // 2)
+
+
+@register_task("recall")
+class Recall(GeneratedTask):
+    """Multi-query associative recall."""
+
+    data = RecallConfig

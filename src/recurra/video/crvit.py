@@ -1,0 +1,269 @@
+"""Attention over all steps and one memory token (CRT section 3, the compact recurrent vision Transformer)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurra.checks import require_choice, sentence
+from recurra.layers.attention import SelfAttention
+from recurra.layers.norms import at_least_float32
+from recurra.mixers.rnn import RNN, RNNState
+from recurra.models.compact_recurrent_transformer import CELLS
+from recurra.models.registry import VideoSizes, register_model
+from recurra.ops.cells.gru import GRUCell
+from recurra.video.space_time import NORM_EPS, DividedBlock, DividedEncoder, VideoTransformerConfig, initialise
+from recurra.video.timesformer import VideoModel
+
+
+class _MemoryAttention(SelfAttention):
+    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps.
+
+    The memory token has neither a query nor an output. Arguments as `SelfAttention`.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
+    ) -> Float[Tensor, "N L d_model"]:
+        """Mix the steps of each sequence, with its memory if it is visible.
+
+        Args:
+            x: the steps.
+            memory: one token per sequence.
+            visible: whether a sequence sees its memory; without it the result is that of `SelfAttention`.
+        """
+        queries, keys, values = self._heads(self.queries_keys_values(x), 3)
+        n_queries = queries.shape[1] * queries.shape[3]
+        weight, bias = (part[n_queries:] for part in (self.queries_keys_values.weight, self.queries_keys_values.bias))
+        key, value = self._heads(functional.linear(memory[:, None], weight, bias), 2)
+        seen = torch.cat([visible[:, None], visible.new_ones(1, 1).expand(len(visible), x.shape[1])], 1)
+        return self._mix(queries, torch.cat([key, keys], 2), torch.cat([value, values], 2), seen[:, None, None])
+
+
+# --- the memory that a compact recurrent vision Transformer carries from segment to segment (CRT section 3) ---
+
+
+class _PatchMemory(nn.Module):
+    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame.
+
+    The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
+    which runs separately at each patch position. All positions share the RNN's weights.
+
+    Args:
+        cell: the recurrent cell, d_model to d_model.
+        n_patches: patch positions.
+    """
+
+    def __init__(self, cell: GRUCell, n_patches: int) -> None:
+        super().__init__()
+        self.n_patches = n_patches
+        self.rnn = RNN(cell)
+
+    @property
+    def n_vectors(self) -> int:
+        """The number of vectors."""
+        return self.n_patches
+
+    def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
+        """Return the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
+        return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
+
+    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
+        """Return the token that joins time attention at each patch position."""
+        return memory
+
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+        """Return the memory after the outputs y of a segment, starting from the memory before it."""
+        return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
+
+
+class _PooledMemory(_PatchMemory):
+    """A single vector: the RNN reads the mean over the patches, and every position sees the vector."""
+
+    @property
+    def n_vectors(self) -> int:
+        """One vector."""
+        return 1
+
+    def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
+        """Return the vector to each patch position."""
+        return memory.expand(-1, self.n_patches, -1)
+
+    def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
+        """Return the memory after the outputs y of a segment, starting from the memory before it."""
+        return super().read(y.mean(1, keepdim=True), memory)
+
+
+_PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "pooled": _PooledMemory}
+"""The kinds of memory by name."""
+
+
+# --- compact recurrent vit ---
+#
+# The compact recurrent vision Transformer (CR-ViT): TimeSformer with a memory between segments (CRT section 3).
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactRecurrentViTConfig(VideoTransformerConfig):
+    """A CR-ViT; the defaults are the published ones, on ViT-B/16."""
+
+    cell: str = "gru"
+    """The recurrent cell of the memory: "gru" or "ncgru"."""
+    memory: str = "per_patch"
+    """The vectors of the memory: one "per_patch" position, or a single one, "pooled"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(CELLS, cell=self.cell)
+        require_choice(_PATCH_MEMORIES, memory=self.memory)
+
+
+class CompactRecurrentViTState(NamedTuple):
+    """What is carried from segment to segment, of constant size and in float32 or better.
+
+    memory: the state of the memory RNN, (B, patches, d_model), or (B, 1, d_model) if pooled; zeros at the start.
+    class_token: the output class token of the previous segment; zeros at the start.
+    started: 1 for streams that have read a segment, 0 at the start.
+    """
+
+    memory: Float[Tensor, "B M d_model"]
+    class_token: Float[Tensor, "B d_model"]
+    started: Float[Tensor, " B"]
+
+
+class _MemoryBlock(DividedBlock):
+    """A divided block whose time attention also sees the memory token of its patch position.
+
+    The token passes through the block's norm and projections like the frames, but no block changes it and it gets no
+    time embedding. This is our choice; the paper says only that time attention uses it. A stream's first segment has no
+    memory yet and does not see the zeros in its place, so that it is computed as by TimeSformer: our choice, too.
+    """
+
+    time_attention_kind = _MemoryAttention
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "N tokens d_model"],
+        memory: Float[Tensor, "N P d_model"],
+        visible: Bool[Tensor, " N"],
+    ) -> Float[Tensor, "N tokens d_model"]:
+        """Apply the block; `visible` marks the sequences that see their memory."""
+        normed, recalled = self.norm_time(self._by_patch(x)), self.norm_time(memory)
+        seen = visible[:, None].expand(memory.shape[:2]).flatten()
+        return self._after_time(x, self.time_attention(normed.flatten(0, 1), recalled.flatten(0, 1), seen))
+
+
+class _MemoryEncoder(DividedEncoder):
+    """Divided attention with a memory token in time attention; all blocks share memory and visibility."""
+
+    block = _MemoryBlock
+
+
+@register_model("crvit", config=CompactRecurrentViTConfig, label="CRViT", reads=VideoSizes)
+class CompactRecurrentViT(VideoModel):
+    """TimeSformer's blocks over each segment, with a memory and the class token carried between segments (CRT Fig. 4).
+
+    For each segment, the previous segment's output class token is added to the learned one, and the memory joins time
+    attention. The classifier reads [previous class token, class token]; in a stream's first segment this is
+    [class token, class token]. The memory RNN starts from the memory and reads the outputs frame by frame, without the
+    class token; its last state is the next memory. The paper trains on two segments; here there may be any number.
+
+    Memory and class token are taken after the final norm. Gradients flow through them until the caller detaches the
+    state. Use `recurra.video.crvit.load_timesformer` to start from a trained TimeSformer.
+
+    Args:
+        config: the model's shape.
+    """
+
+    config: CompactRecurrentViTConfig
+
+    def __init__(self, config: CompactRecurrentViTConfig) -> None:
+        super().__init__(config)
+        self.encoder = _MemoryEncoder(config)
+        self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS)
+        cell = CELLS[config.cell](config.d_model, config.d_model)
+        self.memory = _PATCH_MEMORIES[config.memory](cell, config.n_patches)
+        self.head_dropout = nn.Dropout(config.head_dropout)
+        self.head = nn.Linear(2 * config.d_model, config.n_classes)
+        self.apply(initialise)
+
+    def start(self, batch: int, like: Tensor) -> CompactRecurrentViTState:
+        """Return zeros: no memory, and no segment read."""
+        memory = self.memory.start(batch, like)
+        return CompactRecurrentViTState(memory, like.new_zeros(batch, self.config.d_model), like.new_zeros(batch))
+
+    def read(
+        self, segments: Float[Tensor, "B S T C H W"], state: CompactRecurrentViTState
+    ) -> tuple[Float[Tensor, "B S n_classes"], CompactRecurrentViTState]:
+        """Return the logits after each segment, and the next state."""
+        outputs = []
+        for segment in segments.unbind(1):
+            logits, state = self._segment(segment, state)
+            outputs.append(logits)
+        return torch.stack(outputs, 1), state
+
+    def _segment(self, segment: Tensor, state: CompactRecurrentViTState) -> tuple[Tensor, CompactRecurrentViTState]:
+        """Return the logits (B, n_classes) of one segment."""
+        has_past = state.started > 0
+        class_token, patches = self.embedding(segment)
+        tokens = self.encoder(
+            class_token + state.class_token.to(class_token.dtype),
+            patches,
+            self.memory.tokens(state.memory).to(patches.dtype),
+            has_past,
+        )
+        tokens = self.norm(tokens)
+        class_token = tokens[:, 0].clone()  # a view would keep the tokens of all patches alive
+        before = torch.where(has_past[:, None], state.class_token.to(class_token.dtype), class_token)
+        logits = self.head(self.head_dropout(torch.cat([before, class_token], 1)))
+        memory = self.memory.read(tokens[:, 1:].unflatten(1, (self.config.n_patches, -1)), state.memory)
+        after = CompactRecurrentViTState(memory, at_least_float32(class_token), torch.ones_like(state.started))
+        return logits, after
+
+
+# --- start a compact recurrent vision Transformer from a trained TimeSformer (CRT section 5.3) ---
+
+
+_HEAD = "head.weight"
+_OWN = "memory."
+
+
+def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a trained `TimeSformer` with divided attention into a CR-ViT of the same sizes.
+
+    All weights that both models have are copied. CR-ViT's classifier reads twice as many channels: each half gets half
+    of TimeSformer's weights, so that the logits of a stream's first segment are TimeSformer's. The memory RNN keeps its
+    weights.
+
+    Args:
+        model: the CR-ViT, changed in place.
+        state_dict: the weights of the TimeSformer, `timesformer.state_dict()`.
+
+    Raises:
+        ValueError: a weight is missing, unknown, or has another shape; the message names it, and the model is
+            unchanged.
+    """
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_OWN)}
+    missing = [name for name in own if name not in state_dict]
+    unknown = [name for name in state_dict if name not in own]
+    if missing or unknown:
+        parts = [f"{how} {', '.join(names)}" for how, names in (("without", missing), ("with", unknown)) if names]
+        expected = f"the weights of a TimeSformer with divided attention and {model.config.n_layer} blocks"
+        raise ValueError(sentence("state_dict", f"a mapping {' and '.join(parts)}", expected))
+    for name, tensor in own.items():
+        shape, expected_shape = tuple(state_dict[name].shape), tuple(tensor.shape)
+        if name == _HEAD:
+            expected_shape = (expected_shape[0], expected_shape[1] // 2)
+        if shape != expected_shape:
+            raise ValueError(sentence(f"state_dict[{name!r}]", f"of shape {shape}", f"{expected_shape}"))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(_widened(state_dict[name]) if name == _HEAD else state_dict[name])
+
+
+def _widened(weight: Tensor) -> Tensor:
+    return torch.cat([weight, weight], 1) / 2

@@ -1,0 +1,461 @@
+"""Batches of clips: one clip of each video, or all views of each video."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recurra.checks import fields_of, require, require_choice, require_positive, require_whole_number, sentence
+from recurra.data.batches import (
+    IGNORED_TARGET,
+    SPLITS,
+    VIDEO_HELD_OUT,
+    Batch,
+    Poses,
+    SampleOrder,
+    Split,
+    random_generator,
+    require_rank,
+    require_step,
+)
+from recurra.data.files import Cache
+from recurra.video.clips import ClipMaker, FrameSampling, PoseFolder, gray_clip
+from recurra.video.layouts import VIDEO_LAYOUTS, CheckedVideo, Listing, Video, check_videos
+from recurra.video.reader import ReadAhead, VideoError, VideoInfo, require_av
+
+
+class ViewBatch(NamedTuple):
+    """Some views of some videos.
+
+    inputs: (B, T, C, H, W) float32. targets: (B, S) int64, the label in the last segment; all `IGNORED_TARGET` for a
+    video that could not be decoded. videos: (B,) int64, the place of each clip's video in `VideoData.videos(split)`.
+    """
+
+    inputs: Float[Tensor, "B T C H W"]
+    targets: Int[Tensor, "B S"]
+    videos: Int[Tensor, " B"]
+
+
+class _BadFiles:
+    """Collects videos that fail to decode and reports each one once, with the number of failures so far.
+
+    what: the split, in words. skip: warn about a failure; otherwise raise its error.
+    """
+
+    def __init__(self, what: str, *, skip: bool) -> None:
+        self.what, self.skip = what, skip
+        self.reasons: dict[str, str] = {}
+
+    def add(self, video: CheckedVideo, error: Exception) -> None:
+        """Record that a video failed. Raises its error unless bad files are skipped."""
+        if not self.skip:
+            raise error
+        if str(video.path) in self.reasons:
+            return
+        self.reasons[str(video.path)] = str(error)
+        warnings.warn(
+            f"a file of {self.what} could not be decoded and does not count in its batch "
+            f"({len(self.reasons)} so far): {error}",
+            stacklevel=5,  # past the source and its caller
+        )
+
+
+@dataclass(frozen=True)
+class _SplitClips:
+    """The videos of a split and how to make clips from them.
+
+    videos: the videos. maker: makes their clips. n_segments: segments per clip. bad_files: collects failures. workers:
+    threads that decode the clips of the next step ahead of time; 0 for none. poses: of the videos, for training.
+    """
+
+    videos: Sequence[CheckedVideo]
+    maker: ClipMaker
+    n_segments: int
+    bad_files: _BadFiles
+    workers: int = 0
+    poses: PoseFolder | None = None
+
+    def poses_of(self, numbers: Sequence[int], epoch: int) -> Poses | None:
+        """Return the poses in the training clips of these videos in an epoch; None without a folder of poses."""
+        if self.poses is None:
+            return None
+        options = {"poses": self.poses, "n_segments": self.n_segments}
+        read = [self.maker.training_poses(self.videos[n], n, epoch, **options) for n in numbers]  # type: ignore[arg-type]
+        features = [feature for _, feature in read if feature is not None]
+        return Poses(torch.stack([joints for joints, _ in read]), torch.stack(features) if features else None)
+
+    def labelled(self, number: int, clip: Tensor | Exception) -> tuple[Tensor, int]:
+        """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed.
+
+        Raises that failure unless bad files are skipped.
+        """
+        video = self.videos[number]
+        if not isinstance(clip, Exception):
+            return clip, video.label
+        self.bad_files.add(video, clip)
+        return gray_clip(self.maker.sampling.n_frames, self.maker.image_size), IGNORED_TARGET
+
+
+class ClipSource:
+    """One clip of each video: a random one in training, the middle view and crop in evaluation.
+
+    Clips come in the order of `SampleOrder`. A clip that fails to decode becomes gray, and its targets are ignored.
+
+    split: the videos and their clips. order: which videos a step has. label_segments: which segments have the label as
+    their target.
+    """
+
+    def __init__(self, split: _SplitClips, order: SampleOrder, *, label_segments: Literal["all", "last"]) -> None:
+        self.batch_size = order.batch_size
+        self._split, self._order, self._label_segments = split, order, label_segments
+        self._ahead = ReadAhead(self._read, split.workers)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the clips of a step, (B, T, C, H, W), and (B, S) targets. Raises what `BatchSource.batch` raises.
+
+        Raises VideoError if a file cannot be decoded and bad files are not skipped.
+        """
+        numbers, n_counted = self._order.samples(epoch, step)
+        clips, labels = [], []
+        for place, (number, decoded) in enumerate(zip(numbers, self._decoded(epoch, step, numbers))):
+            clip, label = self._split.labelled(number, decoded)
+            clips.append(clip)
+            labels.append(label if place < n_counted else IGNORED_TARGET)
+        targets = _segment_targets(labels, self._split.n_segments, self._label_segments)
+        poses = self._split.poses_of(numbers, epoch) if self._order.training else None
+        return Batch(torch.stack(clips), targets, continues=False, poses=poses)
+
+    def _decoded(self, epoch: int, step: int, numbers: list[int]) -> list[Tensor | Exception]:
+        training = self._order.training
+        following = None
+        if step + 1 < len(self) or training:
+            then = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
+            following = (then, [(number, then[0]) for number in self._order.samples(*then)[0]])
+        return self._ahead.get((epoch, step), [(number, epoch) for number in numbers], following)
+
+    def _read(self, item: tuple[int, int]) -> Tensor | Exception:
+        number, epoch = item
+        video, maker = self._split.videos[number], self._split.maker
+        try:
+            return maker.training(video, number, epoch) if self._order.training else maker.evaluation(video)[0]
+        except (VideoError, OSError) as error:
+            return error
+
+
+class VideoViews:
+    """All views of each video, in order: for each video its clips along time, for each clip its crops.
+
+    A batch has the crops of as many clips as fit into `batch_size`, and of at least one. Clips are dealt to the ranks
+    in turn, so one rank may have a batch fewer than another. The scores of a video are the mean over its views in all
+    batches.
+
+    Iterate over it, or ask for `batch(step)`, a pure function of the step and the rank.
+
+    split: the videos and their clips. n_views: clips along time of each video. n_crops: crops of each clip. batch_size:
+    crops per step over all ranks together.
+    """
+
+    def __init__(
+        self,
+        split: _SplitClips,
+        *,
+        n_views: int,
+        n_crops: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.n_views, self.n_crops = n_views, n_crops
+        self.labels = torch.tensor([video.label for video in split.videos])
+        self._split = split
+        self._mine = range(rank, len(split.videos) * n_views, world_size)
+        self._clips_at_once = max(1, batch_size // world_size // n_crops)
+        self._ahead = ReadAhead(self._read, split.workers)
+
+    def __len__(self) -> int:
+        return -(-len(self._mine) // self._clips_at_once)
+
+    def __iter__(self) -> Iterator[ViewBatch]:
+        return (self.batch(step) for step in range(len(self)))
+
+    def batch(self, step: int) -> ViewBatch:
+        """Return the views of a step. Raises IndexError outside 0..len-1, and VideoError as `ClipSource.batch` does."""
+        require_step(len(self), 0, step)
+        items = self._items(step)
+        following = (step + 1, self._items(step + 1)) if step + 1 < len(self) else None
+        inputs, labels, places = [], [], []
+        for item, decoded in zip(items, self._ahead.get(step, items, following)):
+            number = item // self.n_views
+            crops, label = self._split.labelled(number, decoded)
+            inputs.append(crops.expand(self.n_crops, *crops.shape[-4:]))  # a gray clip stands for all its crops
+            labels += [label] * self.n_crops
+            places += [number] * self.n_crops
+        targets = _segment_targets(labels, self._split.n_segments, "last")
+        return ViewBatch(torch.cat(inputs), targets, torch.tensor(places))
+
+    def _items(self, step: int) -> list[int]:
+        return list(self._mine[step * self._clips_at_once : (step + 1) * self._clips_at_once])
+
+    def _read(self, item: int) -> Tensor | Exception:
+        number, view = divmod(item, self.n_views)
+        video, maker = self._split.videos[number], self._split.maker
+        try:
+            return maker.evaluation(video, view=view, n_views=self.n_views, n_crops=self.n_crops)
+        except (VideoError, OSError) as error:
+            return error
+
+
+def _segment_targets(
+    labels: Sequence[int], n_segments: int, label_segments: Literal["all", "last"]
+) -> Int[Tensor, "B S"]:
+    """Give the labels to all segments or to the last one; the targets of the others are `IGNORED_TARGET`."""
+    targets = torch.full((len(labels), n_segments), IGNORED_TARGET)
+    asked = slice(None) if label_segments == "all" else slice(n_segments - 1, None)
+    targets[:, asked] = torch.tensor(labels)[:, None]
+    return targets
+
+
+# --- videos as a data set: its configuration, splits, batches and views ---
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """Classification of the videos in a folder, in clips of several segments.
+
+    Raises TypeError or ValueError, naming the field, for an impossible value.
+    """
+
+    path: str
+    """Folder with the videos, or with lists of them."""
+    layout: str = "csv"
+    """Layout of the folder: csv (train.csv, valid.csv, test.csv), folders (SPLIT/CLASS/FILE), smarthome or ucf101."""
+    protocol: str | None = None
+    """Protocol of the layout. smarthome: cross-subject (the default), cross-view-1 or cross-view-2; ucf101: 1 (the
+    default), 2 or 3."""
+    valid_share: float = 0.0
+    """If the layout has no validation split: the share of the training videos of each class, drawn with the seed, to
+    hold out for it. 0: no validation split."""
+    n_frames: int = 8
+    """Frames in a segment."""
+    n_segments: int = 2
+    """Segments in a clip; a clip has n_segments * n_frames frames."""
+    frame_rate: float | None = None
+    """Frames per second of a clip. Without frame_rate and frame_stride, a clip spans the whole video."""
+    frame_stride: int | None = None
+    """Instead of a frame rate: a clip takes every frame_stride-th frame of the video."""
+    image_size: int = 224
+    """Pixels on a side of the frames that the model sees."""
+    scale_jitter: tuple[int, int] | None = None
+    """Training: scale the shorter side to a number of pixels in this range. None: 8/7 to 10/7 of image_size, which for
+    224 is TimeSformer's 256 to 320."""
+    flip: bool = True
+    """Training: mirror half of the clips left to right."""
+    label_segments: Literal["all", "last"] = "all"
+    """Training: the segments that have the label as their target. The default is all, because the paper also defines
+    the input of the head for the first segment. In evaluation, it is always the last one."""
+    batch_size: int = 8
+    """Clips in a training step, over all ranks together."""
+    eval_batch_size: int = 8
+    """Clips in an evaluation step, over all ranks together."""
+    test_views: int = 10
+    """Multi-view test: clips along time of each video."""
+    test_crops: int = 3
+    """Multi-view test: crops of each clip."""
+    on_bad_file: Literal["skip", "error"] = "skip"
+    """Files that are not videos or have fewer than min_frames frames: skip them with one warning, or raise an error.
+    With skip, a video that fails to decode later becomes a gray clip without targets."""
+    min_frames: int = 2
+    """Videos with fewer frames count as bad files."""
+    workers: int = 1
+    """Threads that decode clips one step ahead. 0: decode on demand."""
+    keep_decoded: bool = False
+    """Keep all decoded frames in memory at full size, for small data sets."""
+    poses: str | None = None
+    """Training of PI-ViT: folder of pose files, one for each video, in its sub-folder and with its name
+    (.npz or .json; see `recurra.video.clips.PoseFolder`). Evaluation needs none."""
+    cache: str | None = None
+    """Folder that caches the check of all files; null: one in the user's cache folder."""
+    seed: int = 0
+    """Seed of the training order, of moments, scales, crops and flips, and of the held-out videos."""
+
+    def __post_init__(self) -> None:
+        require_choice(VIDEO_LAYOUTS, **fields_of(self, "data", "layout"))
+        require(0 <= self.valid_share < 1, "data.valid_share", self.valid_share, "a share in [0, 1)")
+        require_choice(("all", "last"), **fields_of(self, "data", "label_segments"))
+        require_choice(("skip", "error"), **fields_of(self, "data", "on_bad_file"))
+        counts = ("n_frames", "n_segments", "image_size", "batch_size", "eval_batch_size", "test_views", "test_crops")
+        require_whole_number(1, **fields_of(self, "data", *counts, "min_frames", "frame_stride"))
+        require_whole_number(0, **fields_of(self, "data", "workers", "seed"))
+        require_positive(**fields_of(self, "data", "frame_rate"))
+        if self.frame_rate is not None and self.frame_stride is not None:
+            came = f"{self.frame_rate} with data.frame_stride {self.frame_stride}"
+            raise ValueError(sentence("data.frame_rate", came, "only one of the two"))
+        low, high = self.short_sides
+        require_whole_number(self.image_size, **{"data.scale_jitter[0]": low})
+        require_whole_number(low, **{"data.scale_jitter[1]": high})
+
+    @property
+    def short_sides(self) -> tuple[int, int]:
+        """The range of the shorter side in training, in pixels."""
+        if self.scale_jitter is None:
+            return round(self.image_size * 8 / 7), round(self.image_size * 10 / 7)
+        low, high = self.scale_jitter
+        return low, high
+
+    @property
+    def sampling(self) -> FrameSampling:
+        """The moments that a clip shows."""
+        return FrameSampling(self.n_segments * self.n_frames, self.frame_rate, self.frame_stride)
+
+    def clip_rate(self, video: VideoInfo) -> tuple[float, int | None]:
+        """Return the frames per second at which a clip shows a video, and their number if it spans the video.
+
+        Durations are rounded in some files: without the number, one frame more might fit, and the last one would make a
+        segment of its own.
+        """
+        sampling = self.sampling
+        if sampling.rate:
+            return sampling.rate, None
+        return sampling.n_frames / sampling.seconds(video), sampling.n_frames
+
+    def build(self, *, rank: int = 0, world_size: int = 1) -> "VideoData":
+        """Find the videos. The files of a split are checked when it is first used.
+
+        Raises ValueError if `world_size` does not divide `batch_size`, if the folder does not have the `layout`, or for
+        an unknown protocol; FileNotFoundError for a folder or listed files that do not exist; ImportError if PyAV is
+        missing.
+        """
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            came = f"{self.path}, {'a file' if folder.exists() else 'which does not exist'}"
+            raise FileNotFoundError(sentence("data.path", came, "a folder"))
+        listing = VIDEO_LAYOUTS[self.layout](folder, self.protocol)
+        return VideoData(self, listing, folder=folder, rank=rank, world_size=world_size)
+
+
+class VideoData:
+    """The videos of a `VideoConfig`.
+
+    class_names: the name of each label. output_size: classes. n_frames: frames in a segment. n_segments: segments in a
+    clip. image_size: pixels on a side.
+    """
+
+    def __init__(
+        self, config: VideoConfig, listing: Listing, *, folder: Path, rank: int = 0, world_size: int = 1
+    ) -> None:
+        require_rank(rank, world_size, config.batch_size)
+        require_av()
+        self.config = config
+        self.class_names = listing.class_names
+        self.output_size = len(listing.class_names)
+        self.n_frames, self.n_segments, self.image_size = config.n_frames, config.n_segments, config.image_size
+        self.rank, self.world_size = rank, world_size
+        self._listed: Mapping[Split, Sequence[Video]] = listing.videos
+        if "valid" not in self._listed and config.valid_share:
+            self._listed = _hold_out(self._listed, config.valid_share, config.seed)
+        self._folder = folder
+        self._store = Cache(folder, config.cache)
+        self.cache_folder = self._store.folder
+        self._checked: dict[Split, list[CheckedVideo]] = {}
+        self._maker = ClipMaker(
+            config.sampling,
+            image_size=config.image_size,
+            scale_jitter=config.short_sides,
+            flip=config.flip,
+            seed=config.seed,
+            kept={} if config.keep_decoded else None,
+        )
+        for note in listing.notes:
+            warnings.warn(f"skipping in {folder}: {note}", stacklevel=3)
+
+    def videos(self, split: Split) -> list[CheckedVideo]:
+        """Return the usable videos of a split, in the order of its list.
+
+        Raises ValueError for a split without videos, and what `check_videos` raises.
+        """
+        require_choice(SPLITS, split=split)
+        if split not in self._checked:
+            if not self._listed.get(split):
+                mend = "set data.valid_share to hold out some training videos" if split == "valid" else ""
+                listed = ", ".join(self._listed) or "none"
+                raise ValueError(sentence("split", repr(split), f"a split of {self.config.path} ({listed})", mend))
+            self._checked[split] = check_videos(
+                self._in_words(split),
+                self._listed[split],
+                skip=self.config.on_bad_file == "skip",
+                min_frames=self.config.min_frames,
+                workers=self.config.workers,
+                store=self._store,
+            )
+        return self._checked[split]
+
+    def source(self, split: Split) -> ClipSource:
+        """Return the batches of a split, one clip per video: random in training, otherwise the middle view and crop.
+
+        Raises what `videos` raises, and in training what `PoseFolder` raises if there are poses.
+        """
+        config, training = self.config, split == "train"
+        order = SampleOrder(
+            len(self.videos(split)),
+            batch_size=config.batch_size if training else config.eval_batch_size,
+            seed=config.seed if training else None,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        poses = None
+        if training and config.poses is not None:
+            poses = PoseFolder(Path(config.poses).expanduser(), self._folder, self.videos(split))
+        return ClipSource(
+            self._clips(split, poses), order, label_segments=config.label_segments if training else "last"
+        )
+
+    def views(self, split: Split) -> VideoViews:
+        """Return all views of each video of a split: `test_views` clips along time, `test_crops` crops of each.
+
+        Raises what `videos` raises.
+        """
+        config = self.config
+        return VideoViews(
+            self._clips(split),
+            n_views=config.test_views,
+            n_crops=config.test_crops,
+            batch_size=config.eval_batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    def _clips(self, split: Split, poses: PoseFolder | None = None) -> _SplitClips:
+        bad_files = _BadFiles(self._in_words(split), skip=self.config.on_bad_file == "skip")
+        return _SplitClips(self.videos(split), self._maker, self.n_segments, bad_files, self.config.workers, poses)
+
+    def _in_words(self, split: Split) -> str:
+        return f"the {split} split of {self.config.path}"
+
+
+def _hold_out(listed: Mapping[Split, Sequence[Video]], share: float, seed: int) -> dict[Split, Sequence[Video]]:
+    """Move a share of the training videos of each class to a validation split: rounded down, but at least one of two.
+
+    A pure function of the lists and the seed.
+    """
+    training = listed.get("train", ())
+    by_class: dict[int, list[int]] = {}
+    for place, video in enumerate(training):
+        by_class.setdefault(video.label, []).append(place)
+    held: set[int] = set()
+    for label, places in by_class.items():
+        if len(places) > 1:
+            order = random_generator(seed, VIDEO_HELD_OUT, label).permutation(len(places))
+            held.update(places[i] for i in order[: max(1, int(share * len(places)))])
+    return {
+        **listed,
+        "train": [video for place, video in enumerate(training) if place not in held],
+        "valid": [video for place, video in enumerate(training) if place in held],
+    }

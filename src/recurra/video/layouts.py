@@ -1,0 +1,441 @@
+"""The videos of a data set, listed from its folder by a registered layout.
+
+A layout is a function from a folder, and the name of a protocol if the layout has several, to a `Listing`.
+"""
+
+import csv
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from recurra.checks import choose, require, require_choice, sentence
+from recurra.data.batches import SPLITS, Split
+from recurra.data.files import Cache, item_progress
+from recurra.files.reading import read_json, read_text
+from recurra.registry import Registry
+from recurra.video.reader import VideoError, VideoInfo, probe_video
+
+_VIDEO_SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ts")
+"""Suffixes of the files that count as videos, in upper or lower case."""
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "valid": ("valid", "val", "validation"),
+    "test": ("test",),
+}
+_FIRST_OF_A_HEADER = ("path", "file", "filename", "video", "video_path", "video_name")
+_NAMED_IN_A_MESSAGE = 5
+_SHOWN = 200  # characters of a line in a message
+_MOST_BYTES = 256 * 2**20
+_MOST_DIGITS = 9
+_MOST_CLASSES_OF_FEW = 1000
+
+
+class Video(NamedTuple):
+    """A video file and the number of its class."""
+
+    path: Path
+    label: int
+
+
+class Listing(NamedTuple):
+    """The videos of each split. class_names: the name of each label. notes: which files were skipped."""
+
+    class_names: tuple[str, ...]
+    videos: Mapping[Split, Sequence[Video]]
+    notes: tuple[str, ...] = ()
+
+
+_Layout: TypeAlias = Callable[[Path, str | None], Listing]
+VIDEO_LAYOUTS: Registry[_Layout] = Registry("video layout")
+"""How data sets are laid out on disk, by name."""
+
+
+@VIDEO_LAYOUTS.register("csv")
+def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
+    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist.
+
+    A line is `path,label` or `path,pose,label`; all lines of a list have the same number of columns, and the pose is
+    ignored. Columns are separated by commas, or by spaces if the first line has no comma (then no path may contain a
+    space). A first line is a header if its first column is "path", "file", "filename", "video", "video_path" or
+    "video_name". Paths are absolute or relative to the folder of the list. Labels are either all whole numbers from 0,
+    with classes up to the largest number (below 1000, or ten times the number of videos if that is more), or all names,
+    numbered in alphabetical order over the training list. If there is a file classes.txt beside the lists, it gives the
+    names in order, one per line. A video that is listed twice has the same label both times.
+
+    Raises ValueError for any other line, naming list and line, and FileNotFoundError naming listed files that do not
+    exist.
+    """
+    _refuse_protocol("csv", protocol)
+    lists: dict[Split, list[tuple[str, str, str]]] = {}
+    for split in SPLITS:
+        path = _first_file(folder, [f"{name}.csv" for name in _SPLIT_NAMES[split]])
+        if path is not None:
+            lists[split] = _read_list(path)
+    if not lists:
+        expected = "train.csv, valid.csv (or val.csv) or test.csv"
+        raise ValueError(sentence("path", f"{folder}, which has no list", expected))
+    names = _class_names(folder, lists)
+    numbers = {name: number for number, name in enumerate(names)}
+    videos: dict[Split, list[Video]] = {}
+    for split, listed in lists.items():
+        videos[split] = []
+        for path_text, label, where in listed:
+            number = numbers.get(label, _number(label))
+            if number is None or number >= len(names):
+                expected = f"one of the {len(names)} classes of the training list"
+                raise ValueError(f"{where}: {sentence('label', repr(label), expected)}")
+            videos[split].append(Video(folder / path_text, number))
+    _require_files(video.path for listed in videos.values() for video in listed)
+    return Listing(names, videos)
+
+
+@VIDEO_LAYOUTS.register("folders")
+def _folders_listing(folder: Path, protocol: str | None = None) -> Listing:
+    """List a folder per split (train, valid or val, test), each with a folder per class that has the videos.
+
+    The classes are the folders of the training split, or of all splits if there is no training split, in alphabetical
+    order; a split may lack some of them. Hidden folders are no classes.
+
+    Raises ValueError if there is no such folder, or if a split has a class that training lacks.
+    """
+    _refuse_protocol("folders", protocol)
+    found = {
+        split: next((folder / name for name in _SPLIT_NAMES[split] if (folder / name).is_dir()), None)
+        for split in SPLITS
+    }
+    roots = {split: root for split, root in found.items() if root is not None}
+    if not roots:
+        raise ValueError(sentence("path", f"{folder}, which has no split", "folders train, valid (or val) or test"))
+    naming = [roots["train"]] if "train" in roots else list(roots.values())
+    names = tuple(sorted({name for root in naming for name in _class_folders(root)}))
+    videos: dict[Split, list[Video]] = {}
+    for split, root in roots.items():
+        here = _class_folders(root)
+        unknown = sorted(here - set(names))
+        if unknown:
+            came = f"a folder with other classes than the training videos ({_some(unknown)})"
+            raise ValueError(sentence(str(root), came, "the same classes"))
+        labels = [(label, root / name) for label, name in enumerate(names) if name in here]
+        videos[split] = [Video(path, label) for label, place in labels for path in _video_files(place)]
+    return Listing(names, videos)
+
+
+def _class_folders(root: Path) -> set[str]:
+    return {place.name for place in root.iterdir() if place.is_dir() and not place.name.startswith(".")}
+
+
+@VIDEO_LAYOUTS.register("ucf101")
+def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
+    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist.
+
+    protocol: "1" (the default), "2" or "3", the number of the lists. Their lines are CLASS/FILE.avi, followed in the
+    training list by a number that is ignored. There is no validation list.
+
+    Raises FileNotFoundError for a list or for listed videos that do not exist.
+    """
+    number = protocol or "1"
+    require_choice(("1", "2", "3"), protocol=number)
+    lists: dict[Split, list[Path]] = {}
+    for split in ("train", "test"):
+        name = f"{split}list0{number}.txt"
+        path = _first_file(folder, [name, f"ucfTrainTestlist/{name}"])
+        if path is None:
+            expected = f"{name} in the folder or in its ucfTrainTestlist"
+            raise FileNotFoundError(sentence("path", f"{folder}, which has no {name}", expected))
+        lines = read_text(path, most_bytes=_MOST_BYTES).splitlines()
+        lists[split] = [folder / line.split()[0] for line in lines if line.strip()]
+    names = tuple(sorted({path.parent.name for path in lists["train"]}))
+    unknown = sorted({path.parent.name for path in lists["test"]} - set(names))
+    if unknown:
+        came = f"a list with other classes than the training list ({_some(unknown)})"
+        raise ValueError(sentence("the test list", came, "the same classes"))
+    numbers = {name: label for label, name in enumerate(names)}
+    _require_files(path for paths in lists.values() for path in paths)
+    return Listing(
+        names, {split: [Video(path, numbers[path.parent.name]) for path in paths] for split, paths in lists.items()}
+    )
+
+
+def _video_files(folder: Path) -> list[Path]:
+    """List the videos directly in a folder, by suffix, in alphabetical order."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _VIDEO_SUFFIXES)
+
+
+def _refuse_protocol(layout: str, protocol: str | None) -> None:
+    """Raise ValueError for a protocol of a layout that has none."""
+    require(protocol is None, "protocol", protocol, f"null for layout {layout}, which has no protocols")
+
+
+def _some(things: Sequence[object]) -> str:
+    """Name the first few things of a list, and how many more there are."""
+    text = ", ".join(map(str, things[:_NAMED_IN_A_MESSAGE]))
+    rest = len(things) - _NAMED_IN_A_MESSAGE
+    return f"{text} and {rest} more" if rest > 0 else text
+
+
+def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_list(path: Path) -> list[tuple[str, str, str]]:
+    """Read the (path, label, "file:line") of each line of a list."""
+    text = read_text(path, most_bytes=_MOST_BYTES).removeprefix("\ufeff")
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
+    by_commas = "," in lines[0][1]
+    split_lines = [_split(line, by_commas, f"{path}:{number}") for number, line in lines]
+    entries = []
+    labels: dict[str, str] = {}
+    for (number, line), columns in zip(lines, split_lines):
+        if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
+            continue
+        if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
+            expected = "path,label or path,pose,label, the same in all lines"
+            raise ValueError(sentence(f"{path}:{number}", repr(line[:_SHOWN]), expected))
+        if _label_differs(labels.setdefault(columns[0], columns[-1]), columns[-1]):
+            came = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
+            raise ValueError(f"{path}:{number}: {sentence('label', came, 'one label for each video')}")
+        entries.append((columns[0], columns[-1], f"{path}:{number}"))
+    return entries
+
+
+def _split(line: str, by_commas: bool, where: str) -> list[str]:
+    if not by_commas:
+        return line.split()
+    try:
+        # Each line alone and strictly: a quotation mark that is not closed would swallow the lines below.
+        (columns,) = csv.reader([line], skipinitialspace=True, strict=True)
+    except csv.Error as error:
+        raise ValueError(sentence(where, f"{line[:_SHOWN]!r} ({error})", "columns separated by commas")) from error
+    return [column.strip() for column in columns]
+
+
+def _label_differs(one: str, other: str) -> bool:
+    # A name and the number of its class may stand for the same.
+    return one != other and (_number(one) is None) == (_number(other) is None)
+
+
+def _number(label: str) -> int | None:
+    """Read a label that is a whole number; None if it is a name."""
+    return int(label) if label.isascii() and label.isdecimal() and len(label) <= _MOST_DIGITS else None
+
+
+def _class_names(folder: Path, lists: Mapping[Split, list[tuple[str, str, str]]]) -> tuple[str, ...]:
+    listed = folder / "classes.txt"
+    if listed.is_file():
+        names = tuple(line.strip() for line in read_text(listed).splitlines() if line.strip())
+        if len(set(names)) != len(names):
+            raise ValueError(sentence(str(listed), "a list that names a class twice", "distinct names"))
+        return names
+    naming = [lists["train"]] if "train" in lists else list(lists.values())
+    places = {label: where for entries in naming for _, label, where in entries}
+    if not all(label.isascii() and label.isdecimal() for label in places):
+        return tuple(sorted(places))
+    # A class without videos may have a number, but a list of a thousand videos has not a million classes.
+    most = max(_MOST_CLASSES_OF_FEW, 10 * sum(map(len, naming)))
+    for label, where in places.items():
+        number = _number(label)
+        if number is None or number >= most:
+            expected = f"a number of a class, below {most} in lists of this length"
+            raise ValueError(f"{where}: {sentence('label', label[:_SHOWN], expected, 'classes are numbered from 0')}")
+    return tuple(str(number) for number in range(max(map(int, places), default=-1) + 1))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # of a name that is too long, for one
+        return False
+
+
+def _require_files(paths: Iterable[Path]) -> None:
+    missing = [path for path in paths if not _is_file(path)]
+    if missing:
+        came = f"one with {len(missing)} files that do not exist ({_some(missing)})"
+        mend = "paths in a list are relative to the folder of the list"
+        raise FileNotFoundError(sentence("the list of videos", came, "files that exist", mend))
+
+
+# --- toyota Smarthome: its file names, classes and three protocols (S. Das et al., ICCV 2019) ---
+
+
+_CROSS_SUBJECT_CLASSES = (
+    "Cook.Cleandishes", "Cook.Cleanup", "Cook.Cut", "Cook.Stir", "Cook.Usestove", "Cutbread", "Drink.Frombottle",
+    "Drink.Fromcan", "Drink.Fromcup", "Drink.Fromglass", "Eat.Attable", "Eat.Snack", "Enter", "Getup", "Laydown",
+    "Leave", "Makecoffee.Pourgrains", "Makecoffee.Pourwater", "Maketea.Boilwater", "Maketea.Insertteabag",
+    "Pour.Frombottle", "Pour.Fromcan", "Pour.Fromkettle", "Readbook", "Sitdown", "Takepills", "Uselaptop", "Usetablet",
+    "Usetelephone", "Walk", "WatchTV",
+)  # fmt: skip
+"""The 31 classes of the cross-subject protocol."""
+_CROSS_VIEW_CLASSES = (
+    "Cutbread", "Drink.Frombottle", "Drink.Fromcan", "Drink.Fromcup", "Drink.Fromglass", "Eat.Attable", "Eat.Snack",
+    "Enter", "Getup", "Leave", "Pour.Frombottle", "Pour.Fromcan", "Readbook", "Sitdown", "Takepills", "Uselaptop",
+    "Usetablet", "Usetelephone", "Walk",
+)  # fmt: skip
+"""The 19 classes of both cross-view protocols: those that enough cameras see."""
+_TRAINING_SUBJECTS = frozenset({3, 4, 6, 7, 9, 12, 13, 15, 17, 19, 25})
+"""The subjects of cross-subject training; the others are in the test split."""
+
+
+class _SmarthomeName(NamedTuple):
+    """The parts of a file name such as Cook.Cleandishes_p02_r00_v02_c03.mp4."""
+
+    activity: str
+    subject: int
+    camera: int
+
+
+class _Protocol(NamedTuple):
+    class_names: tuple[str, ...]
+    training_cameras: frozenset[int] | None  # None: by subject
+
+    def split(self, name: _SmarthomeName) -> Split | None:
+        """Return the split of a video; None if the protocol does not use it."""
+        if self.training_cameras is None:
+            return "train" if name.subject in _TRAINING_SUBJECTS else "test"
+        if name.camera in self.training_cameras:
+            return "train"
+        return {5: "valid", 2: "test"}.get(name.camera)  # type: ignore[return-value]
+
+
+SMARTHOME_PROTOCOLS = {
+    "cross-subject": _Protocol(_CROSS_SUBJECT_CLASSES, None),
+    "cross-view-1": _Protocol(_CROSS_VIEW_CLASSES, frozenset({1})),
+    "cross-view-2": _Protocol(_CROSS_VIEW_CLASSES, frozenset({1, 3, 4, 6, 7})),
+}
+"""The protocols, by name. Cross-view 1 trains on camera 1, cross-view 2 on cameras 1, 3, 4, 6 and 7; both validate on
+camera 5 and test on camera 2."""
+
+_NAME = re.compile(r"(?P<activity>[A-Za-z]+(?:\.[A-Za-z]+)?)_p(?P<subject>\d+)_r\d+_v\d+_c(?P<camera>\d+)")
+
+
+def parse_smarthome_name(path: Path) -> _SmarthomeName | None:
+    """Parse the name of a file; None if it is not a Smarthome name.
+
+    >>> parse_smarthome_name(Path("Cook.Cleandishes_p02_r00_v02_c03.mp4"))
+    SmarthomeName(activity='Cook.Cleandishes', subject=2, camera=3)
+    """
+    match = _NAME.fullmatch(path.stem)
+    return match and _SmarthomeName(match["activity"], int(match["subject"]), int(match["camera"]))
+
+
+@VIDEO_LAYOUTS.register("smarthome")
+def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
+    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`.
+
+    protocol: "cross-subject" (the default), "cross-view-1" or "cross-view-2". Activities are numbered in alphabetical
+    order. Files are skipped, and counted in the notes, if their name is not of the form ACTIVITY_pSS_rRR_vVV_cCC, or if
+    their activity or camera is not in the protocol.
+
+    In the paper, cross-subject has no validation split: hold out a share of the training videos for it, or use the test
+    split only once, at the end.
+
+    Raises ValueError for another protocol, and if no file has such a name.
+    """
+    chosen = choose("protocol", SMARTHOME_PROTOCOLS, protocol or "cross-subject")
+    files = _video_files(folder) or (_video_files(folder / "mp4") if (folder / "mp4").is_dir() else [])
+    numbers = {name: number for number, name in enumerate(chosen.class_names)}
+    videos: dict[Split, list[Video]] = {}
+    misnamed, other_classes, other_cameras = [], [], []
+    for path in files:
+        name = parse_smarthome_name(path)
+        if name is None:
+            misnamed.append(path.name)
+        elif name.activity not in numbers:
+            other_classes.append(path.name)
+        elif (split := chosen.split(name)) is None:
+            other_cameras.append(path.name)
+        else:
+            videos.setdefault(split, []).append(Video(path, numbers[name.activity]))
+    if len(misnamed) == len(files):
+        came = f"{folder}, which has no such videos" + (f" but {_some(misnamed)}" if misnamed else "")
+        raise ValueError(sentence("path", came, "a folder with names like Cook.Cleandishes_p02_r00_v02_c03.mp4"))
+    reasons = {
+        "whose name is not of the form ACTIVITY_pSS_rRR_vVV_cCC": misnamed,
+        "of activities outside the protocol": other_classes,
+        "of cameras outside the protocol": other_cameras,
+    }
+    notes = tuple(f"{len(names)} files {reason}: {_some(names)}" for reason, names in reasons.items() if names)
+    return Listing(chosen.class_names, videos, notes)
+
+
+# --- check every file of a split once, before training on it ---
+
+
+_FINDINGS = 1  # the format of cache entries
+_CHECKED_MOST_BYTES = 2**30
+
+
+class CheckedVideo(NamedTuple):
+    """A video that opens, is long enough, and whose first frame decodes."""
+
+    path: Path
+    label: int
+    info: VideoInfo
+
+
+def check_videos(
+    what: str, videos: Sequence[Video], *, skip: bool, min_frames: int, workers: int, store: Cache
+) -> list[CheckedVideo]:
+    """Return the usable videos of a split, in order, with their frames, duration and size.
+
+    Opens every file and decodes its first frame. The findings are cached in `store` and used again for as long as the
+    names, sizes and modification times of all files stay the same.
+
+    what: the split, in words, for messages. skip: warn once about unusable files, with their number and the first
+    names; otherwise raise. min_frames: videos with fewer frames are unusable.
+
+    Raises VideoError for unusable files unless `skip` is set, and in any case if no file is usable; OSError for a file
+    that cannot be opened at all.
+    """
+    found = _findings([video.path for video in videos], workers, store)
+    good, bad = [], []
+    for video, finding in zip(videos, found):
+        if isinstance(finding, str):
+            bad.append(f"{video.path.name} ({finding})")
+        elif finding.n_frames < min_frames:
+            bad.append(f"{video.path.name} ({finding.n_frames} frames, fewer than min_frames {min_frames})")
+        else:
+            good.append(CheckedVideo(video.path, video.label, finding))
+    if bad and (not skip or not good):
+        came = f"{len(videos)} files, {len(bad)} of them unusable ({_some(bad)})"
+        raise VideoError(sentence(what, came, f"videos with at least {min_frames} frames"))
+    if bad:
+        warnings.warn(f"skipping {len(bad)} of {len(videos)} files of {what}, unusable: {_some(bad)}", stacklevel=3)
+    return good
+
+
+def _findings(paths: list[Path], workers: int, store: Cache) -> list[VideoInfo | str]:
+    """Return what is known about each file, or the reason why it is unusable."""
+    sizes = [(str(path), status.st_size, status.st_mtime_ns) for path in paths for status in (path.stat(),)]
+    made_from = {
+        "what": "what was found in video files",
+        "findings": _FINDINGS,
+        "files": hashlib.sha256(json.dumps(sizes).encode()).hexdigest(),
+    }
+
+    def write(out: Any) -> None:
+        with item_progress("checking the videos", len(paths)) as count, ThreadPoolExecutor(max(1, workers)) as pool:
+            looked = []
+            for finding in pool.map(_look_at, paths):
+                looked.append(finding)
+                count(1)
+        out.write(json.dumps(looked).encode())
+
+    kept = read_json(store.get("videos", made_from, write), kind=list, most_bytes=_CHECKED_MOST_BYTES)
+    return [finding if isinstance(finding, str) else VideoInfo(*finding) for finding in kept]
+
+
+def _look_at(path: Path) -> VideoInfo | str:
+    if not path.stat().st_size:
+        return "an empty file"
+    try:
+        return probe_video(path)
+    except VideoError as error:
+        return str(error).removeprefix(f"{path} is ")

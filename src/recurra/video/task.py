@@ -1,0 +1,292 @@
+"""Video as a task: data, scores and figures; a video as a stream; and a run applied to a video."""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recurra.analysis.gradient_flow import Thinned
+from recurra.analysis.plots.contact_sheet import contact_sheet
+from recurra.analysis.plots.figure import save_png
+from recurra.checks import require, require_positive, sentence
+from recurra.data.batches import DataSet
+from recurra.files.reading import read_text
+from recurra.files.writing import replacing
+from recurra.models.registry import ModelEntry, VideoSizes
+from recurra.train.classification import class_scores, classify_videos
+from recurra.train.evaluate import evaluation_mode
+from recurra.train.experiment import Experiment
+from recurra.train.run import Run
+from recurra.train.run_folder import RunFolder
+from recurra.train.task import Task, find_experiment, register_task
+from recurra.video.clips import evaluation_crops, resize_short_side
+from recurra.video.data import VideoConfig, VideoData
+from recurra.video.motions import MotionsConfig
+from recurra.video.published import start_from
+from recurra.video.reader import VideoFile
+
+# --- video: classification of clips of several segments, and of the generated motions ---
+
+
+@register_task("video")
+class VideoTask(Task):
+    """Beside a run lie the names of its classes, in their order."""
+
+    data: ClassVar[type[Any]] = VideoConfig
+    reads = VideoSizes
+    unit = "frames"
+    default_model = None
+    drawn_scores = ("confusion", "class_accuracies")
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse poses for a model that does not learn from them, and a loss of classes alone for one that does."""
+        model: Any = find_experiment(experiment.experiment)[1].model
+        if not _learns_from_poses(model):
+            require(getattr(experiment.data, "poses", None) is None, "data.poses", "a folder", "null but for PI-ViT")
+            return
+        q = experiment.training.generalised_cross_entropy
+        require(not q, "training.generalised_cross_entropy", q, "0 for PI-ViT, whose loss is not of classes alone")
+
+    def open_data(self, data: Any, folder: RunFolder, *, rank: int = 0, world_size: int = 1) -> DataSet:
+        """Open the videos, which have to have the classes of the run."""
+        opened: Any = self.build_data(data, rank=rank, world_size=world_size)
+        if folder.classes.exists() and tuple(opened.class_names) != read_classes(folder):
+            raise ValueError(sentence("data.path", "videos of other classes", f"those in {folder.classes}"))
+        return opened
+
+    def sizes(self, data: Any, opened: Any) -> VideoSizes:
+        """Return the classes and the size of a segment."""
+        return VideoSizes(opened.output_size, data.n_frames, data.image_size)
+
+    def sizes_of_run(self, run: Any) -> VideoSizes:
+        """Count the run's classes."""
+        data = run.experiment.data
+        return VideoSizes(len(run.class_names), data.n_frames, data.image_size)
+
+    def load_initial_weights(self, model: nn.Module, path: str, data: DataSet | None = None) -> str:
+        """Load the weights of a run, of the published TimeSformer or of Hugging Face's port of it."""
+        return start_from(model, path)  # type: ignore[arg-type]
+
+    def check_extras(self, opened: VideoData) -> None:
+        """Refuse names of classes that cannot be lines of a file."""
+        bad = next((name for name in opened.class_names if not _can_be_listed(name)), None)
+        if bad is not None:
+            raise ValueError(sentence("the name of a class", repr(bad), "letters, and no control characters"))
+
+    def save_extras(self, opened: VideoData, folder: RunFolder) -> None:
+        """Write the names of the classes, one per line."""
+        with replacing(folder.classes) as file:
+            file.write("".join(f"{name}\n" for name in opened.class_names).encode())
+
+    def class_names(self, run: Any) -> tuple[str, ...]:
+        """Load the names from the run's folder, or from the videos if it has none."""
+        return read_classes(run.folder) if run.folder.classes.exists() else tuple(run.data.class_names)
+
+    def score(self, run: Any, split: Any, temperature: float | None) -> dict[str, Any]:
+        """Score all views of every video of a split."""
+        require(temperature is None, "temperature", temperature, "None for a run over videos")
+        model, data = run.model, run.data
+        views = data.views(split)
+        start = perf_counter()
+        said = classify_videos(model, views)
+        seconds = perf_counter() - start
+        scores = class_scores(said.probabilities, said.targets)
+        names, seen = data.class_names, (scores.counts > 0).tolist()
+        return {
+            "mean_class_accuracy": scores.mean_class_accuracy,
+            "top_1": scores.top_1,
+            "top_5": scores.top_5,
+            "n_videos": scores.n_examples,
+            "n_videos_left_out": len(data.videos(split)) - scores.n_examples,
+            "classes_without_videos": [name for name, there in zip(names, seen) if not there],
+            "views": views.n_views,
+            "crops": views.n_crops,
+            "class_accuracies": {
+                name: accuracy if there else None
+                for name, accuracy, there in zip(names, scores.class_accuracies.tolist(), seen)
+            },
+            "confusion": scores.confusion.tolist(),
+            "seconds": seconds,
+            "frames_per_second": said.n_frames / seconds,
+        }
+
+    def best_temperature(self, run: Any) -> float:
+        """Refuse: the scores of views are averaged as they are."""
+        raise ValueError(sentence("the run", "over videos", "one over tokens"))
+
+    def figures_of_scores(self, run: Any, split: str, scores: Mapping[str, Any]) -> list[Path]:
+        """Draw the confusion matrix."""
+        from recurra.analysis.plots.figure import save  # loads matplotlib
+        from recurra.analysis.plots.scores import confusion_matrix
+
+        name = run.score_file(split).stem.replace("eval", "confusion", 1)
+        figure = confusion_matrix(torch.tensor(scores["confusion"]), list(scores["class_accuracies"]))
+        return save(figure, run.folder.figures, name)
+
+
+@register_task("motions")
+class MotionsTask(VideoTask):
+    """The generated motions, which are written on first use."""
+
+    data = MotionsConfig
+
+    def models(self) -> list[ModelEntry]:
+        """List the models of videos that learn from no poses."""
+        return [entry for entry in super().models() if not _learns_from_poses(entry.model)]
+
+
+def read_classes(folder: RunFolder) -> tuple[str, ...]:
+    """Read the names of the classes in a video run's folder, in their order.
+
+    Raises:
+        OSError: it has none.
+        ValueError: the file is damaged.
+    """
+    names = tuple(read_text(folder.classes).removesuffix("\n").split("\n"))
+    if len(set(names)) < len(names) or not all(map(_can_be_listed, names)):
+        raise ValueError(sentence(str(folder.classes), "damaged", "the distinct names of the classes, one per line"))
+    return names
+
+
+def _learns_from_poses(model: type[nn.Module]) -> bool:
+    return bool(getattr(model, "learns_from_poses", False))
+
+
+def _can_be_listed(name: str) -> bool:
+    """Whether a class of this name can be a line of a file: it has letters, and no control characters."""
+    return bool(name.strip()) and not any(unicodedata.category(letter) == "Cc" for letter in name)
+
+
+# --- a video as a stream: a model reads segment after segment, and only its state is carried over ---
+
+
+class SegmentPrediction(NamedTuple):
+    """A model's prediction after a segment.
+
+    start, end: of the segment, in seconds; its last frame lasts until `end`.
+    probabilities: of each class, given this segment and the state carried from earlier ones; on the CPU.
+    n_repeated: how many times the last frame was repeated to fill a segment cut short by the end of the stream.
+    """
+
+    start: float
+    end: float
+    probabilities: Float[Tensor, " C"]
+    n_repeated: int
+
+
+def _classify_stream(
+    model: nn.Module, frames: Iterable[tuple[float, Tensor]], *, n_frames: int, frame_seconds: float
+) -> Iterator[SegmentPrediction]:
+    """Read frames as they arrive and yield a prediction after each segment.
+
+    Memory holds the frames of one segment and the model's state, however long the stream is.
+
+    Args:
+        model: called as `model(clip, state) -> (logits, state)`, clip (1, n_frames, C, H, W), logits (1, 1, classes).
+        frames: (time in seconds, normalised frame (C, H, W)), in order.
+        n_frames: frames in a segment.
+        frame_seconds: the duration of a frame.
+
+    Raises:
+        ValueError: there are no frames.
+    """
+    device = next(model.parameters()).device
+    state: Any = None
+    segment: list[Tensor] = []
+    start = time = 0.0
+    n_segments = 0
+
+    def predict(n_repeated: int) -> SegmentPrediction:
+        nonlocal state
+        clip = torch.stack(segment + segment[-1:] * n_repeated)[None].to(device)
+        with evaluation_mode(model), torch.inference_mode():
+            logits, state = model(clip, state)
+        return SegmentPrediction(start, time + frame_seconds, logits[0, -1].float().softmax(-1).cpu(), n_repeated)
+
+    for time, frame in frames:
+        start = start if segment else time
+        segment.append(frame)
+        if len(segment) == n_frames:
+            yield predict(0)
+            segment, n_segments = [], n_segments + 1
+    if segment:
+        yield predict(n_frames - len(segment))
+    elif not n_segments:
+        raise ValueError(sentence("frames", "empty", "at least one frame to classify"))
+
+
+# --- a video run applied to a video: predictions segment by segment, and a contact sheet of what was seen ---
+
+
+_MAX_FRAMES = 32
+"""Maximum number of frames on a contact sheet."""
+_MAX_SEGMENTS = 1024
+"""Maximum number of points in a line of a contact sheet."""
+_THUMBNAIL = 112
+"""Pixels of the shorter side of a frame on a contact sheet."""
+
+
+class ContactSheet:
+    """Frames and probabilities of a stream for a figure: a bounded number of them, however long the stream is.
+
+    Args:
+        class_names: the names of the classes.
+    """
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self.class_names = class_names
+        self.frames: Thinned[tuple[float, Tensor]] = Thinned(_MAX_FRAMES)
+        self.segments: Thinned[tuple[float, Tensor]] = Thinned(_MAX_SEGMENTS)
+
+    def draw(self, folder: Path, name: str) -> Path:
+        """Draw the sheet as FOLDER/NAME.png, and return its path."""
+        times, frames = zip(*self.frames.items)
+        ends, probabilities = zip(*self.segments.items)
+        figure = contact_sheet(torch.stack(frames), times, ends, torch.stack(probabilities), self.class_names)
+        return save_png(figure, folder, name)
+
+
+def classify_video(
+    run: Run, path: Path | str, *, rate: float | None = None, sheet: ContactSheet | None = None
+) -> Iterator[SegmentPrediction]:
+    """Stream a video through a video model in constant memory, and yield a prediction after each segment.
+
+    Args:
+        run: a video run.
+        path: the video.
+        rate: frames per second; None is the rate of training.
+        sheet: collects what is needed to draw a contact sheet.
+
+    Raises:
+        VideoError: the file is not a video.
+        ValueError: the run is not over videos, or `rate` is no finite number above 0.
+    """
+    if rate is not None:
+        require_positive(rate=rate)
+    if run.task.reads is not VideoSizes:
+        raise run.task.refusal(run, "over videos")
+    data = run.experiment.data
+    with VideoFile(path) as file:
+        rate, n_frames = data.clip_rate(file.probe()) if rate is None else (rate, None)
+        frames = islice(_prepared(file, rate, data.image_size, sheet), n_frames)
+        for prediction in _classify_stream(run.model, frames, n_frames=data.n_frames, frame_seconds=1 / rate):
+            if sheet is not None:
+                sheet.segments.add((prediction.end, prediction.probabilities))
+            yield prediction
+
+
+def _prepared(
+    file: VideoFile, rate: float, image_size: int, sheet: ContactSheet | None
+) -> Iterator[tuple[float, Tensor]]:
+    """The frames as the model reads them; the sheet gets small ones."""
+    for time, picture in file.frames(rate):
+        if sheet is not None:
+            small = resize_short_side(picture[None].float(), _THUMBNAIL)[0]
+            sheet.frames.add((time, small.round().to(torch.uint8).permute(1, 2, 0)))
+        yield time, evaluation_crops(picture[None], image_size=image_size)[0, 0]

@@ -1,0 +1,135 @@
+"""Which models are refused, and what the errors say."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurra.convert.export.programs import prefill_program, require_exportable, state_tensors, step_program
+from recurra.mixers.base import Mixer, StateSpec
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+
+pytestmark = pytest.mark.compile
+
+
+def make_model(mixer="gateloop", **options) -> LanguageModel:
+    config = LanguageModelConfig(
+        vocab_size=5, n_layer=1, d_model=4, d_channel_mixing=4, mixer=mixer, mixer_options=options
+    )
+    return LanguageModel(config)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "reason"),
+    [
+        ("gateloop-attention", {}, "keeps the last steps themselves"),
+        ("rotary-attention", {"n_heads": 1}, "keeps the last steps themselves"),
+        ("gru", {}, "as many steps as the prompt"),
+        ("relative-attention", {}, "grows up to the segment's end"),
+        ("linear-rnn", {"transition": "dense"}, "a tree whose depth depends on the length"),
+    ],
+)
+def test_mixers_whose_graph_depends_on_the_length_are_refused(mixer, options, reason):
+    for export in (prefill_program, step_program):
+        with pytest.raises(ValueError, match=reason):
+            export(make_model(mixer, **options))
+
+
+def test_models_over_segments_are_refused():
+    config = CompactRecurrentTransformerConfig(
+        vocab_size=5, n_layer=1, d_model=4, n_heads=2, d_channel_mixing=4, segment_length=3
+    )
+    with pytest.raises(ValueError, match="CompactRecurrentTransformer cannot be exported: its state grows"):
+        require_exportable(CompactRecurrentTransformer(config))
+
+
+def test_other_types_and_batches_are_refused():
+    with pytest.raises(ValueError, match=r"float64; expected float32: convert it with model.float\(\)"):
+        prefill_program(make_model().double())
+    with pytest.raises(ValueError, match="batch is 0; expected at least 1"):
+        step_program(make_model(), batch=0)
+
+
+class _Seen(NamedTuple):
+    total: Tensor
+
+
+class _Branching(Mixer):
+    """A mixer that takes another way for long texts."""
+
+    def __init__(self) -> None:
+        super().__init__(4, _Seen, total=StateSpec((4,)))
+
+    def mix(self, x, state, mask):
+        return x * (2 if x.shape[1] > 6 else 1), _Seen(state.total + x.sum(1))
+
+
+class _Reading(_Branching):
+    """A mixer that looks at the numbers."""
+
+    def mix(self, x, state, mask):
+        return super().mix(x * (2 if x.sum() > 0 else 1), state, mask)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [(_Branching, "has a graph for 2 to 6 tokens"), (_Reading, "cannot be traced for any number of tokens")],
+)
+def test_a_mixer_of_ones_own_that_has_no_such_graph_is_refused(mixer, said):
+    model = make_model()
+    model.blocks[0].mixer = mixer()
+    with pytest.raises(ValueError, match=rf"the language model \(gateloop\) {said}"):
+        prefill_program(model)
+
+
+def test_the_state_is_described_by_name_and_shape_and_the_mode_stays():
+    model = make_model(n_heads=2).train()
+    (tensor,) = state_tensors(model)
+    assert tensor == ("layers.0.h", (2, 2, 2, 2), True)
+    prefill_program(model)
+    assert model.training
+
+
+class _Complex(_Branching):
+    """A mixer with an operator that has no form in real numbers here."""
+
+    def mix(self, x, state, mask):
+        turned = torch.complex(x, x).exp().real
+        return turned, _Seen(state.total + turned.sum(1))
+
+
+def test_a_mixer_of_ones_own_that_onnx_has_not_is_refused():
+    pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
+    pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
+    from recurra.convert.export.onnx_file import to_onnx
+
+    model = make_model()
+    model.blocks[0].mixer = _Complex()
+    with pytest.raises(
+        ValueError, match=r"(?s)the model cannot be written in ONNX.*aten.exp.default on complex numbers"
+    ):
+        to_onnx(model)
+
+
+@torch.no_grad()
+def test_large_heads_have_one_graph_for_short_and_long_texts():
+    config = LanguageModelConfig(vocab_size=5, n_layer=1, d_model=16, d_channel_mixing=4, mixer_options={"n_heads": 1})
+    model = LanguageModel(config).eval()
+    traced = prefill_program(model)
+    for length in (3, 1025):  # the operator itself takes a scan and chunks
+        tokens = torch.randint(5, (1, length))
+        logits, _ = traced.program.module()(tokens, torch.zeros(1, *traced.state[0].shape))
+        torch.testing.assert_close(logits, model(tokens)[0], atol=1e-5, rtol=0)
+
+
+def test_programs_are_saved_and_loaded(tmp_path):
+    model = make_model().eval()
+    traced = prefill_program(model, batch=2)
+    torch.export.save(traced.program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    tokens = torch.randint(5, (2, 7))
+    with torch.no_grad():
+        logits, _ = loaded.module()(tokens, torch.zeros(2, *traced.state[0].shape))
+        torch.testing.assert_close(logits, model(tokens)[0], atol=1e-6, rtol=0)

@@ -1,0 +1,125 @@
+"""The step for web pages: the graph computes what the model with rounded weights computes, its transitions included."""
+
+import io
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnx", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxscript", reason="needs the extra export: pip install recurra[export]")
+pytest.importorskip("onnxruntime", reason="needs the extra export: pip install recurra[export]")
+
+import onnx
+import onnxruntime
+from onnx import numpy_helper
+
+from recurra.analysis.gates import record_gates
+from recurra.convert.export.programs import gate_layers
+from recurra.convert.export.web import _WebModel, to_web_model, web_difference
+from recurra.decoding.prepare import prepare_for_decoding
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+
+pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
+
+MIXERS = {"gateloop": {"n_heads": 3, "d_v": 9}, "mamba": {"d_state": 3}}  # one whose gates a single step knows, and not
+LAYERS = [(0, 6)]
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def make_model() -> LanguageModel:
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        vocab_size=11,
+        n_layer=len(MIXERS),
+        d_model=6,
+        d_channel_mixing=7,
+        mixer=list(MIXERS),
+        mixer_options=MIXERS,
+        tie_embeddings=True,
+    )
+    return LanguageModel(config).eval()
+
+
+@cache
+def exported_with(weights: str) -> _WebModel:
+    return to_web_model(make_model(), weights)
+
+
+def run_steps(content: bytes, state_shapes: dict[str, tuple[int, ...]]) -> list[np.ndarray]:
+    """Logits, |a| and phases of all tokens, one after the other, in onnxruntime."""
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    state = {f"state.{name}": np.zeros((1, *shape), np.float32) for name, shape in state_shapes.items()}
+    rows = []
+    for token in TOKENS:
+        (*row,) = session.run(None, {"token": np.array([[token]]), **state})
+        state = dict(zip(state, row[3:]))
+        rows.append([part.reshape(-1) for part in row[:3]])
+    return [np.stack(parts) for parts in zip(*rows)]
+
+
+@pytest.mark.parametrize("weights", ["int8", "float16", "float32"])
+def test_the_graph_computes_what_the_model_computes(weights):
+    model = make_model()
+    exported = exported_with(weights)
+    limit = 1e-2 if weights == "int8" else 2e-5  # an input between two codes can be rounded to either
+    assert web_difference(exported) < limit
+    logits, magnitudes, phases = run_steps(exported.content, {part.name: part.shape for part in exported.state})
+    twin = {
+        "int8": lambda: prepare_for_decoding(model, "int8"),
+        "float16": lambda: halved(model),
+        "float32": lambda: model,
+    }[weights]()
+    tokens = torch.tensor([TOKENS])
+    with torch.no_grad():
+        expected, state = [], None
+        for token in tokens.split(1, 1):
+            piece, state = twin(token, state)
+            expected.append(piece[0, 0])
+    np.testing.assert_allclose(logits, torch.stack(expected), atol=limit * float(torch.stack(expected).abs().max()))
+    if weights == "float32":
+        record = record_gates(model, tokens)
+        kept = [record.layers.index(layer) for layer, _ in LAYERS]
+        for found, parts in ((magnitudes, record.magnitudes), (phases, record.phases)):
+            np.testing.assert_allclose(found, torch.cat([parts[number][0] for number in kept], -1), atol=1e-5)
+
+
+def halved(model: LanguageModel) -> LanguageModel:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(parameter.half())
+    return model
+
+
+def test_layers_with_gates_that_a_single_step_knows():
+    assert [tuple(layer) for layer in gate_layers(make_model())] == LAYERS  # not Mamba, which looks back
+
+
+def test_weights_are_stored_in_fewer_bits_and_once():
+    types: dict[str, dict[str, int]] = {}
+    for weights in ("int8", "float16", "float32"):
+        graph = onnx.load_model(io.BytesIO(exported_with(weights).content)).graph
+        stored = [numpy_helper.to_array(tensor) for tensor in graph.initializer]
+        matrices = [values for values in stored if values.ndim > 1 and values.dtype.kind in "fi" and values.size > 12]
+        assert len({(values.shape, values.tobytes()) for values in matrices}) == len(matrices)
+        types[weights] = {
+            kind: sum(values.size for values in matrices if values.dtype == kind)
+            for kind in ("int8", "float16", "float32")
+        }
+    assert types["float16"]["float16"] > 10 * types["float16"]["float32"]
+    assert types["int8"]["int8"] > types["int8"]["float32"]  # the embedding, and what is no linear layer
+    assert types["float32"]["int8"] == types["float32"]["float16"] == 0
+
+
+def test_outputs_that_are_equal_constants_stay_two():
+    """Each RG-LRU says in its state that it has begun."""
+    torch.manual_seed(0)
+    config = LanguageModelConfig(vocab_size=11, n_layer=2, d_model=6, d_channel_mixing=7, mixer=["rg-lru", "rg-lru"])
+    assert web_difference(to_web_model(LanguageModel(config).eval(), "float32")) < 2e-5
+
+
+def test_other_weights_are_refused():
+    with pytest.raises(ValueError, match="weights is 'int3'; expected one of int8, float16, float32"):
+        to_web_model(make_model(), "int3")

@@ -1,0 +1,181 @@
+"""Folders for transformers: digests of their files, and what is refused before transformers reads it."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.convert.huggingface.conftest import VOCABULARY, build
+from transformers import AutoModelForCausalLM
+
+from recurra.convert.huggingface.folder import load_folder, save_folder
+from recurra.convert.portable import PortableModel
+from recurra.data.vocabulary import Vocabulary
+from recurra.files.digests import MANIFEST, read_manifest, stamped
+
+WORDS = Vocabulary.from_text([" ".join(f"w{number}" for number in range(VOCABULARY - 2))])
+WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder of `recurra convert`: with an experiment and a tokenizer."""
+    portable = PortableModel(build("gateloop").float().model, WORDS, {"seed": 3}, 7)
+    save_folder(portable, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(tmp_path) -> Path:
+    """A folder of `save_pretrained`."""
+    build("gateloop").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def rewrite(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_is_read_without_a_note(folder, caplog):
+    with caplog.at_level(logging.WARNING, logger="recurra"):
+        found = load_folder(folder)
+    assert not caplog.records
+    assert (found.experiment, found.step) == ({"seed": 3}, 7)
+    assert set(read_manifest(folder)["files"]) == {
+        WEIGHTS,
+        CONFIG,
+        GENERATION,
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, GENERATION, "tokenizer.json", "tokenizer_config.json"])
+def test_a_changed_file_is_refused_by_name(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    message = rf"{name} is damaged: its content does not match its digest in manifest\.json; expected the file that was"
+    with pytest.raises(ValueError, match=message):
+        load_folder(folder)
+    (folder / name).unlink()
+    message = (
+        rf"{name} is missing, although manifest\.json lists it; expected the folder as it was written: copy it again$"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, GENERATION])
+def test_what_save_pretrained_wrote_has_digests_too(tuned, name):
+    assert set(read_manifest(tuned)["files"]) == {WEIGHTS, CONFIG, GENERATION}
+    AutoModelForCausalLM.from_pretrained(tuned)
+    (tuned / name).write_bytes((tuned / name).read_bytes() + b" ")
+    with pytest.raises(ValueError, match=f"{name} is damaged: its content does not match its digest"):
+        AutoModelForCausalLM.from_pretrained(tuned)
+
+
+def test_saving_again_renews_the_digests_of_what_is_written(folder):
+    before = read_manifest(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(folder)
+    after = read_manifest(folder)
+    assert (after["experiment"], after["step"]) == (before["experiment"], before["step"]) == ({"seed": 3}, 7)
+    assert {name for name, digest in after["files"].items() if digest != before["files"][name]} == {WEIGHTS}
+    assert torch.equal(load_folder(folder).model.norm.weight, model.model.norm.weight)
+
+
+def test_shards_have_digests_and_stale_ones_are_forgotten(tuned):
+    model = AutoModelForCausalLM.from_pretrained(tuned)
+    model.save_pretrained(tuned, max_shard_size="4KB")
+    shards = {path.name for path in tuned.glob("*.safetensors*")}
+    assert len(shards) > 2
+    assert set(read_manifest(tuned)["files"]) == {CONFIG, GENERATION, *shards}
+    AutoModelForCausalLM.from_pretrained(tuned)
+
+
+@pytest.mark.parametrize("load", [load_folder, AutoModelForCausalLM.from_pretrained])
+def test_without_a_manifest_a_folder_is_read(tuned, load):
+    (tuned / MANIFEST).unlink()
+    load(tuned)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: rewrite(path, step=8), r"manifest\.json is damaged: its content does not have its digest"),
+        (lambda path: path.write_text(json.dumps(stamped({"step": 3}))), r"manifest\.json is without files"),
+        (lambda path: path.write_text("["), r"manifest\.json is not readable as JSON"),
+        (
+            lambda path: path.write_text(json.dumps(stamped({"step": "9", "files": {}}))),
+            r"manifest\.json: step is a str; expected a whole number",
+        ),
+        (
+            lambda path: path.write_text(json.dumps(stamped({"experiment": 3, "files": {}}))),
+            r"manifest\.json: experiment is an int; expected an object",
+        ),
+    ],
+)
+def test_a_manifest_that_is_not_one_is_refused(folder, change, message):
+    change(folder / MANIFEST)
+    with pytest.raises(ValueError, match=message):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("load", [load_folder, AutoModelForCausalLM.from_pretrained])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tuned, load, value):
+    weights = load_file(tuned / WEIGHTS)
+    weights["model.norm.weight"][3] = value
+    save_file(weights, tuned / WEIGHTS, {"format": "pt"})
+    (tuned / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"model\.norm\.weight in .* is a tensor with numbers that are not finite"):
+        load(tuned)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_that_a_folder_names_is_refused_before_transformers_sees_it(folder, name, monkeypatch):
+    (folder / MANIFEST).unlink()
+    (folder / "own.py").write_text("raise SystemExit('the code was run')")
+    rewrite(folder / name, auto_map={"AutoConfig": "own.Config", "AutoTokenizer": ["own.Tokenizer", None]})
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("transformers read it"))
+    with pytest.raises(
+        ValueError, match=rf"{name} is a file with auto_map, which names code to run; expected a folder"
+    ):
+        load_folder(folder)
+
+
+def test_no_code_is_trusted(folder, monkeypatch):
+    """Were the sentence ever passed by: transformers neither asks nor runs."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    asked = []
+    for kind in (AutoConfig, AutoTokenizer):
+        read = kind.from_pretrained
+        monkeypatch.setattr(
+            kind, "from_pretrained", lambda *a, read=read, **options: asked.append(options) or read(*a, **options)
+        )
+    load_folder(folder)
+    assert len(asked) >= 2
+    assert all(options["trust_remote_code"] is False for options in asked)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", "..", 3])
+def test_an_index_names_weights_beside_it_alone(tuned, name):
+    (tuned / MANIFEST).unlink()
+    (tuned / WEIGHTS).rename(tuned.parent / "outside.safetensors")
+    (tuned / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ValueError, match=r"weight_map in .*model\.safetensors\.index\.json is "):
+        load_folder(tuned)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", (2**60).to_bytes(8, "little") + b"{}"])
+def test_damaged_weights_of_a_folder_without_digests(tuned, content):
+    (tuned / MANIFEST).unlink()
+    (tuned / WEIGHTS).write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or no safetensors file"):
+        load_folder(tuned)

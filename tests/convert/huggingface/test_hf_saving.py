@@ -1,0 +1,156 @@
+import importlib.util
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.convert.huggingface.conftest import MODELS, VOCABULARY, build
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from recurra.convert.huggingface.configuration import config_for
+from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.ops.cells.ncgru import NCGRUCell
+from recurra.ops.cells.orthogonal import Neumann
+
+
+@pytest.fixture
+def saved(lm, tmp_path):
+    lm.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def names(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+def test_a_round_trip_by_the_auto_classes(lm, saved, prompt):
+    assert isinstance(AutoConfig.from_pretrained(saved), type(lm.config))
+    loaded, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert type(loaded) is type(lm)
+    assert not loaded.training
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert loaded.dtype == torch.float64
+    torch.testing.assert_close(loaded(prompt).logits, lm(prompt).logits, atol=1e-13, rtol=0)
+    assert torch.equal(
+        loaded.generate(prompt, max_new_tokens=6, do_sample=False),
+        lm.generate(prompt, max_new_tokens=6, do_sample=False),
+    )
+
+
+def test_a_subfolder_of_none_is_the_folder_itself(gateloop, tmp_path):
+    gateloop.save_pretrained(tmp_path / "inner")
+    for place, subfolder in ((tmp_path / "inner", None), (tmp_path / "inner", ""), (tmp_path, "inner")):
+        loaded = type(gateloop).from_pretrained(place, subfolder=subfolder)
+        assert torch.equal(loaded.get_input_embeddings().weight, gateloop.get_input_embeddings().weight)
+
+
+def test_tied_weights_are_stored_once_and_tied_again(lm, saved):
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    stored = names(saved)
+    assert len({id(parameter) for parameter in parameters.values()}) == len(stored & parameters.keys())
+    loaded = AutoModelForCausalLM.from_pretrained(saved)
+    again = dict(loaded.named_parameters(remove_duplicate=False))
+    tied = {
+        (one, other)
+        for one in parameters
+        for other in parameters
+        if one != other and parameters[one] is parameters[other]
+    }
+    assert tied == {(one, other) for one in again for other in again if one != other and again[one] is again[other]}
+
+
+def test_there_is_something_tied():
+    for name, shared in {"gateloop": 1, "hybrid": 0, "transformer-xl": 7, "crt-gru": 1}.items():
+        assert len(build(name).get_expanded_tied_weights_keys()) == shared, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fresh_models_are_drawn_as_the_models_draw_them(name):
+    torch.manual_seed(5)
+    expected = MODELS[name]()
+    torch.manual_seed(5)
+    fresh = AutoModelForCausalLM.from_config(config_for(expected.config))
+    for key, value in expected.state_dict().items():
+        assert torch.equal(fresh.model.state_dict()[key], value), key
+
+
+def test_fresh_models_of_a_short_type_are_drawn_in_float32():
+    """The orthogonal matrix of an NCGRU starts from a linear solve, which no short type has."""
+    config = config_for(MODELS["crt-ncgru-adaptive"]().config)
+    torch.manual_seed(5)
+    expected = AutoModelForCausalLM.from_config(config).bfloat16().state_dict()
+    torch.manual_seed(5)
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    assert fresh.dtype == torch.bfloat16
+    assert all(torch.equal(value, expected[name]) for name, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loading_in_another_type(lm, saved, prompt, dtype):
+    loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, lm.get_parameter(name).to(dtype)), name
+    if dtype == torch.float32:
+        torch.testing.assert_close(loaded(prompt).logits.double(), lm(prompt).logits, atol=1e-4, rtol=0)
+
+
+def test_what_modules_keep_of_their_weights_is_made_anew(tmp_path, prompt):
+    """The Neumann series goes on from an inverse that is not stored."""
+    lm = build("crt-ncgru-adaptive")
+    loaded = causal_lm(MODELS["crt-ncgru-adaptive"]().double())
+    for model in (lm, loaded):
+        model.model.memory.rnn.cell = NCGRUCell(12, 12, neumann=Neumann(order=2)).double()
+    expected = lm.eval()(prompt.repeat(1, 2)).logits
+    lm.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+
+    class Known(type(lm)):
+        def __init__(self, config):
+            super().__init__(config, loaded.model)
+
+    found = Known.from_pretrained(tmp_path)
+    assert len(state) > 10
+    torch.testing.assert_close(found(prompt.repeat(1, 2)).logits, expected, atol=1e-12, rtol=0)
+
+
+def test_missing_weights_are_refused(gateloop, tmp_path):
+    gateloop.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    (tmp_path / "manifest.json").unlink()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.norm\.weight are missing"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_weights_of_another_size_are_refused(gateloop, tmp_path):
+    gateloop.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"d_channel_mixing": 17}))
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="of another size"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+
+
+def test_a_trainer_lowers_the_loss(tmp_path):
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("transformers.Trainer needs the package accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    lm = build("crt-gru").float()
+    rows = [{"input_ids": torch.arange(9) % 7, "labels": torch.arange(9) % 7} for _ in range(8)]
+    arguments = TrainingArguments(
+        str(tmp_path), num_train_epochs=6, per_device_train_batch_size=4, learning_rate=0.05, report_to=[], use_cpu=True
+    )
+    trainer = Trainer(model=lm, args=arguments, train_dataset=rows, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+    trainer.save_model(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert isinstance(loaded, RecurraForCausalLM)
+    tokens = torch.arange(9)[None] % VOCABULARY
+    torch.testing.assert_close(loaded(tokens).logits, lm.eval()(tokens).logits, atol=1e-6, rtol=0)

@@ -1,0 +1,152 @@
+import pytest
+from benchmarks.faults.mutants import JSON, mutants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.starting_tokenizers import with_start
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
+from recurra.data.tokenizers import BytePairEncoding
+from recurra.data.vocabulary import Vocabulary
+
+TEXT = "a cat and a dog\nthe dog saw  a cat in the garden \nnaïve façade — 日本語 🙂 <unk>\n\n" * 4
+ENCODERS = {"words": Vocabulary.from_text([TEXT]), "bpe": BytePairEncoding.train([TEXT], 290)}
+PIECES = [
+    *" abé日\n\t\x1c\x1f\x85\u00a0\u2028\u3000\u200b\ufeff",
+    "<eos>",
+    "<unk>",
+    " cat",
+    "the ",
+    " \n",
+    "  ",
+    "'s",
+    "<",
+]
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def pair(request, tmp_path_factory):
+    """A run's tokenizer, and what transformers reads from the folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    encoder = ENCODERS[request.param]
+    fast_tokenizer(encoder).save_pretrained(folder)
+    return encoder, AutoTokenizer.from_pretrained(folder), folder
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), max_size=20).map("".join))
+def test_every_text_has_the_same_numbers_and_every_number_the_same_text(pair, text):
+    encoder, fast, _ = pair
+    tokens = encoder.encode(text).tolist()
+    assert fast(text)["input_ids"] == tokens
+    assert fast.decode(tokens) == encoder.decode(tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_numbers_have_the_same_text(pair, data):
+    encoder, fast, _ = pair
+    tokens = data.draw(st.lists(st.integers(0, len(encoder) - 1), max_size=12))
+    assert fast.decode(tokens) == encoder.decode(tokens)
+
+
+def test_words_that_begin_with_a_control_character_have_the_same_text():
+    encoder = Vocabulary(["<eos>", "<unk>", "a", *(f"{chr(code)}b" for code in range(32) if not chr(code).isspace())])
+    tokens = [2, *range(2, len(encoder)), 0, 2]
+    assert fast_tokenizer(encoder).decode(tokens) == encoder.decode(tokens)
+
+
+def test_the_way_back(pair):
+    encoder, _, folder = pair
+    assert read_tokenizer(folder).fingerprint == encoder.fingerprint
+    assert read_tokenizer(folder.parent) is None
+
+
+def test_batches_are_padded_on_the_left(pair):
+    encoder, fast, _ = pair
+    assert len(fast) == len(encoder)
+    assert (fast.padding_side, fast.pad_token) == ("left", None)
+    fast.pad_token = fast.convert_ids_to_tokens(0)
+    batch = fast(["a cat", "the dog saw a cat"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    padded = len(batch["input_ids"][1]) - len(encoder.encode("a cat"))
+    assert batch["attention_mask"][0][:padded] == [0] * padded
+    fast.pad_token = None
+
+
+def test_where_a_text_begins():
+    assert text_start(ENCODERS["words"]) == ENCODERS["words"].eos
+    assert text_start(ENCODERS["bpe"]) == ENCODERS["bpe"].encode("\n").item()
+    assert fast_tokenizer(ENCODERS["words"]).bos_token_id == ENCODERS["words"].eos
+    assert fast_tokenizer(ENCODERS["bpe"]).eos_token_id is None
+
+
+def test_the_tokens_in_front_of_a_text_go_along(tmp_path):
+    encoder = with_start(ENCODERS["bpe"])
+    fast = fast_tokenizer(encoder)
+    assert fast("a cat")["input_ids"] == [*encoder.start, *encoder.encode("a cat").tolist()]
+    assert text_start(encoder) == encoder.start[0]
+    fast.save_pretrained(tmp_path)
+    assert read_tokenizer(tmp_path).start == encoder.start
+
+
+def test_what_would_stand_behind_a_text_does_not_go_along(tmp_path):
+    """A run continues a text; after its end it would write something else."""
+    tokenizer = Tokenizer.from_str(ENCODERS["bpe"].to_json())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokens = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
+    encoder = BytePairEncoding(tokenizer)
+    fast = fast_tokenizer(encoder)
+    assert fast("a cat")["input_ids"] == [tokens[0][1], *encoder.encode("a cat").tolist()]
+    fast.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a cat")["input_ids"] == fast("a cat")["input_ids"]
+    assert read_tokenizer(tmp_path).start == encoder.start
+
+
+def test_a_tokenizer_that_transformers_reads_otherwise_is_refused(monkeypatch):
+    class Doubling(BytePairEncoding):
+        def encode(self, text):
+            return super().encode(text + text)
+
+    with pytest.raises(ValueError, match="cannot be taken over"):
+        fast_tokenizer(Doubling.train([TEXT], 290))
+
+
+def test_a_tokenizer_whose_tokens_span_lines(tmp_path):
+    """Its normalizer prepends once to a text, not to every line."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "xa": 2, "x": 3}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Prepend("x")
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoder = BytePairEncoding(tokenizer)
+    assert encoder.encode("a\na").tolist() == [2, 1]
+    assert fast_tokenizer(encoder)("a\na")["input_ids"] == [2, 1]
+
+
+def test_a_folder_of_another_tokenizer(tmp_path):
+    tokenizer = Tokenizer.from_str(ENCODERS["bpe"].to_json())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = read_tokenizer(tmp_path)
+    assert not found.encodes_lines_apart
+    assert found.encode(TEXT).tolist() == tokenizer.encode(TEXT).ids
+
+
+@pytest.mark.parametrize("name", ["words", "byte pairs"])
+def test_damaged_tokenizers_are_refused_in_one_sentence_or_read(tmp_path, name):
+    text = "the cat sat on a mat\nthe dog saw cats\n" * 3
+    encoder = Vocabulary.from_text([text]) if name == "words" else BytePairEncoding.train([text], 270)
+    fast_tokenizer(encoder).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    for mutant in mutants(JSON, path.read_bytes(), 36):
+        path.write_bytes(mutant.data)
+        try:
+            read_tokenizer(tmp_path)
+        except ValueError as error:
+            message = str(error)
+        else:
+            continue
+        assert str(path) in message, mutant.name
+        assert "\n" not in message, mutant.name

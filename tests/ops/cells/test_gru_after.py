@@ -1,0 +1,78 @@
+"""The kernels of torch.nn.GRU's steps: the reference's outputs, gradients and second derivatives."""
+
+import pytest
+import torch
+from torch import nn
+
+from recurra.ops.cells.gru import HiddenWeights, gru_after, gru_after_reference
+
+
+def draw(batch, length, size, dtype=torch.float32):
+    shapes = [(batch, length, 3 * size), (batch, size), (3 * size, size), (3 * size,)]
+    drawn = [torch.randn(shape) * size**-0.25 for shape in shapes]
+    return [drawn[0].to(dtype).requires_grad_(), *(x.requires_grad_() for x in drawn[1:])]
+
+
+def run(function, inputs, uses="both"):
+    y, last = function(inputs[0], inputs[1], HiddenWeights(*inputs[2:]))
+    loss = (torch.sin(torch.arange(y.numel())).view_as(y) * y).sum() if uses != "last" else 0.0
+    loss = loss + last.square().sum() if uses != "outputs" else loss
+    return y, last, *torch.autograd.grad(loss, inputs)
+
+
+@pytest.mark.parametrize("uses", ["both", "outputs", "last"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 5), (4, 3, 16), (5, 2, 17), (6, 13, 7), (13, 3, 65)])
+def test_it_is_the_reference(shape, uses):
+    """Rows below, at and beyond the five that go together; channels beside the vectors' and the panels' sizes."""
+    inputs = draw(*shape)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    for mine, expected in zip(run(gru_after, inputs, uses), run(gru_after_reference, wide, uses), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=3e-6 * max(1, expected.abs().max().item()))
+
+
+def test_bfloat16_inputs_beside_a_float32_recurrence():
+    inputs = draw(3, 7, 9, torch.bfloat16)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    found, expected = run(gru_after, inputs), run(gru_after_reference, wide)
+    for mine, right in zip(found[:2], expected):
+        torch.testing.assert_close(mine.double(), right, rtol=0, atol=1e-6)
+    assert found[2].dtype == torch.bfloat16
+    for mine, right in zip(found[2:], expected[2:]):
+        torch.testing.assert_close(mine.double(), right, rtol=0, atol=1e-2 * max(1, right.abs().max().item()))
+
+
+def test_the_reference_is_torchs():
+    theirs, x = nn.GRU(4, 6, batch_first=True).double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    w_x, w_h, b_x, b_h = (p.detach() for p in theirs.parameters())
+    y, last = gru_after_reference(x @ w_x.T + b_x, torch.zeros(2, 6).double(), HiddenWeights(w_h, b_h))
+    torch.testing.assert_close((y, last[None]), theirs(x), rtol=1e-12, atol=1e-12)
+
+
+def test_threads_share_the_sequences():
+    inputs, threads = draw(7, 12, 40), torch.get_num_threads()
+    one = run(gru_after, inputs)
+    try:
+        torch.set_num_threads(2)
+        two = run(gru_after, inputs)
+    finally:
+        torch.set_num_threads(threads)
+    for mine, other in zip(one, two):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6 * max(1, mine.abs().max().item()))
+
+
+def test_second_derivatives():
+    inputs, found = draw(2, 4, 3), []
+    for function in (gru_after, gru_after_reference):
+        y, last = function(inputs[0], inputs[1], HiddenWeights(*inputs[2:]))
+        first = torch.autograd.grad(y.square().sum() + last.sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    projected, h, *weights = draw(2, 4, 3)
+    with pytest.raises(ValueError, match="projected is float32"):
+        gru_after(projected[..., :8], h, HiddenWeights(*weights))
+    with pytest.raises(ValueError, match=r"weights\.bias is"):
+        gru_after(projected, h, HiddenWeights(weights[0], weights[1][:5]))

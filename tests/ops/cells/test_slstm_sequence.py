@@ -1,0 +1,133 @@
+"""slstm_sequence has the reference's outputs, its last state, its gradients and its second derivatives."""
+
+import pytest
+import torch
+
+from recurra.mixers.slstm import SLSTM
+from recurra.ops.cells.slstm import SLSTMParts, slstm_sequence, slstm_sequence_reference
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-6}
+SHAPES = [(1, 1, 1, 2), (1, 9, 2, 5), (3, 1, 3, 4), (2, 13, 1, 7), (17, 3, 2, 6), (8, 5, 2, 33), (0, 4, 1, 3)]
+PARTS = ("y", "c", "n", "h")
+
+
+def draw(batch, length, heads, size, dtype=torch.float64, starts=False):
+    """The arguments of a sequence, whose state is that of a stream's start or any other."""
+    projected = 2 * torch.randn(batch, length, 4, heads, size, dtype=dtype)
+    weights = torch.randn(heads, size, 4 * size, dtype=dtype) * size**-0.5
+    c, n, m, h = torch.randn(4, batch, heads, size, dtype=dtype)
+    state = [torch.zeros_like(c)] * 4 if starts else [c, 1 + n.abs(), m, h]
+    return [x.clone().requires_grad_() for x in (projected, weights, *state)]
+
+
+def call(function, inputs):
+    y, last = function(*inputs[:2], SLSTMParts(*inputs[2:]))
+    return {"y": y, **last._asdict()}
+
+
+def loss_of(results, uses=PARTS):
+    return sum((torch.sin(torch.arange(x.numel())).view_as(x) * x).sum() for name, x in results.items() if name in uses)
+
+
+def require_near(found, expected, tolerance):
+    scale = expected.detach().abs().max().item() if expected.numel() else 1.0
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+@pytest.mark.parametrize("uses", [PARTS, ("y",), ("c",), ("n", "h")], ids="-".join)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_it_is_the_reference(dtype, shape, uses):
+    inputs = draw(*shape, dtype=dtype)
+    results = [call(function, inputs) for function in (slstm_sequence, slstm_sequence_reference)]
+    for name, found in results[0].items():
+        require_near(found, results[1][name], TOLERANCES[dtype])
+        assert found.requires_grad == (name != "m")
+    found, expected = (torch.autograd.grad(loss_of(x, uses), inputs, materialize_grads=True) for x in results)
+    for one, other in zip(found, expected):
+        require_near(one, other, 4 * TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_stream_starts_with_its_first_input_gate(dtype):
+    inputs = draw(2, 5, 2, 3, dtype, starts=True)
+    with torch.no_grad():
+        inputs[0][:, 0, 1] = 1000 * torch.randn(2, 2, 3)
+        inputs[4] += 5.0  # of no effect, as n is 0
+    results = [call(function, inputs) for function in (slstm_sequence, slstm_sequence_reference)]
+    found, expected = (torch.autograd.grad(loss_of(x), inputs) for x in results)
+    for one, other in zip((*results[0].values(), *found), (*results[1].values(), *expected)):
+        assert one.isfinite().all()
+        require_near(one, other, 4 * TOLERANCES[dtype])
+    assert found[4].eq(0).all()
+
+
+@pytest.mark.parametrize("frozen", range(6))
+def test_what_needs_no_gradient_gets_none(frozen):
+    inputs = draw(2, 5, 2, 3, torch.float32)
+    inputs[frozen].requires_grad_(False)
+    leaves = [x for x in inputs if x.requires_grad]
+    results = [call(function, inputs) for function in (slstm_sequence, slstm_sequence_reference)]
+    found, expected = (torch.autograd.grad(loss_of(x), leaves) for x in results)
+    for one, other in zip(found, expected):
+        require_near(one, other, 2e-5)
+
+
+def test_second_derivatives():
+    inputs = draw(2, 4, 2, 3, torch.float32)
+    found = []
+    for function in (slstm_sequence, slstm_sequence_reference):
+        first = torch.autograd.grad(loss_of(call(function, inputs)), inputs, create_graph=True)
+        found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)))
+    for one, other in zip(*found):
+        require_near(one, other, 2e-5)
+
+
+def test_outputs_may_be_changed_in_place():
+    inputs = draw(1, 2, 2, 4, torch.float32)
+    results = call(slstm_sequence, inputs)
+    total = sum(results[name].sum() for name in PARTS)
+    kept = torch.autograd.grad(total, inputs, retain_graph=True)
+    with torch.no_grad():
+        for result in results.values():
+            result.zero_()
+    for gradient, before in zip(torch.autograd.grad(total, inputs), kept):
+        assert torch.equal(gradient, before)
+
+
+def test_gradients_are_in_float32_under_autocast():
+    inputs = draw(2, 4, 2, 3, torch.float32)
+    expected = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs)
+        again = torch.autograd.grad(loss_of(call(slstm_sequence, inputs)), inputs, create_graph=True)
+    for one, twice, other in zip(found, again, expected):
+        assert torch.equal(one, other)
+        require_near(twice, other, 2e-5)
+
+
+def test_transforms_and_forward_derivatives():
+    layer = SLSTM(6, n_heads=2)
+    x, v = torch.randn(2, 2, 4, 6)
+
+    def loss(x):
+        return layer(x)[0].sin().sum()
+
+    (expected,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    require_near(torch.func.grad(loss)(x.detach()), expected, 1e-5)
+    rows = torch.func.vmap(lambda row: torch.func.grad(loss)(row.unsqueeze(0)))(x.detach())
+    require_near(rows.squeeze(1), expected, 1e-5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), v)
+        tangent = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
+    require_near(tangent, (expected * v).sum(), 1e-5)
+
+
+def test_a_batch_of_gradients():
+    inputs = draw(2, 3, 2, 3, torch.float32)
+    y = call(slstm_sequence, inputs)["y"]
+    several = torch.randn(3, *y.shape)
+    found = torch.func.vmap(lambda gradient: torch.autograd.grad(y, inputs, gradient, retain_graph=True))(several)
+    for i, gradient in enumerate(several):
+        for one, other in zip(found, torch.autograd.grad(y, inputs, gradient, retain_graph=True)):
+            require_near(one[i], other, 1e-5)

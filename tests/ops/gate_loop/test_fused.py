@@ -1,0 +1,328 @@
+"""The fused kernels of the max-headed GateLoop: exact rounding, layouts, the states that are kept, derivatives."""
+
+import itertools
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from recurra import gate_loop
+from recurra.ops.gate_loop.fused import Planes, _FusedResult, fused
+from recurra.ops.gate_loop.operator import gate_loop_real_part
+
+ODD_SIZES = (1, 2, 3, 15, 16, 17, 31, 33, 63, 65, 100)
+KINDS = ("real", "complex")
+
+
+def draw(batch, length, channels, kind, number=torch.float64, plane=torch.float64):
+    """q, k, v, the planes of a and those of the state."""
+    q, k, v = torch.randn(3, batch, length, channels, dtype=torch.float64).to(number)
+    a = Planes(*(torch.randn(2, batch, length, channels, dtype=torch.float64) * 0.5).to(plane))
+    state = Planes(*torch.randn(2, batch, channels, dtype=torch.float64).to(plane))
+    if kind == "real":
+        a, state = Planes(a.re, None), Planes(state.re, None)
+    return q, k, v, a, state
+
+
+def flatten(q, k, v, a, state):
+    return [x for x in (q, k, v, *a, *state) if x is not None]
+
+
+def unflatten(tensors):
+    if len(tensors) == 5:
+        return *tensors[:3], Planes(tensors[3], None), Planes(tensors[4], None)
+    return *tensors[:3], Planes(*tensors[3:5]), Planes(*tensors[5:])
+
+
+def outputs_of(result):
+    return [x for x in (result.y, *result.states, *result.last) if x is not None]
+
+
+def run(arguments, backend, chosen=None):
+    """Outputs and gradients of a fixed combination of y, states and last state, or of those `chosen`."""
+    inputs = [x.detach().requires_grad_() for x in flatten(*arguments)]
+    outputs = outputs_of(fused(*unflatten(inputs), backend=backend))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x.dtype) for x in outputs]
+    taken = range(len(outputs)) if chosen is None else chosen
+    value = sum((weights[i] * outputs[i]).sum(dtype=torch.float64) for i in taken)
+    return [*outputs, *torch.autograd.grad(value, inputs, materialize_grads=True)]
+
+
+def assert_near(actual, expected, tolerance):
+    for mine, right in zip(actual, expected, strict=True):
+        assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
+        assert (mine - right).abs().max() <= tolerance * right.abs().max().clamp_min(1e-300)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", ODD_SIZES)
+def test_odd_sizes(channels, kind):
+    for batch, length, dtype in itertools.product((1, 3), (1, 2, 9), (torch.float32, torch.float64)):
+        arguments = draw(batch, length, channels, kind, dtype, dtype)
+        numba, reference = (run(arguments, backend) for backend in ("numba", "reference"))
+        assert_near(numba, reference, 1e-13 if dtype == torch.float64 else 1e-5)
+        if kind == "real":
+            assert torch.equal(numba[0], reference[0])
+            assert torch.equal(numba[1], reference[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_combination_of_outputs_sends_its_gradient_back(kind):
+    """y, the states and the last state, each alone and together; the others have no gradient."""
+    arguments = draw(2, 5, 19, kind)
+    n = len(run(arguments, "reference")) - len(flatten(*arguments))
+    for chosen in itertools.chain.from_iterable(itertools.combinations(range(n), k) for k in range(1, n + 1)):
+        assert_near(run(arguments, "numba", chosen), run(arguments, "reference", chosen), 1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_by_differences(kind):
+    inputs = [x.requires_grad_() for x in flatten(*draw(2, 3, 2, kind))]
+    function = lambda *x: tuple(outputs_of(fused(*unflatten(x), backend="numba")))  # noqa: E731
+    assert gradcheck(function, inputs)
+    inputs = [x.requires_grad_() for x in flatten(*draw(1, 2, 2, kind))]
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_third_derivatives(kind):
+    def third(backend):
+        inputs = [x.requires_grad_() for x in flatten(*arguments)]
+        value = sum(x.pow(3).sum() for x in outputs_of(fused(*unflatten(inputs), backend=backend)))
+        for _ in range(3):
+            gradients = torch.autograd.grad(value, inputs, create_graph=True, materialize_grads=True)
+            value = sum(g.square().sum() for g in gradients)
+        return [g.detach() for g in gradients]
+
+    arguments = draw(1, 4, 3, kind)
+    assert_near(third("numba"), third("reference"), 1e-11)
+
+
+def test_higher_derivatives_where_one_input_is_another_or_comes_from_it():
+    """Each argument must get its own share: x is q and k, v comes from k, the state from both."""
+
+    def derivatives(backend):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(1, 4, 3).requires_grad_()
+        a = Planes(torch.sigmoid(x), None)
+        result = fused(x, x, 2 * x, a, Planes(x[:, 0] * x[:, 1], None), backend=backend)
+        (first,) = torch.autograd.grad(result.y.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return [first.detach(), second]
+
+    assert_near(derivatives("numba"), derivatives("reference"), 1e-13)
+
+
+def test_second_derivatives_where_only_some_inputs_ask():
+    q, k, v, a, state = draw(1, 4, 3, "complex")
+    for asked in (q, k, v, a.re, a.im, state.re, state.im):
+        asked.requires_grad_()
+        found = []
+        for backend in ("numba", "reference"):
+            result = fused(q, k, v, a, state, backend=backend)
+            value = result.y.pow(3).sum() + result.last.im.pow(3).sum() + result.last.re.pow(3).sum()
+            (first,) = torch.autograd.grad(value, asked, create_graph=True)
+            found.append(
+                [first.detach(), *torch.autograd.grad(first.sum(), asked, materialize_grads=True, allow_unused=True)]
+            )
+        assert_near(*found, 1e-12)
+        asked.requires_grad_(False)
+    q.requires_grad_()
+    last = fused(q, k, v, a, state, backend="numba").last.re
+    (nothing,) = torch.autograd.grad(last.sum(), q, create_graph=True)
+    assert nothing.count_nonzero() == 0, "the last state does not depend on q"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_float32_rounded_at_the_end(kind):
+    """q, k, v, y and their gradients are bfloat16; everything between is computed in float32."""
+    for channels in (1, 17, 65):
+        narrow = draw(2, 9, channels, kind, torch.bfloat16, torch.float32)
+        wide = [x.float() for x in flatten(*narrow)]
+        results = []
+        for inputs in (flatten(*narrow), wide):
+            inputs = [x.detach().requires_grad_() for x in inputs]
+            result = fused(*unflatten(inputs), backend="numba")
+            generator = torch.Generator().manual_seed(1)
+            dy = torch.randn(result.y.shape, generator=generator).bfloat16().to(result.y.dtype)
+            d_last = [torch.randn(result.last.re.shape, generator=generator) for x in result.last if x is not None]
+            outputs = [result.y, *(x for x in result.last if x is not None)]
+            results.append([*outputs, *torch.autograd.grad(outputs, inputs, [dy, *d_last])])
+        for mine, right in zip(*results, strict=True):
+            assert torch.equal(mine, right.to(mine.dtype))
+        types = [x.dtype for x in results[0]]
+        planes = 2 if kind == "complex" else 1
+        assert (
+            types == [torch.bfloat16] + [torch.float32] * planes + [torch.bfloat16] * 3 + [torch.float32] * 2 * planes
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_in_the_reference_rounds_as_late(kind):
+    arguments = draw(2, 9, 17, kind, torch.bfloat16, torch.float32)
+    numba, reference = (fused(*arguments, backend=backend) for backend in ("numba", "reference"))
+    torch.testing.assert_close(numba.last.re, reference.last.re, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(numba.y, reference.y, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_without_a_gradient_only_the_last_state_is_kept(kind, number):
+    plane = torch.promote_types(number, torch.float32)
+    arguments = draw(2, 7, 33, kind, number, plane)
+    recorded = fused(*[x.requires_grad_() for x in arguments[:3]], *arguments[3:], backend="numba")
+    assert recorded.states.re.shape == (2, 7, 33)
+    with torch.no_grad():
+        lean, full = (fused(*arguments, backend="numba", keep_states=keep) for keep in (False, True))
+    for result in (lean, full):
+        assert torch.equal(result.y, recorded.y)
+        assert torch.equal(result.last.re, recorded.last.re)
+        assert kind == "real" or torch.equal(result.last.im, recorded.last.im)
+    assert lean.states.re.shape == (2, 1, 33)
+    assert torch.equal(full.states.re, recorded.states.re)
+    if kind == "complex":
+        assert torch.equal(full.states.im, recorded.states.im)
+    else:
+        assert full.states.im is lean.states.im is recorded.states.im is None
+    detached = [x.detach() for x in flatten(*arguments)]
+    assert torch.equal(fused(*unflatten(detached), backend="numba").y, recorded.y)
+    assert torch.equal(full.last.re, full.states.re[:, -1])
+
+
+def _layouts(x):
+    """The numbers of (B, L, D) or (B, D) in other memory layouts."""
+    gaps = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
+    gaps[..., ::2] = x
+    yield gaps[..., ::2]
+    yield x.transpose(0, 1).contiguous().transpose(0, 1)
+    yield x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_layouts(kind):
+    arguments = draw(2, 5, 19, kind)
+    straight, expected = flatten(*arguments), run(arguments, "reference")
+    for place in range(len(straight)):
+        for other in _layouts(straight[place]):
+            assert not other.is_contiguous()
+            inputs = [*straight[:place], other, *straight[place + 1 :]]
+            assert_near(run(unflatten(inputs), "numba"), expected, 1e-13)
+    turned = [list(_layouts(x))[2] for x in straight]
+    assert_near(run(unflatten(turned), "numba"), expected, 1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_of_one_projection(kind):
+    """As in the layer: q, k, v and the transitions are slices of two tensors, which get whole gradients."""
+    batch, length, d = 2, 6, 21
+    qkv = torch.randn(batch, length, 3 * d, dtype=torch.float64, requires_grad=True)
+    gates = (0.5 * torch.randn(batch, length, 2 * d, dtype=torch.float64)).requires_grad_()
+
+    def run_chunks(backend):
+        re, im = gates.chunk(2, -1)
+        a = Planes(re, im if kind == "complex" else None)
+        zeros = torch.zeros(batch, d, dtype=torch.float64)
+        result = fused(*qkv.chunk(3, -1), a, Planes(zeros, None if a.im is None else zeros), backend=backend)
+        assert not qkv.chunk(3, -1)[1].is_contiguous()
+        return [result.y, *torch.autograd.grad(result.y.square().sum(), (qkv, gates))]
+
+    assert_near(run_chunks("numba"), run_chunks("reference"), 1e-13)
+
+
+def test_incoming_gradients_that_are_expanded():
+    arguments = draw(2, 5, 19, "complex")
+    for reduce in (lambda y: y.sum(), lambda y: y.sum(1).square().sum(), lambda y: y.sum(2).square().sum()):
+        found = []
+        for backend in ("numba", "reference"):
+            inputs = [x.detach().requires_grad_() for x in flatten(*arguments)]
+            result = fused(*unflatten(inputs), backend=backend)
+            value = reduce(result.y) + reduce(result.states.im)
+            found.append(torch.autograd.grad(value, inputs))
+        assert_near(*found, 1e-12)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_every_element_is_written(kind, number):
+    plane = torch.promote_types(number, torch.float32)
+    for batch, length, channels in ((1, 1, 1), (2, 3, 15), (3, 2, 67)):
+        arguments = draw(batch, length, channels, kind, number, plane)
+        n = 3 if kind == "real" else 5
+        for chosen in (None, [0], [n - 1]):
+            assert all(x.isfinite().all() for x in run(arguments, "numba", chosen))
+        with torch.no_grad():
+            assert all(x.isfinite().all() for x in outputs_of(fused(*arguments, backend="numba")))
+
+
+def test_nan_and_infinity_travel_as_in_the_reference():
+    special = torch.tensor([0.0, 1.0, -2.0, torch.inf, torch.nan, 1e-30, -1e30])
+    pick = lambda *shape: special[torch.randint(len(special), shape)]  # noqa: E731
+    q, k, v, a = (pick(2, 4, 37) for _ in range(4))
+    state = Planes(pick(2, 37), None)
+    results = [fused(q, k, v, Planes(a, None), state, backend=b) for b in ("numba", "reference")]
+    assert 0 < results[1].y.isnan().sum() < results[1].y.numel()
+    torch.testing.assert_close(results[0].y, results[1].y, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(results[0].last.re, results[1].last.re, rtol=0, atol=0, equal_nan=True)
+
+
+# ---- gate_loop_real_part ---------------------------------------------------------------------------------------------
+
+
+def test_the_real_part_is_that_of_the_whole(real_case):
+    inputs = real_case.draw(11)
+    a = Planes(inputs.a.real, inputs.a.imag) if inputs.a.is_complex() else Planes(inputs.a, None)
+    for backend in ("auto", "reference"):
+        y, last = gate_loop_real_part(*inputs[:3], a, state=inputs.state, backend=backend)
+        expected, expected_last = gate_loop(*inputs[:4], state=inputs.state, mode="recurrent")
+        assert not y.is_complex()
+        torch.testing.assert_close(y, expected.real, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(last, expected_last, rtol=1e-12, atol=1e-12)
+
+
+def test_the_real_part_takes_bfloat16_as_it_comes():
+    """Under autocast q, k, v are bfloat16 and the transitions float32: only the result is rounded."""
+    q, k, v = torch.randn(3, 2, 30, 7, 1).bfloat16()
+    a = Planes(*(torch.randn(2, 2, 30, 7, 1) * 0.6))
+    state = torch.randn(2, 7, 1, 1, dtype=torch.complex64)
+    y, last = gate_loop_real_part(q, k, v, a, state=state)
+    wide, wide_last = gate_loop_real_part(q.float(), k.float(), v.float(), a, state=state)
+    assert (y.dtype, last.dtype) == (torch.bfloat16, torch.complex64)
+    assert torch.equal(y, wide.bfloat16())
+    assert torch.equal(last, wide_last)
+    reference, _ = gate_loop_real_part(q, k, v, a, state=state, backend="reference")
+    torch.testing.assert_close(y.float(), reference.float(), rtol=2**-7, atol=1e-5)
+    double, _ = gate_loop(*(x.double() for x in (q, k, v)), torch.complex(*a), state=state, mode="recurrent")
+    torch.testing.assert_close(y.double(), double.real, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("plane", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_real_part_of_other_types(number, plane):
+    q, k, v = torch.randn(3, 2, 5, 3, 1).to(number)
+    a = Planes(*(torch.randn(2, 2, 5, 3, 1) * 0.6).to(plane))
+    wide = torch.promote_types(plane, torch.float32)
+    state = torch.zeros(2, 3, 1, 1, dtype=wide.to_complex())
+    y, last = gate_loop_real_part(q, k, v, a, state=state)
+    assert y.dtype == number
+    assert last.dtype == wide.to_complex()
+    expected, _ = gate_loop_real_part(
+        q.double(), k.double(), v.double(), Planes(*(x.double() for x in a)), state=state.to(torch.complex128)
+    )
+    tolerance = 4 * max(torch.finfo(number).eps, torch.finfo(wide).eps)
+    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=4 * torch.finfo(wide).eps)
+
+
+def test_the_real_part_of_nothing():
+    for shape in ((0, 4, 3, 1), (2, 0, 3, 1), (2, 4, 0, 1)):
+        q = torch.ones(shape).bfloat16()
+        state = torch.zeros(shape[0], shape[2], 1, 1)
+        y, last = gate_loop_real_part(q, q, q, Planes(torch.ones(shape), None), state=state)
+        assert (y.shape, y.dtype, last.shape) == (shape, torch.bfloat16, state.shape)
+
+
+def test_the_result_is_a_named_tuple():
+    result = fused(*draw(1, 2, 3, "real"), backend="numba")
+    assert isinstance(result, _FusedResult)
+    assert result.states.im is None
+    assert result.last.im is None

@@ -1,0 +1,95 @@
+"""The fused GateLoop as a torch operator: its registration, the function transforms, the compiler."""
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+
+from recurra import create_mixer, gate_loop
+from recurra.ops.gate_loop.fused import Planes
+from recurra.ops.gate_loop.operator import gate_loop_real_part
+
+KINDS = ("real", "complex")
+
+
+def draw(batch, length, channels, kind, number=torch.float64, plane=torch.float64):
+    """q, k, v, the planes of a and those of the state."""
+    q, k, v = torch.randn(3, batch, length, channels, dtype=torch.float64).to(number)
+    a = Planes(*(torch.randn(2, batch, length, channels, dtype=torch.float64) * 0.5).to(plane))
+    state = Planes(*torch.randn(2, batch, channels, dtype=torch.float64).to(plane))
+    if kind == "real":
+        a, state = Planes(a.re, None), Planes(state.re, None)
+    return q, k, v, a, state
+
+
+def test_transforms_are_right():
+    x = torch.randn(2, 5, 3, 1, dtype=torch.float64)
+    gate = torch.sigmoid(torch.randn_like(x))
+
+    def function(mode):
+        return lambda x: gate_loop(x, x, 2 * x, gate * x, mode=mode)[0].square().sum()
+
+    for transform in (grad, lambda f: grad(lambda x: grad(f)(x).square().sum())):
+        torch.testing.assert_close(
+            transform(function("fused"))(x), transform(function("recurrent"))(x), rtol=1e-10, atol=1e-10
+        )
+    for transform in (lambda f: vmap(f)(torch.stack([x, -x])), lambda f: jvp(f, (x,), (x,))):
+        torch.testing.assert_close(
+            transform(function("fused")), transform(function("recurrent")), rtol=1e-10, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("name", ["gateloop", "hgrn2", "mamba"])
+def test_a_batch_of_gradients(name):
+    options = {"hgrn2": {"n_heads": 8}}.get(name, {})  # one channel a head, and real gates
+    layer, x = create_mixer(name, 8, **options), torch.randn(1, 5, 8, requires_grad=True)
+    y, _ = layer(x)
+    backward = lambda gradient: torch.autograd.grad(y, x, gradient, retain_graph=True)[0]  # noqa: E731
+    several = torch.randn(3, *y.shape)
+    expected = torch.stack([backward(gradient) for gradient in several])
+    torch.testing.assert_close(vmap(backward)(several), expected, rtol=1e-4, atol=1e-5)
+
+
+def differentiate(function, inputs):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*inputs)
+    value = sum(x.abs().square().sum() for x in outputs)
+    return [*outputs, *torch.autograd.grad(value, inputs)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("mode", "compiler"),
+    # Inductor has no code for complex numbers: modes in plain torch only go through the tracer
+    [("fused", "inductor"), ("scan", "inductor"), ("recurrent", "aot_eager"), ("attention", "aot_eager")],
+)
+def test_compile_equals_eager(mode, compiler):
+    def function(q, k, v, a_re, a_im, state):
+        return gate_loop(q, k, v, torch.complex(a_re, a_im), state=state, mode=mode)
+
+    q, k, v, re, im = 0.5 * torch.randn(5, 2, 4, 3, 1, dtype=torch.float64)
+    state = torch.randn(2, 3, 1, 1, dtype=torch.complex128)
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
+    expected = differentiate(function, (q, k, v, re, im, state))
+    torch.testing.assert_close(differentiate(compiled, (q, k, v, re, im, state)), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.compile
+def test_compile_of_the_real_part_in_bfloat16():
+    def function(q, k, v, a_re, a_im, state):
+        return gate_loop_real_part(q * 2, k, v, Planes(a_re.sigmoid(), a_im), state=state)
+
+    q, k, v = torch.randn(3, 2, 9, 5, 1).bfloat16()
+    inputs = (q, k, v, *(0.3 * torch.randn(2, 2, 9, 5, 1)), torch.randn(2, 5, 1, 1, dtype=torch.complex64))
+    compiled = torch.compile(function, fullgraph=True)
+    expected = differentiate(function, inputs)
+    actual = differentiate(compiled, inputs)
+    assert [x.dtype for x in actual] == [x.dtype for x in expected]
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.compile
+def test_compiled_forward_derivatives_raise():
+    x = torch.randn(2, 5, 3, 1, dtype=torch.float64)
+    function = lambda: jvp(lambda a: gate_loop(x, x, x, a, mode="fused")[0], (x,), (x,))  # noqa: E731
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="no derivative"):
+        torch.compile(function, fullgraph=True, backend="eager")()

@@ -1,0 +1,134 @@
+"""Numba's kernels for heads: sizes beside the vectors' and the blocks', chunk borders, and the operator around them."""
+
+import pytest
+import torch
+from tests.ops.gate_loop.conftest import Case
+from tests.ops.gate_loop.test_modes import assert_near, differentiate
+
+from recurra.ops.gate_loop import heads
+from recurra.ops.gate_loop.reference import recurrent
+
+# one vector has 16 floats, a block 1, 2 or 4 vectors; a complex number is two floats
+CASES = {
+    "below a vector": Case(3, 5, 6, 1),
+    "one channel": Case(2, 1, 4, 1),
+    "one column": Case(2, 4, 1, 4),
+    "blocks of columns": Case(1, 16, 120, 1),
+    "blocks of key channels": Case(1, 27, 9, 1),
+    "blocks of both, vector gates": Case(1, 120, 113, 120),
+    "complex, blocks of both": Case(1, 60, 33, 1, "qkvas"),
+}
+
+
+def test_blocks():
+    """The last ones are half full at most where that takes less time than smaller ones would."""
+    found = {floats: heads._vectors(floats) for floats in (1, 16, 17, 32, 38, 49, 64, 76, 120, 128)}
+    assert found == {1: 1, 16: 1, 17: 2, 32: 2, 38: 1, 49: 4, 64: 4, 76: 1, 120: 4, 128: 4}
+
+
+def by_kernels(inputs):
+    return heads.chunk_by_heads(*inputs[:4], inputs.state)
+
+
+def step_by_step(inputs):
+    return recurrent(*inputs[:4], inputs.state, "reference")
+
+
+@pytest.fixture(params=CASES)
+def sized(request):
+    return CASES[request.param]
+
+
+@pytest.mark.parametrize("length", [1, 32, 67])  # the backward pass computes 32 steps again at a time
+def test_every_size_in_float64(sized, length):
+    inputs = sized.draw(length)
+    assert_near(differentiate(by_kernels, inputs), differentiate(step_by_step, inputs), 1e-13, "the kernels")
+
+
+def test_in_float32():
+    inputs = CASES["below a vector"].draw(40)
+    expected = differentiate(step_by_step, inputs)
+    assert_near(differentiate(by_kernels, inputs.to(torch.float32)), expected, 2e-6, "the kernels")
+
+
+@pytest.mark.parametrize("length", [1, 32, 67])
+def test_gates_without_a_gradient(sized, length):
+    """Other kernels, for the gradients of q, k, v and the state."""
+    inputs = sized.draw(length)
+    rest = lambda function: lambda x: function(x._replace(a=inputs.a))  # noqa: E731
+    found, expected = (differentiate_all_but_gates(rest(f), inputs) for f in (by_kernels, step_by_step))
+    assert_near(found, expected, 1e-13, "the kernels")
+
+
+def differentiate_all_but_gates(function, inputs):
+    q, k, v, _, state = (x.detach().requires_grad_() for x in inputs)
+    y, last = function(inputs._replace(q=q, k=k, v=v, state=state))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in (y, last)]
+    value = sum((w * x).sum() for w, x in zip(weights, (y, last)))
+    return y, last, *torch.autograd.grad(value.real, (q, k, v, state))
+
+
+def test_large_states_are_kept_less_often():
+    inputs = Case(1, 91, 91, 1).draw(70, batch=1)
+    assert heads._every(inputs.q, inputs.v) == 64
+    assert_near(differentiate(by_kernels, inputs), differentiate(step_by_step, inputs), 1e-13, "the kernels")
+
+
+def test_a_cut_changes_no_bit(sized):
+    inputs = sized.draw(20)
+    y, last = by_kernels(inputs)
+    first, state = by_kernels(inputs._replace(**{n: x[:, :7] for n, x in zip("qkva", inputs)}))
+    second, end = by_kernels(inputs._replace(state=state, **{n: x[:, 7:] for n, x in zip("qkva", inputs)}))
+    assert torch.equal(torch.cat([first, second], 1), y)
+    assert torch.equal(end, last)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["y", "last state"])
+def test_gradients_of_one_output_alone(which):
+    inputs = [x.requires_grad_() for x in Case(2, 5, 18, 1).draw(35)]
+    results = []
+    for function in (heads.chunk_by_heads, lambda *x: recurrent(*x, "reference")):
+        output = function(*inputs)[which]
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
+        results.append(torch.autograd.grad(output, inputs, weights, materialize_grads=True, allow_unused=True))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_threads_share_the_heads():
+    """Enough work for the parallel kernels; more jobs than threads, and not a multiple of them."""
+    inputs = Case(3, 16, 16, 1).draw(40, batch=1).to(torch.float32)
+    one = differentiate(by_kernels, inputs)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        two = differentiate(by_kernels, inputs)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, one, two))
+
+
+def test_strides_of_any_kind():
+    """Slices of one projection, transitions shared by all, a transposed layout, every other channel."""
+    inputs = Case(3, 6, 6, 1).draw(9)
+    together = torch.randn(2, 9, 3, 40, dtype=torch.float64)
+    q, k = together[..., :6], together[..., 10:22:2]
+    v = torch.randn(9, 2, 6, 3, dtype=torch.float64).permute(1, 0, 3, 2)
+    a = torch.rand(3, 1, dtype=torch.float64).expand(2, 9, 3, 1)
+    strided = type(inputs)(q, k, v, a, inputs.state.transpose(-1, -2).contiguous().transpose(-1, -2))
+    dense = type(inputs)(*(x.contiguous() for x in strided))
+    assert_near(differentiate(by_kernels, strided), differentiate(step_by_step, dense), 1e-13, "strided")
+
+
+def test_nothing_is_read_or_written_beside_the_inputs():
+    """Memory around and between the heads is NaN, and stays as it is."""
+    case = Case(2, 5, 18, 5)
+    inputs, surrounded = case.draw(8), []
+    for x in inputs[:4]:
+        memory = torch.full((*x.shape[:-1], x.shape[-1] + 3), float("nan"), dtype=x.dtype)
+        memory[..., 1:-2] = x
+        surrounded.append(memory[..., 1:-2])
+    y, last = by_kernels(inputs._replace(**dict(zip("qkva", surrounded))))
+    expected = by_kernels(inputs)
+    assert torch.equal(y, expected[0])
+    assert torch.equal(last, expected[1])

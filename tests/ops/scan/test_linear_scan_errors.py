@@ -1,0 +1,271 @@
+"""Bad input and backends that cannot run: each error names the argument, what came and what was expected."""
+
+import warnings
+
+import pytest
+import torch
+from tests.processes import Program
+
+from recurra import linear_scan
+from recurra.ops._toolkit import backends
+from recurra.ops._toolkit.backends import choose_backend
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def ones(*shape, **options):
+    return torch.ones(shape, **options)
+
+
+BAD_INPUT = {
+    "a a number": (lambda: linear_scan(0.5, ones(2, 4, 3)), TypeError, r"a is a float; expected a torch\.Tensor"),
+    "b a list": (lambda: linear_scan(ones(3), [1.0]), TypeError, r"b is a list; expected a torch\.Tensor"),
+    "h0 a tuple": (lambda: linear_scan(ones(3), ones(2, 4, 3), (1,)), TypeError, r"h0 is a tuple; expected"),
+    "a of integers": (
+        lambda: linear_scan(ones(3, dtype=torch.int64), ones(2, 4, 3)),
+        TypeError,
+        r"a is int64 \(3,\) on cpu; expected float16, bfloat16, .* complex128: .*a\.float\(\)",
+    ),
+    "b of integers": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3, dtype=torch.int32)),
+        TypeError,
+        r"b is int32 \(2, 4, 3\) on cpu; expected .*b\.float\(\)",
+    ),
+    "h0 of truth values": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 3, dtype=torch.bool)),
+        TypeError,
+        r"h0 is bool \(2, 3\) on cpu; expected",
+    ),
+    "half complex numbers": (
+        lambda: linear_scan(ones(3, dtype=torch.complex32), ones(2, 4, 3)),
+        TypeError,
+        r"a is complex32 \(3,\) on cpu; expected",
+    ),
+    "a on another device": (
+        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3)),
+        ValueError,
+        r"a is float32 \(3,\) on meta; expected a tensor on cpu, as b",
+    ),
+    "h0 on another device": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 3, device="meta")),
+        ValueError,
+        r"h0 is float32 \(2, 3\) on meta; expected a tensor on cpu",
+    ),
+    "b without a time": (
+        lambda: linear_scan(ones(3), ones(4)),
+        ValueError,
+        r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)",
+    ),
+    "a number as b": (lambda: linear_scan(ones(3), ones()), ValueError, r"b is float32 \(\) on cpu; expected"),
+    "a of other channels": (
+        lambda: linear_scan(ones(2), ones(2, 4, 3)),
+        ValueError,
+        r"a is float32 \(2,\) on cpu; expected a shape that broadcasts to b's \(2, 4, 3\).*counted from the last",
+    ),
+    "a of another length": (
+        lambda: linear_scan(ones(2, 5, 3), ones(2, 4, 3)),
+        ValueError,
+        r"a is float32 \(2, 5, 3\)",
+    ),
+    "a of another batch": (lambda: linear_scan(ones(3, 4, 3), ones(2, 4, 3)), ValueError, r"a is float32 \(3, 4, 3\)"),
+    "a with too many dimensions": (
+        lambda: linear_scan(ones(1, 2, 4, 3), ones(2, 4, 3)),
+        ValueError,
+        r"a is float32 \(1, 2, 4, 3\) on cpu; expected",
+    ),
+    "a larger than b": (lambda: linear_scan(ones(2, 4, 3), ones(2, 4, 1)), ValueError, r"a is float32 \(2, 4, 3\)"),
+    "a that does not fit an empty b": (
+        lambda: linear_scan(ones(5), ones(2, 0, 3)),
+        ValueError,
+        r"a is float32 \(5,\) on cpu; expected a shape that broadcasts to b's \(2, 0, 3\)",
+    ),
+    "h0 with a time": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 1, 3)),
+        ValueError,
+        r"h0 is float32 \(2, 1, 3\) on cpu; expected \(2, 3\), a state for each sequence",
+    ),
+    "h0 that would broadcast": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(3)),
+        ValueError,
+        r"h0 is float32 \(3,\) on cpu; expected \(2, 3\)",
+    ),
+    "h0 of another batch": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(1, 3)),
+        ValueError,
+        r"h0 is float32 \(1, 3\)",
+    ),
+    "h0 that does not fit an empty b": (
+        lambda: linear_scan(ones(3), ones(2, 0, 3), ones(2, 4)),
+        ValueError,
+        r"h0 is float32 \(2, 4\) on cpu; expected \(2, 3\)",
+    ),
+    "no such backend": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), backend="fast"),
+        ValueError,
+        r"backend is 'fast'; expected one of auto, reference, numba, triton",
+    ),
+    "the GPU kernel elsewhere": (
+        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="triton"),
+        RuntimeError,
+        r"backend is 'triton'; expected 'auto' or 'reference': Triton('s .* on meta| is not installed)",
+    ),
+    "the CPU kernel elsewhere": (
+        lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3, device="meta"), backend="numba"),
+        RuntimeError,
+        r"backend is 'numba'; expected 'auto' or 'reference': Numba's kernels run on the CPU, .* on meta",
+    ),
+    "no such backend for an empty b": (
+        lambda: linear_scan(ones(3), ones(2, 0, 3), backend="fast"),
+        ValueError,
+        r"backend is 'fast'",
+    ),
+    "out of another shape": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 2)),
+        ValueError,
+        r"out is float32 \(2, 4, 2\) on cpu; expected float32 \(2, 4, 3\) on cpu",
+    ),
+    "out of another type": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3, dtype=torch.float64)),
+        ValueError,
+        r"out is float64 \(2, 4, 3\) on cpu; expected float32",
+    ),
+    "out narrower than the result": (
+        lambda: linear_scan(ones(3, dtype=torch.float64), ones(2, 4, 3), out=ones(2, 4, 3)),
+        ValueError,
+        r"out is float32 \(2, 4, 3\) on cpu; expected float64",
+    ),
+    "out of half precision": (
+        lambda: linear_scan(ones(3).half(), ones(2, 4, 3).half(), out=ones(2, 4, 3).half()),
+        ValueError,
+        r"out is float16 \(2, 4, 3\) on cpu; expected None: float16 and bfloat16 cannot be written in place",
+    ),
+    "out wider than a result of half precision": (
+        lambda: linear_scan(ones(3).half(), ones(2, 4, 3).half(), out=ones(2, 4, 3)),
+        ValueError,
+        r"out is float32 \(2, 4, 3\) on cpu; expected None: float16",
+    ),
+    "out with gaps": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 6)[..., ::2]),
+        ValueError,
+        r"out is a view with strides .*; expected a contiguous tensor",
+    ),
+    "out expanded": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(1, 4, 3).expand(2, 4, 3)),
+        ValueError,
+        r"out is a view with strides .*; expected a contiguous tensor",
+    ),
+    "out conjugated": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3) + 0j, out=(ones(2, 4, 3) + 0j).conj()),
+        ValueError,
+        r"out is a view with strides .*; expected a contiguous tensor",
+    ),
+    "out elsewhere": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3, device="meta")),
+        ValueError,
+        r"out is float32 \(2, 4, 3\) on meta; expected .* on cpu",
+    ),
+    "out of another shape for an empty b": (
+        lambda: linear_scan(ones(3), ones(2, 0, 3), out=ones(2, 4, 3)),
+        ValueError,
+        r"out is float32 \(2, 4, 3\)",
+    ),
+    "out for the reference": (
+        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3), backend="reference"),
+        RuntimeError,
+        r"out is given for the backend 'reference'; expected None: omit it",
+    ),
+    "out beside a gradient": (
+        lambda: linear_scan(ones(3, requires_grad=True), ones(2, 4, 3), out=ones(2, 4, 3)),
+        RuntimeError,
+        r"out is given where a gradient is needed; expected None: omit it or call under torch\.no_grad\(\)",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input(case):
+    call, kind, message = BAD_INPUT[case]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_out_without_gradients():
+    with torch.no_grad():
+        h = linear_scan(torch.ones(3, requires_grad=True), ones(2, 4, 3), out=ones(2, 4, 3))
+    assert torch.equal(h[0, :, 0], torch.arange(1.0, 5.0))
+
+
+def test_the_backend_follows_the_device():
+    assert choose_backend("auto", CPU) == "numba"
+    assert choose_backend("auto", torch.device("meta")) == "reference"
+    assert choose_backend("reference", GPU) == "reference"
+    with pytest.raises(RuntimeError, match=r"backend is 'numba'; .*: Numba's kernels run on the CPU, .* on cuda:0"):
+        choose_backend("numba", GPU)
+
+
+def test_without_numba_auto_warns_once_and_a_name_raises(monkeypatch):
+    monkeypatch.setattr(backends, "NUMBA_IS_MISSING", "Numba is not installed")
+    monkeypatch.setattr(backends, "_has_warned", False)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            h = linear_scan(torch.tensor([0.5]), ones(1, 4, 1))
+            choose_backend("reference", CPU)
+            choose_backend("auto", torch.device("meta"))
+    assert torch.equal(h.flatten(), torch.tensor([1.0, 1.5, 1.75, 1.875]))
+    (warned,) = [w for w in seen if w.category is not ResourceWarning]  # of what another test left to be collected
+    assert warned.category is RuntimeWarning
+    assert "Numba is not installed" in str(warned.message)
+    with pytest.raises(RuntimeError, match=r"backend is 'numba'; expected 'auto' or 'reference': Numba is not"):
+        linear_scan(torch.tensor([0.5]), ones(1, 4, 1), backend="numba")
+
+
+def test_an_interpreter_without_numba(run_python):
+    printed = run_python("""
+        import sys
+        for name in ("numba", "llvmlite"):
+            sys.modules[name] = None        # as if they were not installed
+        import torch, recurra
+
+        b = torch.ones(1, 4, 1, requires_grad=True)
+        h = recurra.linear_scan(torch.tensor([0.5]), b)
+        h.sum().backward()
+        print(h.flatten().tolist(), b.grad.flatten().tolist())
+        y, state = recurra.gate_loop(*(torch.ones(1, 3, 2, 1) for _ in range(4)))
+        print(y.flatten().tolist())
+        mixer = recurra.create_mixer("gateloop", 4)
+        print(mixer(torch.ones(1, 3, 4))[0].shape)
+        for call in (
+            lambda: recurra.linear_scan(b, b, backend="numba"),
+            lambda: recurra.gate_loop(*[b[..., None]] * 4, backend="numba"),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                print(error)
+    """)
+    assert "[1.0, 1.5, 1.75, 1.875] [1.875, 1.75, 1.5, 1.0]" in printed
+    assert "[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]" in printed
+    assert "torch.Size([1, 3, 4])" in printed
+    assert printed.count("backend is 'numba'; expected 'auto' or 'reference': Numba is not installed") == 2
+    assert printed.count("RuntimeWarning") == 1, printed
+    assert "<string>:8: RuntimeWarning: Numba is not installed" in printed, "it points at the line that called"
+
+
+def test_where_numba_compiles_nothing_the_reference_runs(tmp_path):
+    """NUMBA_DISABLE_JIT, the switch for debuggers, would run kernels as Python, which addresses do not survive."""
+    program = """
+    import torch, recurra
+    a = torch.rand(2, 5, 3)
+    h = recurra.linear_scan(a, a)
+    assert torch.equal(h, recurra.linear_scan(a, a, backend="reference"))
+    try:
+        recurra.linear_scan(a, a, backend="numba")
+    except RuntimeError as error:
+        print(error)
+    """
+    ended = Program(program, tmp_path, NUMBA_DISABLE_JIT="1").wait()
+    assert ended.status == 0, ended.said
+    assert "Numba compiles nothing (NUMBA_DISABLE_JIT is set)" in ended.stdout

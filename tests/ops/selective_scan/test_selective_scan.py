@@ -1,0 +1,139 @@
+"""The selective scan against a plain loop, at once, in pieces and by its kernels."""
+
+import pytest
+import torch
+
+from recurra.ops.selective_scan import reference as plain
+from recurra.ops.selective_scan.operator import _by_kernels, selective_scan
+from recurra.ops.selective_scan.reference import at_once
+
+B, L, D, N = 2, 11, 3, 4
+
+
+def draw(batch=B, length=L, row=D, modes=N) -> list[torch.Tensor]:
+    """x, step, a, b, c and h0, in float64: the kernels take none of them."""
+    narrow, wide = (batch, length, modes), (batch, length, row)
+    shapes = wide, wide, (row, modes), narrow, narrow, (batch, modes, row)
+    x, step, a, b, c, h0 = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in (x, step.exp(), -a.exp(), b, c, h0)]
+
+
+def by_a_loop(x, step, a, b, c, h0):
+    outputs, h = [], h0.transpose(1, 2)  # (B, D, N), as the paper writes it
+    for t in range(x.shape[1]):
+        delta = step[:, t, :, None]
+        h = torch.exp(delta * a) * h + delta * b[:, t, None] * x[:, t, :, None]
+        outputs.append((h * c[:, t, None]).sum(-1))
+    return torch.stack(outputs, 1), h.transpose(1, 2)
+
+
+SIZES = [(2, 37, 83, 5), (1, 16, 64, 16), (3, 50, 16, 1), (1, 2, 7, 3), (2, 33, 130, 16), (1, 1, 5, 2)]
+
+
+def gradients_of(found, inputs):
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in found]
+    return torch.autograd.grad(sum((w * part).sum() for w, part in zip(weights, found)), inputs)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_kernels_are_the_plain_operations(sizes):
+    inputs = [tensor.detach().float().requires_grad_() for tensor in draw(*sizes)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    found, expected = _by_kernels(*inputs), at_once(*exact)
+    with torch.no_grad():
+        without = _by_kernels(*inputs)
+    found = (*found, *without, *gradients_of(found, inputs))
+    for one, other in zip(found, (*expected, *expected, *gradients_of(expected, exact)), strict=True):
+        assert (one.double() - other).abs().max() <= 1e-6 * other.abs().max()
+
+
+def test_the_kernels_read_any_strides_and_leave_their_inputs_alone():
+    x, step, a, b, c, h0 = (tensor.detach().float() for tensor in draw(2, 20, 24, 3))
+    laid_out = x, step, a, b, c, h0
+    other = [tensor.mT.contiguous().mT for tensor in (*laid_out[:5], h0)]
+    copies = [tensor.clone() for tensor in other]
+    for one, two in zip(_by_kernels(*laid_out), _by_kernels(*other)):
+        assert torch.equal(one, two)
+    assert all(torch.equal(one, two) for one, two in zip(copies, other))
+
+
+def test_threads_share_the_tiles_of_all_sequences():
+    inputs = [tensor.detach().float().requires_grad_() for tensor in draw(3, 40, 200, 4)]
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            found = _by_kernels(*inputs)
+            results.append([*found, *gradients_of(found, inputs)])
+    finally:
+        torch.set_num_threads(threads)
+    for others in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], others))
+
+
+def test_the_operators_refuse_what_does_not_fit():
+    inputs = [tensor.detach().float() for tensor in draw(2, 20, 24, 3)]
+    y, last, kept = torch.ops.recurra.selective_scan(*inputs, True)
+    with pytest.raises(ValueError, match=r"b is float32 \(2, 20, 4\) on cpu; expected float32 \(2, 20, 3\)"):
+        torch.ops.recurra.selective_scan(*inputs[:3], torch.zeros(2, 20, 4), *inputs[4:], True)
+    with pytest.raises(ValueError, match="kept is"):
+        torch.ops.recurra.selective_scan_backward(y, last, *inputs, kept[:, :1])
+
+
+def test_gradients_of_gradients_are_those_of_the_plain_operations():
+    inputs = [tensor.detach().float().requires_grad_() for tensor in draw(1, 5, 4, 2)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    seconds = []
+    for scan, leaves in ((_by_kernels, inputs), (at_once, exact)):
+        first = torch.autograd.grad(scan(*leaves)[0].square().sum(), leaves, create_graph=True, materialize_grads=True)
+        seconds.append(torch.autograd.grad(sum(part.square().sum() for part in first), leaves))
+    for one, other in zip(*seconds):
+        assert (one.double() - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+def test_a_scan_that_nothing_asks_for_the_gradient_of_keeps_nothing():
+    inputs = [tensor.detach().float() for tensor in draw(2, 40, 8, 2)]
+    assert torch.ops.recurra.selective_scan(*inputs, False)[2].numel() == 0
+    assert torch.ops.recurra.selective_scan(*inputs, True)[2].shape == (2, 3, 2, 8)
+
+
+@pytest.mark.parametrize("piece", [None, 1, 4, 10])
+def test_it_is_its_recurrence_outputs_state_and_gradients(piece, monkeypatch):
+    if piece:
+        monkeypatch.setattr(plain, "MOST_AT_ONCE", 0)
+        monkeypatch.setattr(plain, "PIECE", piece * B * D * N + 1)
+    inputs = draw()
+    found, expected = selective_scan(*inputs), by_a_loop(*inputs)
+    weights = [torch.randn_like(part) for part in expected]
+    gradients = [
+        torch.autograd.grad(sum((w * part).sum() for w, part in zip(weights, parts)), inputs)
+        for parts in (found, expected)
+    ]
+    with torch.no_grad():
+        without = selective_scan(*inputs)
+    for one, other in zip((*found, *without, *gradients[0]), (*expected, *expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_pieces_keep_no_states_for_the_backward_pass(monkeypatch):
+    kept = []
+    for most in (plain.MOST_AT_ONCE, 0):
+        monkeypatch.setattr(plain, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(plain, "PIECE", 4 * B * D * N)
+        sizes = {}
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: sizes.update({tensor.data_ptr(): tensor.numel()}) or tensor, lambda kept: kept
+        )
+        with hooks:
+            y, _ = selective_scan(*draw())
+        kept.append(max(sizes.values(), default=0))
+        y.sum().backward()
+    assert kept[0] == B * L * D * N
+    assert kept[1] < B * L * D * N / 2
+
+
+def test_a_step_of_0_lets_the_state_pass():
+    x, step, a, b, c, h0 = draw()
+    _, h = selective_scan(x, torch.zeros_like(step), a, b, c, h0)
+    assert torch.equal(h, h0)

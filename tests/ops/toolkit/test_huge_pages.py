@@ -1,0 +1,60 @@
+"""Large results ask for huge pages, in their own memory alone."""
+
+import mmap
+
+import pytest
+import torch
+
+from recurra.ops._toolkit import launch as huge_pages
+from recurra.ops._toolkit.launch import empty_result
+from recurra.ops.scan.operator import linear_scan
+
+HUGE = 2**21
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Collect what the system would be asked for."""
+    calls = []
+    monkeypatch.setattr(huge_pages, "_madvise", lambda: lambda *arguments: calls.append(arguments))
+    return calls
+
+
+@pytest.mark.parametrize("shape", [(2**21 + 1,), (3, 2**20), (2**22 - 7,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_whole_pages_inside_of_the_result(shape, dtype, asked):
+    result = empty_result(torch.Size(shape), torch.empty(0, dtype=dtype))
+    assert (result.shape, result.dtype, result.is_contiguous()) == (torch.Size(shape), dtype, True)
+    ((start, size, advice),) = asked
+    first, after = result.data_ptr(), result.data_ptr() + result.nbytes
+    assert start % HUGE == size % HUGE == 0
+    assert first <= start < first + HUGE
+    assert after - HUGE < start + size <= after
+    assert advice == mmap.MADV_HUGEPAGE
+
+
+def test_small_results_and_other_devices_ask_for_nothing(asked):
+    empty_result(torch.Size([2**21 - 1]), torch.empty(0))
+    empty_result(torch.Size([2**22]), torch.empty(0, device="meta"))
+    assert not asked
+
+
+def test_a_system_without_them_is_not_asked(monkeypatch, tmp_path):
+    for setting in ("always [never] madvise", "[always] madvise never", None):
+        huge_pages._madvise.cache_clear()
+        file = tmp_path / "enabled"
+        file.unlink(missing_ok=True)
+        if setting is not None:
+            file.write_text(setting)
+        monkeypatch.setattr(huge_pages, "_SETTING", file)
+        assert huge_pages._madvise() is None
+    huge_pages._madvise.cache_clear()
+
+
+def test_a_large_scan_is_the_small_ones():
+    a, b = torch.rand(1, 2**15, 70), torch.randn(1, 2**15, 70)
+    h, state, start = linear_scan(a, b), None, 0
+    for n in (2**14, 2**14):
+        piece = linear_scan(a[:, start : start + n], b[:, start : start + n], state)
+        assert torch.equal(h[:, start : start + n], piece)
+        state, start = piece[:, -1], start + n

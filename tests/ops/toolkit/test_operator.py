@@ -1,0 +1,149 @@
+"""What holds for every registered operator: torch's own checks, FLOPs, gradients of the bare operator, refusals."""
+
+import pytest
+import torch
+from torch.func import jvp
+from torch.utils.flop_counter import FlopCounterMode
+
+import recurra.decoding.linear
+import recurra.ops.cells.orthogonal
+import recurra.ops.selective_scan.operator  # noqa: F401
+from recurra.ops.delta_rule import reference as delta_modes
+from recurra.ops.gate_loop.fused import Planes, _fused_reference
+from recurra.ops.gate_loop.reference import recurrent
+from recurra.ops.scan.reference import linear_scan_reference
+
+ops = torch.ops.recurra
+IN_TRITON_ALONE = {"gate_loop_chunk", "gate_loop_chunk_backward"}  # tests/ops/gate_loop/interpreted_triton_chunk.py
+OF_THE_EXPORT = {"complex_scan"}
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype).mul(0.6)
+
+
+def of_scan(dtype=torch.float32):
+    return [draw(2, 5, 7, dtype=dtype), draw(2, 5, 7, dtype=dtype), draw(2, 7, dtype=dtype), True]
+
+
+def of_fused(planes=2, number=torch.float32, keep=True):
+    a, state = ([draw(*shape), draw(*shape)][:planes] + [None] * (2 - planes) for shape in ((2, 5, 7), (2, 7)))
+    return [*(draw(2, 5, 7).to(number) for _ in "qkv"), *a, *state, keep]
+
+
+def of_fused_backward():
+    *inputs, _ = of_fused()
+    return [draw(2, 5, 7), None, draw(2, 5, 7), draw(2, 7), None, *inputs, draw(2, 5, 7), draw(2, 5, 7)]
+
+
+def of_heads(keep=True):
+    return [draw(2, 35, 2, 5), draw(2, 35, 2, 5), draw(2, 35, 2, 6), draw(2, 35, 2, 5), draw(2, 2, 5, 6), keep]
+
+
+def of_heads_backward(with_gates=True):
+    q, k, v, a, *_ = of_heads()
+    return [draw(2, 35, 2, 6), None, q, k, v, a, draw(2, 2, 2, 5, 6), with_gates]
+
+
+def of_selective():
+    return [draw(2, 20, 24), draw(2, 20, 24), -draw(24, 3).abs(), draw(2, 20, 3), draw(2, 20, 3), draw(2, 3, 24)]
+
+
+def of_delta_rule():
+    return [draw(2, 5, 2, 3), draw(2, 5, 2, 3), draw(2, 5, 2, 7), draw(2, 5, 2, 1), draw(2, 5, 2, 1), draw(2, 2, 3, 7)]
+
+
+def of_neumann():
+    buffers = [torch.zeros(6), torch.zeros(6), torch.zeros((), dtype=torch.int64), torch.eye(4), torch.eye(4)]
+    return [draw(6), *buffers, 2, 100, 1e-6]
+
+
+CASES = {
+    "linear_scan": (of_scan, 2 * 70),
+    "linear_scan, complex": (lambda: of_scan(torch.complex64), 2 * 70),
+    "linear_scan_backward": (lambda: [draw(2, 5, 7), *of_scan()], 3 * 70),
+    "gate_loop_fused": (of_fused, 9 * 70),
+    "gate_loop_fused, real": (lambda: of_fused(1, keep=False), 4 * 70),
+    "gate_loop_fused, bfloat16": (lambda: of_fused(2, torch.bfloat16, False), 9 * 70),
+    "gate_loop_fused_backward": (of_fused_backward, 19 * 70),
+    "gate_loop_heads": (of_heads, 5 * 140 * 30),
+    "gate_loop_heads, nothing kept": (lambda: of_heads(False), 5 * 140 * 30),
+    "gate_loop_heads_backward": (of_heads_backward, 14 * 140 * 30),
+    "gate_loop_heads_backward, without gates": (lambda: of_heads_backward(False), 14 * 140 * 30),
+    "selective_scan": (lambda: [*of_selective(), True], 4 * 960 * 3),
+    "selective_scan_backward": (
+        lambda: [draw(2, 20, 24), draw(2, 3, 24), *of_selective(), draw(2, 2, 3, 24)], 14 * 960 * 3
+    ),
+    "delta_rule_fused": (of_delta_rule, 6 * 60 * 7),
+    "decoding_linear": (lambda: [draw(3, 5), draw(7, 5), draw(7), draw(7)], 0),
+    "neumann_inverse": (of_neumann, 2 * 64 * 3),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    make, flops = CASES[request.param]
+    return getattr(ops, request.param.partition(",")[0]).default, make(), flops
+
+
+def test_every_operator_is_here():
+    names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("recurra::")}
+    here = {f"recurra::{name.partition(',')[0]}" for name in CASES}
+    assert names - {f"recurra::{name}" for name in IN_TRITON_ALONE | OF_THE_EXPORT} == here
+
+
+def test_torchs_own_checks(case):
+    operator, arguments, _ = case
+    torch.library.opcheck(operator, tuple(arguments))
+
+
+def test_flops(case):
+    operator, arguments, flops = case
+    with FlopCounterMode(display=False) as counted:
+        operator(*arguments)
+    assert counted.get_total_flops() == flops
+
+
+def test_forward_derivatives_are_refused_rather_than_lost(case):
+    operator, arguments, _ = case
+    first, *rest = arguments
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        jvp(lambda first: operator(first, *rest), (first,), (first,))
+
+
+def by_planes(q, k, v, a_re, a_im, x0_re, x0_im, _):
+    y, states, _ = _fused_reference(q, k, v, Planes(a_re, a_im), Planes(x0_re, x0_im))
+    return [y, *(plane for plane in states if plane is not None)]
+
+
+RECORDED = {
+    "linear_scan": (of_scan, lambda a, b, h0, _: [linear_scan_reference(a, b, h0, True)]),
+    "gate_loop_fused": (of_fused, by_planes),
+    "gate_loop_fused, the last state alone": (
+        lambda: of_fused(1, keep=False), lambda *x: [y if n == 0 else y[:, -1:] for n, y in enumerate(by_planes(*x))]
+    ),
+    "gate_loop_heads": (of_heads, lambda *x: recurrent(*x[:5], "reference")),
+    "delta_rule_fused": (of_delta_rule, delta_modes.recurrent),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_bare_operator_records_a_gradient(name):
+    """As in a program of torch.export, which may run with gradients on."""
+    make, reference = RECORDED[name]
+    arguments = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in make()]
+    leaves, found = [x for x in arguments if isinstance(x, torch.Tensor)], []
+    expected = reference(*arguments)
+    actual = getattr(ops, name.partition(",")[0])(*arguments)
+    for outputs in (expected, [actual] if isinstance(actual, torch.Tensor) else actual[: len(expected)]):
+        found.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), leaves))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["selective_scan", "linear_scan_backward", "decoding_linear"])
+def test_without_a_rule_a_gradient_is_refused_rather_than_lost(name):
+    first, *rest = CASES[name][0]()
+    with pytest.raises(NotImplementedError, match=r"no derivative .* in a traced program: differentiate the model"):
+        getattr(ops, name)(first.requires_grad_(), *rest)
+    with torch.no_grad():
+        getattr(ops, name)(first, *rest)

@@ -1,0 +1,121 @@
+"""All Triton kernels compile for two generations of cards, down to machine code; this needs Triton, but no card.
+
+Beside the interpreter, which takes what a compiler refuses, this is what can be known without a card. The interpreter
+runs the combinations of options; compiling takes seconds each, so here every value of every option occurs at least
+once with every kernel it applies to: card, types of numbers and gates, real and complex, scalar and vector gates, and
+block sizes.
+"""
+
+import os
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter is on", allow_module_level=True)
+triton = pytest.importorskip("triton", reason="Triton is not installed here")
+
+from benchmarks.gpu.resources import compiled_launch  # noqa: E402
+
+from recurra.ops.cells import gru_triton  # noqa: E402
+from recurra.ops.gate_loop import triton as fused_kernels  # noqa: E402
+from recurra.ops.gate_loop import triton_chunk, triton_chunk_backward  # noqa: E402
+from recurra.ops.scan import triton as scan_kernels  # noqa: E402
+
+SHARED_MEMORY = 99 * 1024  # bytes that a program may have on every card from compute capability 8.0 on
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Make launches compile for `compiled.target` instead of running; collects the assembler text by kernel name."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    texts = {}
+
+    def compile_call(kernel, *arguments, grid, warmup, num_warps, **constants):
+        assert len(grid) == 1
+        assert grid[0] > 0
+        made = compiled_launch(kernel, arguments, constants, num_warps, texts["target"])
+        assert made.asm["cubin"]
+        assert made.metadata.shared <= SHARED_MEMORY
+        texts[kernel.fn.__name__] = made.asm["ptx"]
+
+    monkeypatch.setattr(triton.JITFunction, "run", compile_call)
+    return texts
+
+
+@pytest.mark.parametrize(("target", "dtype"), [(80, torch.complex64), (90, torch.float64)], ids=str)
+def test_scan(compiled, target, dtype):
+    compiled["target"] = target
+    a, h0 = torch.zeros(1, 130, 64, dtype=dtype), torch.zeros(1, 64, dtype=dtype)
+    scan_kernels.scan_into(a, a, a, h0, False)
+    scan_kernels.scan_back_into(a, a, h0, a, a, a, h0, True)
+    assert set(compiled) == {"target", "_summarise", "_walk", "_walk_back"}
+    for name in ("_summarise", "_walk", "_walk_back"):
+        assert "cp.async" in compiled[name], "the reads of later steps are under way"
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "plane", "is_complex"),
+    [(80, torch.float32, torch.float32, False), (90, torch.bfloat16, torch.float32, True)],
+    ids=str,
+)
+def test_fused(compiled, target, number, plane, is_complex):
+    compiled["target"] = target
+    q, a = torch.zeros(1, 130, 64, dtype=number), torch.zeros(1, 130, 64, dtype=plane)
+    x0 = torch.zeros(1, 64, dtype=plane)
+    a_im, x0_im = (a, x0) if is_complex else (None, None)
+    for h in (a, a[:, :1]):
+        fused_kernels.forward_into(q, h, h, q, q, q, a, a_im, x0, x0_im)
+    gradients = [q, q, q, a, a, x0, x0] if is_complex else [q, q, q, a, x0]
+    fused_kernels.backward_into(gradients, q, q, q, q, a, a_im, a, a, x0, x0_im, a, a_im)
+    assert set(compiled) == {"target", "_summarise", "_walk", "_forward", "_backward"}
+    for name in ("_summarise", "_forward", "_backward"):
+        assert "cp.async" in compiled[name], "the reads of later steps are under way"
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_single_steps(compiled, channels):
+    """To the compiler, sizes of 1 are constants, and make separate kernels."""
+    compiled["target"] = 80
+    a, x0 = torch.zeros(2, 1, channels), torch.zeros(2, channels)
+    scan_kernels.scan_into(a, a, a, x0, True)
+    scan_kernels.scan_back_into(a, a, x0, a, a, a, x0, False)
+    fused_kernels.forward_into(a, a, a, a, a, a, a, a, x0, x0)
+    fused_kernels.backward_into([a] * 5 + [x0] * 2, a, a, a, a, a, a, a, a, x0, x0, a, a)
+    assert set(compiled) == {"target", "_walk", "_walk_back", "_forward", "_backward"}
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "plane", "d_qk", "d_v", "d_a"),
+    [
+        pytest.param(80, torch.float32, torch.float32, 128, 128, 1, marks=pytest.mark.slow),
+        (80, torch.bfloat16, torch.float32, 64, 17, 64),
+        (90, torch.float16, torch.complex64, 5, 16, 1),
+        (80, torch.complex64, torch.complex64, 16, 16, 1),
+    ],
+    ids=str,
+)
+def test_chunk(compiled, target, number, plane, d_qk, d_v, d_a):
+    compiled["target"] = target
+    q, v = (torch.zeros(1, 130, 2, d, dtype=number) for d in (d_qk, d_v))
+    a, state = torch.zeros(1, 130, 2, d_a, dtype=plane), torch.zeros(1, 2, d_qk, d_v, dtype=plane)
+    y = v.to(plane) if plane.is_complex else v
+    triton_chunk.forward_into(y, state, q, q, v, a, state)
+    triton_chunk_backward.backward_into((q, q, v, a, state), y, state, q, q, v, a, state)
+    assert set(compiled) == {"target", "summarise", "_walk", "_forward", "_values", "_keys"}
+    for name in ("summarise", "_forward", "_values", "_keys"):
+        assert "mma" in compiled[name], "matrix products run on tensor cores"
+
+
+@pytest.mark.parametrize(("target", "number", "size"), [(80, torch.bfloat16, 5), (90, torch.float32, 380)], ids=str)
+def test_gru(compiled, target, number, size):
+    compiled["target"] = target
+    projected, h = torch.zeros(2, 3, 3 * size, dtype=number), torch.zeros(2, size)
+    weights = torch.zeros(2 * size, size, dtype=number), torch.zeros(size, size, dtype=number)
+    steps = gru_triton.forward(projected, h, *weights)
+    gru_triton.backward(steps, *weights, torch.zeros(2, 3, size), h)
+    assert set(compiled) == {"target", "_forward", "_backward"}
+    for name in ("_forward", "_backward"):
+        assert "mma" in compiled[name], "matrix products run on tensor cores"
+        assert "cp.async" in compiled[name], "the next tiles of a matrix are under way"
+        assert "bar.sync" in compiled[name], "channels wait for each other"

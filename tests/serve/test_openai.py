@@ -1,0 +1,273 @@
+"""OpenAI's endpoints, asked by OpenAI's own client."""
+
+import asyncio
+import json
+import math
+
+import openai
+import pytest
+import torch
+
+from recurra.serve.bodies import ChatBody, CompletionBody
+from recurra.serve.http import ApiError
+from recurra.serve.model import ServedModel
+from recurra.serve.openai import _Chat, _Completion
+from recurra.serve.requests import EndEvent, Request, TokenEvent
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
+
+from .conftest import Letters, asking, language_model
+
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def api(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def expected(models, prompt: str, n: int, seed: int = 0, temperature: float = 1.0) -> str:
+    stream = Stream(models[0].plain)
+    stream.feed(Letters().encode(prompt))
+    return Letters().decode(stream.generate(n, sampling=SamplingConfig(temperature=temperature), seed=seed))
+
+
+def test_the_models_are_listed(api, models):
+    assert [model.id for model in api.models.list()] == ["letters", "numbers", "classes"]
+    assert api.models.retrieve("numbers").recurra["vocabulary"] == 40
+    with pytest.raises(openai.NotFoundError, match="model is 'none'; expected one of letters"):
+        api.models.retrieve("none")
+
+
+def test_completions_with_n_and_seed_are_the_streams_of_these_seeds(api, models):
+    answer = api.completions.create(model="letters", prompt="some text", max_tokens=12, n=3, seed=5)
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [expected(models, "some text", 12, seed) for seed in (5, 6, 7)]
+    assert len(set(texts)) == 3
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * 3
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 36)
+
+
+def test_more_texts_than_streams_are_refused(serving):
+    client = serving(max_streams=2).client()
+    body = {"model": "letters", "prompt": "a", "max_tokens": 2}
+    assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+    refused = client.post("/v1/completions", json=body | {"n": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "hello", "max_tokens": 2, "n": 3, "logprobs": 2}),  # 6 tokens with 3 numbers each
+        ("completions", {"prompt": "hello", "max_tokens": 0, "n": 3, "logprobs": 0, "echo": True}),  # 15 with 1
+        ("chat/completions", {"messages": CHAT, "max_tokens": 2, "n": 3, "logprobs": True, "top_logprobs": 2}),
+    ],
+)
+def test_an_answer_in_one_has_a_limit_for_all_its_texts(client, monkeypatch, path, body):
+    most = 15 if body.get("echo") else 18
+    body = {"model": "letters", **body}
+    monkeypatch.setattr("recurra.serve.bodies._MOST_NUMBERS", most)
+    assert client.post(f"/v1/{path}", json=body).status_code == 200
+    monkeypatch.setattr("recurra.serve.bodies._MOST_NUMBERS", most - 1)
+    refused = client.post(f"/v1/{path}", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    assert f"expected {most - 1} in all: stream the answer" in refused.json()["error"]["message"]
+    assert client.post(f"/v1/{path}", json=body | {"stream": True}).status_code == 200
+
+
+def test_a_stream_gives_the_same_text(api, models):
+    options = {"include_usage": True}
+    chunks = list(
+        api.completions.create(
+            model="letters", prompt="ab", max_tokens=9, n=2, seed=1, stream=True, stream_options=options
+        )
+    )
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [expected(models, "ab", 9, seed) for seed in (1, 2)]
+    assert sorted(c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason) == ["length"] * 2
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], 18)
+
+
+def test_stop_ends_before_the_text(api, models):
+    whole = expected(models, "ab", 30)
+    stop = whole[12:14]
+    answer = api.completions.create(model="letters", prompt="ab", max_tokens=30, seed=0, stop=["never", stop])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
+    chunks = api.completions.create(model="letters", prompt="ab", max_tokens=30, seed=0, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+
+
+def test_logprobs_and_echo(api, models):
+    (choice,) = api.completions.create(
+        model="letters", prompt="abc", max_tokens=4, temperature=0, logprobs=2, echo=True
+    ).choices
+    text = "abc" + expected(models, "abc", 4, temperature=0.0)
+    assert choice.text == text
+    told = choice.logprobs
+    assert told.tokens == list(text)
+    assert told.text_offset == list(range(7))
+    ids = torch.from_numpy(Letters().encode(text))
+    logprobs = models[0].plain(ids[None])[0][0].log_softmax(-1)
+    right = [logprobs[place - 1, ids[place]].item() for place in range(1, 7)]
+    assert told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == pytest.approx(right, abs=1e-4)
+    assert told.top_logprobs[0] is None
+    assert all(len(top) == 2 and max(top, key=top.get) == token for top, token in zip(told.top_logprobs[3:], text[3:]))
+
+
+def test_the_likelihood_of_a_prompt_without_a_continuation(api):
+    (choice,) = api.completions.create(model="letters", prompt="abcd", max_tokens=0, echo=True, logprobs=0).choices
+    assert (choice.text, choice.finish_reason, len(choice.logprobs.tokens)) == ("abcd", "length", 4)
+    assert all(share < 0 and math.isfinite(share) for share in choice.logprobs.token_logprobs[1:])
+
+
+def test_prompts_of_tokens_and_models_without_a_tokenizer(api, models):
+    stream = Stream(models[1].plain)
+    stream.feed([3, 4])
+    numbers = list(stream.generate(5, sampling=SamplingConfig(temperature=0.0)))
+    answer = api.completions.create(model="numbers", prompt=[3, 4], max_tokens=5, temperature=0)
+    assert answer.choices[0].text == "".join(map(str, numbers))
+    with pytest.raises(openai.BadRequestError, match="no tokenizer"):
+        api.completions.create(model="numbers", prompt="text")
+    with pytest.raises(openai.BadRequestError, match="predicts classes"):
+        api.completions.create(model="classes", prompt=[1])
+
+
+def test_a_chat_goes_through_the_template(api, models):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    prompt = "system: be brief\nuser: hello\nassistant: "
+    answer = api.chat.completions.create(
+        model="letters", messages=messages, max_completion_tokens=8, seed=2, logprobs=True, top_logprobs=3
+    )
+    text = expected(models, prompt, 8, 2)
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", text)
+    assert answer.usage.prompt_tokens == len(prompt)
+    told = answer.choices[0].logprobs.content
+    assert [token.token for token in told] == list(text)
+    assert all(len(token.top_logprobs) == 3 and token.bytes == list(token.token.encode()) for token in told)
+    held = api.chat.completions.create(  # every token is told of, also where its text waits for a stop to be decided
+        model="letters", messages=messages, max_tokens=8, seed=2, logprobs=True, stop=[text[2:5] + text[2:5] * 9]
+    )
+    assert [token.token for token in held.choices[0].logprobs.content] == list(text)
+    chunks = list(api.chat.completions.create(model="letters", messages=messages, max_tokens=8, seed=2, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_model_without_a_template_refuses_chats(api):
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        api.chat.completions.create(model="numbers", messages=[{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"n": 65}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"extra_body": {"best_of": 3}}, "best_of"),
+        ({"stop": ""}, "stop"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused(api, options, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.completions.create(**{"model": "letters", "prompt": "a", **options})
+    assert refused.value.param.split(".")[0] == param
+    assert refused.value.type == "invalid_request_error"
+
+
+CHAT_OF_TWO = [{"role": "user", "content": "is 1<2 & 'x'?"}, {"role": "assistant", "content": "yes"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[0] | tojson }}", """{"role": "user", "content": "is 1<2 & 'x'?"}"""),
+        ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "user"),
+        ("{% for m in messages %}{% generation %}{{ m.role }},{% endgeneration %}{% endfor %}", "user,assistant,"),
+        ("{{ bos_token + strftime_now('%%') }}", "%"),
+    ],
+)
+def test_templates_are_transformers_templates(template, text):
+    served = ServedModel("letters", language_model(), Letters(), chat_template=template)
+    assert served.chat_text(CHAT_OF_TWO) == text
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ eos_token }}", "{{ messages[0].content + eos_token }}", "{{ eos_token ~ 1 }}"]
+)
+def test_a_template_with_a_token_that_nobody_knows_is_refused(template):
+    served = ServedModel("letters", language_model(), Letters(), chat_template=template)
+    with pytest.raises(ApiError, match="uses eos_token, which a run does not name"):
+        served.chat_text(CHAT_OF_TWO)
+
+
+def writes(answer, rounds) -> list[list[str]]:
+    """The data of each message, by the write that it goes out in."""
+
+    async def events():
+        for some in rounds:
+            yield some
+
+    async def collect() -> list[bytes]:
+        return [written async for written in answer.stream(events())]
+
+    return [
+        [line.removeprefix("data: ") for line in written.decode().split("\r\n\r\n") if line]
+        for written in asyncio.run(collect())
+    ]
+
+
+def pieces_of(messages: list[str]) -> list[tuple[int, str]]:
+    choices = [json.loads(message)["choices"][0] for message in messages]
+    return [(one["index"], one.get("text") or one.get("delta", {}).get("content")) for one in choices]
+
+
+@pytest.fixture(params=["completion", "chat"])
+def answer(request, models):
+    served = models[0]
+    request_ = Request(served, served.start, [1], [asking(5), asking(5)])
+    if request.param == "completion":
+        return _Completion(request_, CompletionBody(model="letters", prompt="a", n=2))
+    return _Chat(request_, ChatBody(model="letters", messages=[{"role": "user", "content": "a"}], n=2))
+
+
+def test_what_came_at_once_goes_out_at_once(answer, models):
+    start = models[0].start
+    rounds = [
+        [TokenEvent(0, 3, "d"), TokenEvent(1, 4, "e")],
+        [TokenEvent(0, 5, ""), TokenEvent(1, 6, "g\r\n\n")],
+        [EndEvent(0, "length", start, "f"), EndEvent(1, "stop", start)],
+    ]
+    *told, done = writes(answer, rounds)
+    assert done == ["[DONE]"]
+    told = told[-3:]  # a chat begins with who speaks
+    assert pieces_of(told[0]) == [(0, "d"), (1, "e")]
+    assert pieces_of(told[1]) == [(1, "g\r\n\n")]
+    assert [json.loads(message)["choices"][0]["finish_reason"] for message in told[2]] == ["length", "stop"]
+
+
+def test_an_error_comes_after_what_was_written_before_it_and_ends_the_answer(answer, models):
+    start = models[0].start
+    rounds = [
+        [TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")],
+        [TokenEvent(0, 5, "f")],
+    ]
+    *_, told, failed = writes(answer, rounds)
+    assert pieces_of(told) == [(0, "d")]
+    assert json.loads(failed[0])["error"]["code"] == "turn_failed"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_an_answer_that_was_cut_short_does_not_look_like_its_end(answer, models, reason):
+    start = models[0].start
+    *told, _ = writes(answer, [[TokenEvent(0, 3, "d"), EndEvent(0, reason, start), EndEvent(1, "stop", start)]])
+    reasons = [json.loads(message)["choices"][0]["finish_reason"] for message in told[-1]]
+    assert reasons == [None, "length", "stop"]

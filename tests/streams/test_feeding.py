@@ -1,0 +1,90 @@
+import torch
+
+from recurra import state as states
+from recurra.streams import stream
+from recurra.streams.stream import FeedRequest, _feed, feed_together
+
+from .conftest import VOCABULARY
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def test_the_logits_after_the_last_token(any_model):
+    model = any_model
+    x, later = tokens(3, 7), tokens(3, 4)
+    logits, state = _feed(model, x)
+    expected, carried = model(x)
+    torch.testing.assert_close(logits, expected[:, -1], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(_feed(model, later, state)[0], model(later, carried)[0][:, -1], rtol=1e-11, atol=1e-11)
+
+
+def test_long_texts_go_in_pieces(model, monkeypatch):
+    x = tokens(2, 19)
+    whole, _ = _feed(model, x)
+    monkeypatch.setattr(stream, "TOKENS_PER_CALL", 6)
+    lengths = []
+    model.embedding.register_forward_hook(lambda _, inputs, __: lengths.append(inputs[0].shape[1]))
+    pieces, _ = _feed(model, x)
+    assert lengths == [3, 3, 3, 3, 3, 3, 1]
+    torch.testing.assert_close(pieces, whole, rtol=1e-10, atol=1e-11)
+
+
+def test_only_the_last_step_goes_through_the_head(model):
+    shapes = []
+    model.head.register_forward_hook(lambda _, inputs, __: shapes.append(tuple(inputs[0].shape)))
+    _feed(model, tokens(2, 9))
+    assert shapes == [(2, 12)]
+
+
+def test_a_model_with_logits_alone(gateloop):
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = gateloop
+            self.hidden = torch.nn.Linear(1, 1)  # a layer of that name is no method that gives hidden states
+            self.head = torch.nn.Linear(1, 1)
+
+        def forward(self, x, state=None):
+            return self.model(x, state)
+
+    x = tokens(2, 9)
+    logits, _ = _feed(Wrapped().eval(), x)
+    torch.testing.assert_close(logits, _feed(gateloop, x)[0], rtol=1e-11, atol=1e-11)
+    assert logits._base is None
+
+
+def test_streams_of_all_lengths_together(model):
+    lengths_before_and_now = [(0, 3), (4, 11), (0, 1), (5, 6), (10, 6), (3, 2), (2, 9), (4, 11), (4, 2)]
+    requests = [
+        FeedRequest(tokens(1, now)[0], _feed(model, tokens(1, before))[1] if before else None)
+        for before, now in lengths_before_and_now
+    ]
+    kept = [[tensor.clone() for tensor in states.tensors(one.state)] for one in requests]
+    for one, together in zip(requests, feed_together(model, requests)):
+        logits, state = _feed(model, one.tokens[None], one.state)
+        torch.testing.assert_close(together.logits, logits[0], rtol=1e-10, atol=1e-11)
+        assert type(together.state) is type(state)
+        for got, expected in zip(states.tensors(together.state), states.tensors(state), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11)
+            assert got._base is None
+    for one, before in zip(requests, kept):
+        assert all(torch.equal(*pair) for pair in zip(before, states.tensors(one.state), strict=True))
+
+
+def test_equal_layouts_make_one_call(gateloop):
+    calls = []
+    gateloop.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
+    started = [_feed(gateloop, tokens(1, length))[1] for length in (2, 9, 4)]
+    calls.clear()
+    feed_together(gateloop, [FeedRequest(tokens(1, length)[0], state) for length, state in zip((3, 5, 3), started)])
+    assert calls == [(3, 3), (1, 2)]
+
+
+def test_a_segment_models_streams_go_with_those_at_the_same_place(crt):
+    calls = []
+    started = [_feed(crt, tokens(1, length))[1] for length in (1, 6, 3)]  # places 1, 1 and 3 of segments of 5
+    crt.embedding.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
+    feed_together(crt, [FeedRequest(tokens(1, 2)[0], state) for state in started])
+    assert sorted(calls) == [(1, 2), (2, 2)]

@@ -1,0 +1,306 @@
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recurra.files.digests import content_digest
+from recurra.files.weights import read_safetensors
+from recurra.state import map_tensors, n_bytes, tensors
+from recurra.streams.sampling import SamplingConfig
+from recurra.streams.stream import Stream
+
+from .conftest import SEGMENT, VOCABULARY, build
+
+
+def fed(model: nn.Module, n: int = 8) -> Stream:
+    stream = Stream(model)
+    stream.feed(torch.randint(VOCABULARY, (n,)))
+    return stream
+
+
+def same(one: Stream, other: Stream) -> bool:
+    pairs = zip(tensors(one.state), tensors(other.state), strict=True)
+    return (
+        all(torch.equal(*pair) for pair in pairs)
+        and type(one.state) is type(other.state)
+        and torch.equal(one.logits, other.logits)
+        and one.recent == other.recent
+        and one.position == other.position
+    )
+
+
+# --- in memory ---
+
+
+def test_later_steps_do_not_change_a_snapshot(model):
+    stream = fed(model)
+    twin, snapshot = stream.fork(), stream.snapshot()
+    before = [tensor.clone() for tensor in tensors(snapshot.stream)]
+    first = list(stream.generate(9))
+    assert all(torch.equal(*pair) for pair in zip(before, tensors(snapshot.stream), strict=True))
+    stream.restore(snapshot)
+    assert same(stream, twin)
+    assert list(stream.generate(9)) == first
+    with pytest.raises(AttributeError):
+        snapshot.stream = twin._now  # type: ignore[misc]
+
+
+def test_a_snapshot_of_another_model_is_refused(gateloop, crt):
+    snapshot = fed(gateloop).snapshot()
+    stream = fed(crt)
+    before = stream.fork()
+    with pytest.raises(ValueError, match=r"the snapshot is of another model \(LanguageModel against Compact"):
+        stream.restore(snapshot)
+    assert same(stream, before)
+
+
+# --- in files ---
+
+
+def test_a_saved_stream_goes_on_where_it_stood(any_model, tmp_path):
+    model = any_model
+    stream = fed(model)
+    stream.save(tmp_path / "stream")
+    other = Stream(model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    settings = SamplingConfig(repetition_penalty=1.4)
+    assert list(other.generate(20, sampling=settings)) == list(stream.generate(20, sampling=settings))
+    assert list(tmp_path.iterdir()) == [tmp_path / "stream"]
+
+
+def test_every_place_of_a_segment_can_be_saved(crt, tmp_path):
+    for n in range(1, 2 * SEGMENT + 2):
+        stream = fed(crt, n)
+        stream.save(tmp_path / "stream")
+        other = Stream(crt)
+        other.load(tmp_path / "stream")
+        assert same(other, stream)
+        assert other.state.position == n % SEGMENT
+
+
+def test_a_stream_at_its_start(gateloop, tmp_path):
+    Stream(gateloop).save(tmp_path / "stream")
+    stream = fed(gateloop)
+    stream.load(tmp_path / "stream")
+    assert (stream.position, stream.state) == (0, None)
+    with pytest.raises(ValueError, match="the stream is at its start"):
+        _ = stream.logits
+
+
+@pytest.mark.parametrize("name", ["gateloop", "s4d", "crt-gru", "transformer-xl"])
+def test_the_bytes_are_the_same_however_long_the_stream_is(name, tmp_path):
+    model = build(name).float()
+    sizes = []
+    for n_fed, position in ((10, 10), (2000, 100_000)):  # both at the start of a segment, with a full memory
+        stream = fed(model, n_fed)
+        stream._now = stream._now._replace(position=position)
+        stream.save(tmp_path / "stream")
+        sizes.append((stream.snapshot().n_bytes, (tmp_path / "stream").stat().st_size, n_bytes(stream.state)))
+    assert sizes[0] == sizes[1]
+    assert sizes[0][0] == sizes[0][2] + VOCABULARY * 4 + 65 * 8
+
+
+class Counting(nn.Module):
+    """Its state has everything that a state may hold."""
+
+    class State(NamedTuple):
+        parts: tuple
+        steps: int
+        share: float
+        begun: bool
+        nothing: None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, tokens: Tensor, state: "Counting.State | None" = None) -> tuple[Tensor, "Counting.State"]:
+        steps = tokens.shape[1] + (0 if state is None else state.steps)
+        tensor = torch.full((len(tokens), 2), steps, dtype=torch.complex128) * (1 + 0.5j)
+        parts = ([tensor, tensor.conj()], tensor.real.bfloat16(), tensor.real > 3)
+        logits = torch.zeros(*tokens.shape, 4, dtype=torch.bfloat16) + self.weight[0].bfloat16()
+        return logits, Counting.State(parts, steps, steps / 8, True, None)
+
+    def initial_state(self, batch: int) -> "Counting.State":
+        return self(torch.zeros(batch, 0, dtype=torch.int64))[1]
+
+    def require_state(self, state: "Counting.State", batch: int) -> None:
+        shapes = [tuple(tensor.shape) for tensor in tensors(state)]
+        if shapes != [(batch, 2)] * 4:
+            raise ValueError(f"the shapes are {shapes}; expected {batch} rows of 2")
+
+
+def test_states_of_all_kinds(tmp_path):
+    model = Counting().eval()
+    stream = Stream(model)
+    stream.feed([1, 2, 3, 0, 1])
+    stream.save(tmp_path / "stream")
+    other = Stream(model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    assert type(other.state.parts[0]) is list
+    assert other.state[1:] == (5, 5 / 8, True, None)
+    assert [type(item) for item in other.state[1:]] == [int, float, bool, type(None)]
+
+
+def test_other_models_files_are_refused(tmp_path):
+    stream = fed(build("gateloop"))
+    stream.save(tmp_path / "stream")
+    for model, message in (
+        (build("gateloop", seed=1), "a LanguageModel like it with other weights"),
+        (build("gateloop").float(), "other weights"),
+        (build("retnet"), "mixer 'gateloop' against 'retnet'"),
+        (build("crt-gru"), "LanguageModel against CompactRecurrentTransformer"),
+    ):
+        other = fed(model)
+        before = other.fork()
+        with pytest.raises(ValueError, match=rf"stream is of another model \(.*{message}"):
+            other.load(tmp_path / "stream")
+        assert same(other, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": ()}, "state.parts is a list of 3 in the saved state; expected a list of 0, as in the model"),
+        ({"steps": 0.5}, "state.steps is an int in the saved state; expected a float, as in the model"),
+        ({"nothing": torch.ones(1)}, r"state.nothing is None in the saved state; expected float32 \(1,\) on cpu"),
+    ],
+)
+def test_a_state_of_another_structure_is_refused(change, message, tmp_path):
+    """As after a change of a model's code, which its configuration does not show."""
+
+    class Model(Counting):
+        pass
+
+    stream = Stream(Model().eval())
+    stream.feed([1])
+    stream.save(tmp_path / "stream")
+    Model.initial_state = lambda self, batch: Counting.initial_state(self, batch)._replace(**change)  # type: ignore
+    with pytest.raises(ValueError, match=message):
+        Stream(stream.model).load(tmp_path / "stream")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:, :-1], lambda x: x.unsqueeze(1), lambda x: x.to(torch.complex128), lambda x: x.real]
+)
+def test_a_saved_state_that_the_model_could_not_have_returned_is_refused(change, tmp_path):
+    stream = fed(build("gateloop").float())
+    stream.save(tmp_path / "right")
+    stream._now = stream._now._replace(model_state=map_tensors(change, stream.state))
+    stream.save(tmp_path / "wrong")
+    other = Stream(stream.model)
+    with pytest.raises(ValueError, match=r"state\..*; expected complex64"):
+        other.load(tmp_path / "wrong")
+    assert other.position == 0
+    other.load(tmp_path / "right")
+
+
+def test_damaged_and_foreign_files(gateloop, tmp_path):
+    path = tmp_path / "stream"
+    fed(gateloop).save(path)
+    whole = path.read_bytes()
+    stream = Stream(gateloop)
+    for place in (3, 40, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"stream is (damaged|another kind|a stream in format)"):
+            stream.load(path)
+    for content in (b"", whole[:-1], b"hello, world", whole[:100]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+            stream.load(path)
+    path.write_bytes(torch.tensor([]).numpy().tobytes() + (16).to_bytes(8, "little") + b'{"__metadata__":{}}'[:16])
+    with pytest.raises(ValueError, match="is damaged"):
+        stream.load(path)
+    with pytest.raises(FileNotFoundError):
+        stream.load(tmp_path / "nowhere")
+    assert stream.position == 0
+
+
+def test_foreign_safetensors_and_later_formats(gateloop, tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "stream")
+    with pytest.raises(
+        ValueError, match=r"is another kind of safetensors file; expected a stream that Stream\.save wrote"
+    ):
+        Stream(gateloop).load(tmp_path / "stream")
+    content = {"format": "recurra-stream", "format_version": 2}
+    save_file({"weight": torch.ones(2)}, tmp_path / "stream", metadata={"recurra": json.dumps(content)})
+    with pytest.raises(ValueError, match="is a stream in format 2; expected format 1"):
+        Stream(gateloop).load(tmp_path / "stream")
+
+
+def reseal(path: Path, change) -> None:
+    """Change a file's content and tensors, and give it the digest of what it then holds."""
+    tensors, metadata = read_safetensors(path)
+    content = json.loads(metadata["recurra"])
+    del content["digest"]
+    change(content, tensors)
+    content["digest"] = content_digest(content, tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"recurra": json.dumps(content)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda content, tensors: tensors.update({"state.0": tensors["state.0"][:, :1]}),
+            r"state\..*; expected complex64",
+        ),
+        (lambda content, tensors: content["structure"][0].pop(), r"state\..* is a list of 1 .*; expected a list of 2"),
+        (lambda content, tensors: content.update(structure=[]), r"state is a list of 0 .*; expected a list of 1"),
+        (lambda content, tensors: content.update(structure=[3]), "without a part of a stream"),
+        (lambda content, tensors: content["model"].pop("kind"), "without a part of a stream"),
+        (lambda content, tensors: tensors.pop("state.0"), r"without a part of a stream \('state.0'\)"),
+        (lambda content, tensors: tensors.pop("recent"), r"without a part of a stream \('recent'\)"),
+        (
+            lambda content, tensors: tensors.update(position=torch.tensor(-1)),
+            r"the position in .* is -1; expected 0",
+        ),
+        (lambda content, tensors: tensors["recent"].fill_(99), r"recent in .* is another list; expected 64 tokens of"),
+        (
+            lambda content, tensors: tensors.update(logits=torch.ones(2, 3)),
+            r"logits in .* is float32 \(2, 3\) on cpu",
+        ),
+        (
+            lambda content, tensors: tensors.update(logits=torch.ones(500)),
+            r"logits in .* is float32 \(500,\) on cpu; expected one number for each of",
+        ),
+    ],
+)
+def test_a_file_with_its_digest_and_another_content_is_refused(change, message, tmp_path):
+    stream = fed(build("gateloop").float())
+    stream.save(tmp_path / "stream")
+    reseal(tmp_path / "stream", lambda content, tensors: None)
+    other = Stream(stream.model)
+    other.load(tmp_path / "stream")
+    assert same(other, stream)
+    reseal(tmp_path / "stream", change)
+    with pytest.raises(ValueError, match=message) as raised:
+        other.load(tmp_path / "stream")
+    assert str(tmp_path / "stream") in str(raised.value)
+    assert same(other, stream)
+
+
+def test_others_can_read_the_file(gateloop, tmp_path):
+    stream = fed(gateloop, 5)
+    stream.save(tmp_path / "stream")
+    with safe_open(tmp_path / "stream", framework="pt") as file:
+        assert int(file.get_tensor("position")) == 5
+        assert file.get_tensor("recent").tolist() == [-1] * 59 + list(stream.recent)
+        assert torch.equal(file.get_tensor("logits"), stream.logits)
+        content = json.loads(file.metadata()["recurra"])
+        assert content["model"]["config"]["d_model"] == 12
+        assert content["structure"] == [[[{"complex": "state.0"}], [{"complex": "state.1"}]]]
+
+
+def test_equal_streams_give_equal_files(gateloop, tmp_path):
+    stream = fed(gateloop)
+    stream.save(tmp_path / "one")
+    stream.fork().save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

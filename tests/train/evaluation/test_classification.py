@@ -1,0 +1,179 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from recurra.data.batches import IGNORED_TARGET
+from recurra.train.classification import class_scores, classify_videos
+from recurra.video.data import ViewBatch
+
+
+def test_scores_are_those_of_a_count_by_hand():
+    targets = torch.tensor([0, 0, 0, 1, 1, 3])
+    predicted = torch.tensor([0, 0, 1, 1, 3, 3])
+    scores = class_scores(torch.eye(4)[predicted], targets)
+    assert scores.confusion.tolist() == [[2, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 1]]
+    assert scores.counts.tolist() == [3, 2, 0, 1]
+    assert scores.n_examples == 6
+    assert scores.top_1 == pytest.approx(4 / 6)
+    accuracies = scores.class_accuracies.tolist()
+    assert accuracies[:2] == pytest.approx([2 / 3, 1 / 2])
+    assert math.isnan(accuracies[2])
+    assert accuracies[3] == 1.0
+    # the mean omits the class without examples
+    assert scores.mean_class_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3, abs=1e-12)
+
+
+def test_every_class_weighs_the_same_in_the_mean():
+    targets = torch.tensor([0] * 98 + [1, 1])
+    scores = class_scores(torch.eye(2)[torch.zeros(100, dtype=torch.int64)], targets)
+    assert (scores.top_1, scores.mean_class_accuracy) == (0.98, 0.5)
+
+
+def test_top_5_counts_the_five_likeliest():
+    probabilities = torch.tensor([[6.0, 5, 4, 3, 2, 1]]).repeat(6, 1)
+    scores = class_scores(probabilities, torch.arange(6))
+    assert scores.n_in_top_5 == 5
+    assert scores.top_5 == pytest.approx(5 / 6)
+    assert scores.top_1 == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_top_5_is_left_out_where_it_would_be_all(n_classes):
+    assert class_scores(torch.eye(n_classes), torch.arange(n_classes)).top_5 is None
+
+
+@pytest.mark.parametrize("n_classes", [2, 5, 6, 11])
+@pytest.mark.parametrize("ties", [False, True])
+def test_random_scores_are_those_of_a_loop(n_classes, ties):
+    """With ties, and with empty classes, predicted or not: their accuracy is NaN, and the mean omits them."""
+    for n_examples in (1, 3, 40):
+        probabilities = torch.rand(n_examples, n_classes, dtype=torch.float64)
+        if ties:
+            probabilities = (4 * probabilities).round() / 4
+        targets = torch.randint(n_classes - 1, (n_examples,))  # the last class stays empty
+        scores = class_scores(probabilities, targets)
+        confusion = [[0] * n_classes for _ in range(n_classes)]
+        n_in_top_5 = 0
+        for row, target in zip(probabilities.tolist(), targets.tolist()):
+            confusion[target][row.index(max(row))] += 1
+            n_in_top_5 += target in sorted(range(n_classes), key=lambda c: -row[c])[:5]
+        assert scores.confusion.tolist() == confusion
+        counts = [sum(row) for row in confusion]
+        right = [confusion[c][c] for c in range(n_classes)]
+        shares = [right[c] / counts[c] if counts[c] else math.nan for c in range(n_classes)]
+        assert list(map(str, scores.class_accuracies.tolist())) == list(map(str, shares))
+        present = torch.tensor([share for share in shares if not math.isnan(share)], dtype=torch.float64)
+        assert scores.mean_class_accuracy == pytest.approx(float(present.mean()), rel=1e-15)
+        assert scores.top_1 == sum(right) / n_examples
+        if n_classes <= 5:
+            assert scores.top_5 is None
+        else:
+            assert scores.top_5 == n_in_top_5 / n_examples
+
+
+def test_a_class_without_examples_that_is_predicted_is_omitted_from_the_mean():
+    """torchmetrics counts such a class as 0, which would give 1 / 2 here."""
+    scores = class_scores(torch.eye(3)[[0, 1, 2]], torch.tensor([0, 1, 1]))
+    assert scores.mean_class_accuracy == 3 / 4
+
+
+@pytest.mark.parametrize("target", [-100, 3])
+def test_targets_must_be_classes(target):
+    with pytest.raises(ValueError, match=f"a target is {target}; expected a class from 0 to 2"):
+        class_scores(torch.eye(3), torch.tensor([0, target, 1]))
+
+
+def test_no_examples_and_nan_are_errors():
+    with pytest.raises(ValueError, match=r"targets is \[\]; expected at least one example"):
+        class_scores(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(FloatingPointError, match="a probability is NaN; expected a number"):
+        class_scores(torch.tensor([[0.5, float("nan")]]), torch.tensor([0]))
+
+
+class Corner(nn.Module):
+    """A segment's logits are the first three pixels of its first frame, summed with those of earlier segments."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.one = nn.Parameter(torch.ones((), dtype=dtype))
+        self.modes = []
+
+    def forward(self, clip, state=None):
+        assert state is None
+        self.modes.append(self.training)
+        assert not torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+        segments = clip[:, ::2, 0, 0, :3].to(self.one.dtype) * self.one
+        return segments.cumsum(1), None
+
+
+def views(rows, labels, sizes):
+    """Views as (video, first segment's pixels, second segment's pixels), in batches of these sizes."""
+    clips = torch.zeros(len(rows), 4, 3, 4, 4)
+    for row, (_, first, second) in enumerate(rows):
+        clips[row, 0, 0, 0, :3], clips[row, 2, 0, 0, :3] = torch.tensor(first), torch.tensor(second)
+    targets = torch.tensor([[IGNORED_TARGET, labels[video]] for video, *_ in rows])
+    videos = torch.tensor([video for video, *_ in rows])
+    parts = zip(clips.split(sizes), targets.split(sizes), videos.split(sizes))
+    return [ViewBatch(*part) for part in parts]
+
+
+ROWS = [
+    (1, [0.0, 0, 0], [0.0, 9, 0]),
+    (0, [2.0, 0, 0], [1.0, 0, 0]),
+    (1, [0.0, 0, 5], [1.0, 0, 0]),
+    (0, [0.0, 0, 1], [0.0, 0, 0]),
+    (1, [0.0, 1, 0], [0.0, 1, 0]),
+]
+
+
+@pytest.mark.parametrize("sizes", [[5], [2, 3], [1, 1, 1, 1, 1]])
+def test_the_views_of_a_video_are_averaged_after_the_softmax_of_its_last_segment(sizes):
+    result = classify_videos(Corner(), views(ROWS, {0: 0, 1: 2}, sizes))
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    for video, first, second in ROWS:
+        logits = torch.tensor(first, dtype=torch.float64) + torch.tensor(second)
+        expected[video] += logits.softmax(0) / sum(row[0] == video for row in ROWS)
+    torch.testing.assert_close(result.probabilities, expected, rtol=0, atol=1e-12)
+    assert result.targets.tolist() == [0, 2]
+    assert result.videos.tolist() == [0, 1]
+    assert result.n_frames == 5 * 4
+
+
+def test_a_view_that_could_not_be_decoded_does_not_count():
+    batch = views(ROWS, {0: 0, 1: 2}, [5])[0]
+    batch.targets[[1, 3]] = IGNORED_TARGET  # all of video 0
+    batch.targets[0] = IGNORED_TARGET  # one of video 1
+    result = classify_videos(Corner(), [batch])
+    assert result.videos.tolist() == [1]
+    expected = (torch.tensor([1.0, 0, 5]).double().softmax(0) + torch.tensor([0.0, 2, 0]).double().softmax(0)) / 2
+    torch.testing.assert_close(result.probabilities[0], expected, rtol=0, atol=1e-12)
+    batch.targets[:] = IGNORED_TARGET
+    with pytest.raises(ValueError, match="views is without a view to score"):
+        classify_videos(Corner(), [batch])
+
+
+def test_bfloat16_weights_and_autocast_around_it():
+    rows = views(ROWS, {0: 0, 1: 2}, [5])
+    expected = classify_videos(Corner(), rows).probabilities
+    with torch.autocast("cpu", torch.bfloat16):
+        result = classify_videos(Corner(torch.bfloat16), rows)
+    assert result.probabilities.dtype == torch.float64
+    # the logits are small whole numbers, which bfloat16 holds exactly
+    torch.testing.assert_close(result.probabilities, expected, rtol=0, atol=1e-12)
+
+
+def test_the_models_mode_is_restored():
+    model = Corner().train()
+    classify_videos(model, views(ROWS, {0: 0, 1: 2}, [5]))
+    assert model.modes == [False]
+    assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_targets_of_any_integers(dtype):
+    targets = torch.arange(200)
+    probabilities = torch.eye(200)[targets]
+    assert torch.equal(class_scores(probabilities, targets.to(dtype)).confusion, torch.eye(200, dtype=torch.int64))

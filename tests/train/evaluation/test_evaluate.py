@@ -1,0 +1,260 @@
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from recurra.data.batches import IGNORED_TARGET, Batch
+from recurra.data.memory_horizon import memory_spans
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.train.evaluate import best_temperature, evaluate, evaluate_by_span
+
+
+class Sum(NamedTuple):
+    total: Tensor
+
+
+class Accumulator(nn.Module):
+    """Logits that depend on everything since the start of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 5)
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, tokens: Tensor, state: Sum | None = None) -> tuple[Tensor, Sum]:
+        assert torch.is_inference_mode_enabled()
+        total = self.dropout(self.embedding(tokens)).cumsum(1)
+        if state is not None:
+            total = total + state.total[:, None]
+        logits = self.head(total)
+        self.dtypes.append(logits.dtype)
+        return logits, Sum(total[:, -1])
+
+
+class Batches:
+    batch_size = 2
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        assert epoch == 0
+        return self.batches[step]
+
+
+@pytest.fixture
+def model() -> Accumulator:
+    torch.manual_seed(0)
+    return Accumulator()
+
+
+@pytest.fixture
+def stream() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    targets = torch.randint(5, (2, 12))
+    targets[0, 3] = targets[1, 7:10] = IGNORED_TARGET
+    return torch.randint(6, (2, 12)), targets
+
+
+def cut(stream: tuple[Tensor, Tensor], *lengths: int) -> Batches:
+    """The stream in pieces, each continuing the previous one."""
+    pieces = zip(*(tensor.split(lengths, dim=1) for tensor in stream))
+    return Batches(*(Batch(*piece, continues=number > 0) for number, piece in enumerate(pieces)))
+
+
+@torch.inference_mode()
+def scores(model: Accumulator, stream: tuple[Tensor, Tensor]) -> tuple[float, float, int]:
+    """Loss, accuracy and number of targets by hand, over the whole stream at once."""
+    model.eval()
+    inputs, targets = stream
+    counted = targets != IGNORED_TARGET
+    logits = model(inputs)[0][counted].double()
+    chosen = log_softmax(logits, -1).gather(1, targets[counted][:, None])
+    right = (logits.argmax(-1) == targets[counted]).double().mean().item()
+    model.train()
+    return -chosen.mean().item(), right, int(counted.sum())
+
+
+@pytest.mark.parametrize("lengths", [(12,), (5, 7), (1,) * 12, (11, 1)])
+def test_the_state_is_carried_and_ignored_targets_do_not_count(model, stream, lengths):
+    result = evaluate(model, cut(stream, *lengths))
+    loss, accuracy, n_targets = scores(model, stream)
+    assert result.n_targets == n_targets == 20
+    assert result.loss == pytest.approx(loss, rel=1e-6)
+    assert result.accuracy == accuracy
+    assert result.perplexity == pytest.approx(math.exp(loss), rel=1e-6)
+    assert result.bits_per_token == pytest.approx(loss / math.log(2), rel=1e-6)
+    assert result.tokens_per_second == pytest.approx(24 / result.seconds)
+
+
+def test_a_batch_that_does_not_continue_starts_from_nothing(model, stream):
+    whole = cut(stream, 6, 6)
+    apart = Batches(*(batch._replace(continues=False) for batch in whole.batches))
+    assert evaluate(model, apart).loss != evaluate(model, whole).loss
+    swapped = Batches(*apart.batches[::-1])
+    assert evaluate(model, swapped).loss == pytest.approx(evaluate(model, apart).loss, rel=1e-12)
+
+
+def test_modes_come_back_and_dropout_is_off(model, stream):
+    model.head.eval()
+    first, second = (evaluate(model, cut(stream, 12)).loss for _ in range(2))
+    assert first == second
+    assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
+
+
+def test_modes_come_back_after_an_error(model):
+    with pytest.raises(IndexError):
+        evaluate(model, Batches(Batch(torch.tensor([[99]]), torch.tensor([[0]]), continues=False)))
+    assert model.training
+
+
+def test_autocast_around_it_does_not_reach_the_model(model, stream):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluate(model, cut(stream, 12))
+    assert model.dtypes == [torch.float32]
+
+
+def test_logits_are_divided_by_the_temperature(model, stream):
+    result = evaluate(model, cut(stream, 5, 7), temperature=1.7)
+    with torch.no_grad():
+        model.head.weight /= 1.7
+        model.head.bias /= 1.7
+    colder = evaluate(model, cut(stream, 5, 7))
+    assert result.loss == pytest.approx(colder.loss, rel=1e-6)
+    assert result.accuracy == colder.accuracy
+
+
+def drawn(model, temperature):
+    """Targets drawn from what the model says at a temperature."""
+    tokens = torch.randint(6, (2000, 30))
+    with torch.inference_mode():
+        model.head.weight *= 2
+        logits = model.eval()(tokens)[0] / temperature
+    targets = logits.softmax(-1).flatten(0, 1).multinomial(1).view_as(tokens)
+    targets[:, ::7] = IGNORED_TARGET
+    return cut((tokens, targets), 10, 20)
+
+
+@pytest.mark.parametrize("right", [0.8, 1.0, 1.16, 1.4])
+def test_the_temperature_of_the_lowest_loss_is_found(model, right):
+    source = drawn(model, right)
+    found = best_temperature(model, source)
+    losses = {t: evaluate(model, source, temperature=t).loss for t in (found - 0.02, found, found + 0.02)}
+    assert min(losses, key=losses.get) == found or found in (0.8, 1.4)
+    assert found == pytest.approx(right, abs=0.021)
+
+
+@pytest.mark.parametrize("right", [0.4, 2.0, 3.0])
+def test_a_temperature_far_from_one_is_found_and_the_source_is_read_once(model, right):
+    source = drawn(model, right)
+    model.dtypes.clear()
+    assert best_temperature(model, source) == right
+    assert len(model.dtypes) == len(source)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_an_impossible_temperature_is_refused(model, stream, temperature):
+    with pytest.raises(ValueError, match=r"^temperature is .*; expected"):
+        evaluate(model, cut(stream, 12), temperature=temperature)
+
+
+def test_nothing_to_count_is_an_error(model):
+    targets = torch.full((2, 3), IGNORED_TARGET)
+    with pytest.raises(ValueError, match="n_tokens is 0; expected at least 1"):
+        evaluate(model, Batches(Batch(torch.zeros(2, 3, dtype=torch.int64), targets, continues=False)))
+
+
+class FixedLosses(nn.Module):
+    """Returns the losses that it was built with, in float32."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.losses = nn.Parameter(torch.tensor([losses]))
+
+    def loss(self, inputs, targets, state=None):
+        return self.losses, None
+
+
+def test_the_losses_of_a_batch_are_summed_in_float64():
+    """In float32, 2^24 + 1 is 2^24."""
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), continues=False)
+    assert evaluate(FixedLosses([2.0**24, 1.0]), Batches(batch)).loss == (2**24 + 1) / 2
+
+
+def test_a_model_that_forms_no_logits_has_no_accuracy_and_cannot_be_observed():
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), continues=False)
+    model, source = FixedLosses([1.0, 3.0]), Batches(batch)
+    result = evaluate(model, source)
+    assert (result.loss, result.accuracy) == (2.0, None)
+    with pytest.raises(ValueError, match="observe is a function, with a FixedLosses; expected None"):
+        evaluate(model, source, observe=lambda batch, predictions: None)
+
+
+def test_observers_see_each_batch_with_its_predictions(model, stream):
+    seen = []
+    source = cut(stream, 5, 7)
+    result = evaluate(model, source, observe=lambda *call: seen.append(call))
+    assert [batch for batch, _ in seen] == list(source.batches)
+    right = sum(int((predictions == batch.targets).sum()) for batch, predictions in seen)
+    assert right / result.n_targets == result.accuracy
+
+
+def test_accuracy_by_span_counts_each_target_under_its_span(model, stream):
+    source = cut(stream, 5, 7)
+    result, spans = evaluate_by_span(model, source, lambda tokens: memory_spans(tokens, reset_token=5))
+    assert int(spans.counts.sum()) == result.n_targets
+    assert spans.overall == pytest.approx(result.accuracy)
+    expected = torch.zeros(len(spans.counts), dtype=torch.int64)
+    for batch in source.batches:
+        for row, target_row in zip(batch.inputs.tolist(), batch.targets.tolist()):
+            span = 0
+            for token, target in zip(row, target_row):
+                span = 0 if token == 5 else span + 1
+                expected[span] += target != IGNORED_TARGET
+    assert torch.equal(spans.counts, expected)
+
+
+@pytest.mark.parametrize("cutoffs", [None, [], [4, 9]], ids=["language-model", "transformer-xl", "adaptive"])
+@pytest.mark.parametrize("temperature", [1.0, 1.3])
+def test_the_head_reads_only_where_targets_count_if_they_are_few(cutoffs, temperature):
+    """With the same scores as if it read everything, from the same states."""
+    torch.manual_seed(2)
+    sizes = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "d_channel_mixing": 8}
+    if cutoffs is None:
+        model = LanguageModel(LanguageModelConfig(mixer="gru", **sizes))
+    else:
+        model = TransformerXL(TransformerXLConfig(n_heads=2, segment_length=4, cutoffs=cutoffs, **sizes))
+    tokens, targets = torch.randint(13, (2, 2, 24))
+    few = targets.where(torch.arange(24) % 8 == 7, IGNORED_TARGET)
+    few[:, 8:16] = IGNORED_TARGET  # a batch without targets
+    read: list[int] = []
+    model.head.register_forward_hook(lambda module, args, output: read.append(output.shape[:-1].numel()))
+
+    def halves(targets):
+        cut = zip(tokens.split(8, 1), targets.split(8, 1))
+        return Batches(*(Batch(x, t, continues=number > 0) for number, (x, t) in enumerate(cut)))
+
+    found = evaluate(model, halves(few), temperature=temperature)
+    if cutoffs is None or temperature != 1.0:
+        assert read == [2, 0, 2]
+    logits = model.eval()(tokens)[0].detach()
+    counted = few != IGNORED_TARGET
+    losses = -log_softmax(logits[counted] / temperature, -1).gather(1, few[counted][:, None])
+    assert found.n_targets == 4
+    assert found.loss == pytest.approx(float(losses.mean()), abs=1e-5)
+    if found.accuracy is not None:
+        assert found.accuracy == float((logits[counted].argmax(-1) == few[counted]).double().mean())
+    if cutoffs is None:
+        observed = []
+        whole = evaluate(model, halves(few), temperature=temperature, observe=lambda batch, p: observed.append(p.shape))
+        assert observed == [(2, 8)] * 3
+        assert whole.loss == pytest.approx(found.loss, abs=1e-6)

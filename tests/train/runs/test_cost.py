@@ -1,0 +1,197 @@
+"""What the models of recipes and runs cost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recurra.analysis.cost import measured_cost
+from recurra.data.vocabulary import Vocabulary
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
+from recurra.train.figures import cost_curves, cost_of, scored_perplexity
+
+MODEL = {"n_layer": 1, "d_model": 8, "n_heads": 2, "d_channel_mixing": 6}
+COMMON = f"""
+data: {{path: nowhere, segment_length: 5, batch_size: 2}}
+model: {json.dumps(MODEL)}
+training: {{epochs: 1, log_every: 5, tensorboard: false, accelerator: cpu, threads: 1}}
+"""
+TRANSFORMER_XL = "experiment: text-transformer-xl" + COMMON
+CRT = "experiment: text-crt" + COMMON
+FAMILY = f"""
+common: {{experiment: text-crt, data: {{path: nowhere, segment_length: 5}}, model: {json.dumps(MODEL)}}}
+axes:
+  model: {{crt-gru: {{}}, crt-ncgru: {{model: {{memory: ncgru, position: rnn-ncgru}}}}}}
+"""
+HORIZON = """
+experiment: memory-horizon
+data: {n_samples: 20, sequence_length: 9, batch_size: 2, resets_per_sample: 2, modulus: 7}
+model: {n_layer: 1, d_model: 8, d_channel_mixing: 16}
+"""
+
+
+def written(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    for split, n_lines in (("train", 20), ("valid", 3), ("test", 4)):
+        written(tmp_path / "corpus" / f"{split}.txt", " the cat sat on a mat \n" * n_lines)
+    return tmp_path / "corpus"
+
+
+N_WORDS = 6 + 2
+"""Those of the corpus, <eos> and <unk>."""
+
+
+def test_numbers_are_those_of_the_recipes_models(tmp_path):
+    sizes = {**MODEL, "n_layer": 2, "vocab_size": 23, "segment_length": 5}
+    models = {
+        "Transformer-XL": (TRANSFORMER_XL, TransformerXL(TransformerXLConfig(**sizes))),
+        "CRT-GRU": (CRT, CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**sizes))),
+    }
+    for kind, (recipe, model) in models.items():
+        word = written(tmp_path / "recipe.yaml", recipe)
+        row = cost_of(word, ["--model.n_layer", "2"], vocabulary=23)
+        assert (row.name, row.kind, row.n_layer, row.segment_length) == (word, kind, 2, 5)
+        assert row.measured == measured_cost(model, 5)
+        if kind == "Transformer-XL":
+            assert row.published == (2 * (28 * 5 * 64 + 12 * 25 * 8 + 6 * 25), 2 * (640 + 48))
+
+
+def test_variants_of_a_family_are_called_as_they_were_named(tmp_path):
+    family = written(tmp_path / "family.yaml", FAMILY)
+    rows = [cost_of(f"{family}#{variant}", vocabulary=23) for variant in ("crt-ncgru", "crt-gru")]
+    assert [(row.name, row.kind) for row in rows] == [
+        (f"{family}#crt-ncgru", "CRT-NCGRU"),
+        (f"{family}#crt-gru", "CRT-GRU"),
+    ]
+
+
+def test_values_are_set_over_a_recipe(tmp_path):
+    row = cost_of(
+        written(tmp_path / "xl.yaml", TRANSFORMER_XL),
+        ["--model.n_layer", "3", "--data.segment_length=7"],
+        vocabulary=23,
+    )
+    assert (row.n_layer, row.segment_length) == (3, 7)
+
+
+def test_the_vocabulary_is_the_corpuss_if_none_is_given(tmp_path, corpus):
+    recipe, moved = written(tmp_path / "crt.yaml", CRT), ["--data.path", str(corpus)]
+    assert cost_of(recipe, moved).measured.vocabulary_flops == 2 * 5 * 8 * N_WORDS
+    assert cost_of(recipe, moved, vocabulary=100).measured.vocabulary_flops == 2 * 5 * 8 * 100
+
+
+def test_no_weight_is_allocated(tmp_path):
+    row = cost_of(written(tmp_path / "crt.yaml", CRT), vocabulary=10**12)
+    assert row.measured.parameters > 8 * 10**12
+
+
+def test_a_model_without_a_formula_is_counted_alone(tmp_path):
+    row = cost_of(written(tmp_path / "horizon.yaml", HORIZON))
+    assert (row.kind, row.segment_length, row.published) == ("language model (gateloop)", 9, None)
+    assert row.measured.vocabulary_flops == 2 * 9 * 8 * 7
+    assert row.as_plain()["published"] is None
+    assert json.loads(json.dumps(row.as_plain()))["measured"] == row.measured._asdict()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "vocabulary", "message"),
+    [
+        (CRT, [], None, "nowhere"),
+        (CRT, [], None, "give the size of its vocabulary, as in --vocabulary 10000"),
+        (CRT, [], 0, "vocabulary is 0; expected at least 1"),
+        (CRT, ["--model.cutoffs", "[12]"], 9, "cutoffs"),
+        (HORIZON, [], 9, "experiment is memory-horizon; expected one over text"),
+        (HORIZON, ["--data.n_samples", "5"], None, "n_samples"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(tmp_path, recipe, overrides, vocabulary, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        cost_of(written(tmp_path / "recipe.yaml", recipe), overrides, vocabulary=vocabulary)
+
+
+def test_a_video_model_is_refused_before_its_videos_are_made(tmp_path):
+    recipe = f"{{experiment: motions-timesformer, data: {{path: {tmp_path}/videos, n_videos: 20}}}}"
+    with pytest.raises(ValueError, match="experiment is motions-timesformer; expected one over text"):
+        cost_of(written(tmp_path / "recipe.yaml", recipe))
+    assert not (tmp_path / "videos").exists()
+
+
+# --- runs ---
+
+
+def scored_run(folder: Path, recipe: str, perplexity: float, name: str = "eval-test.json") -> str:
+    written(folder / "config.yaml", recipe)
+    written(folder / name, json.dumps({"perplexity": perplexity}))
+    return str(folder)
+
+
+def test_the_vocabulary_of_a_run_is_its_own_with_or_without_its_corpus(tmp_path, corpus):
+    run = scored_run(tmp_path / "a", CRT.replace("nowhere", str(corpus)), 61.5)
+    Vocabulary(["the", "cat", "<eos>", "<unk>"]).save(Path(run) / "tokenizer.json")  # before the corpus grew
+    found = cost_of(run).measured
+    assert found == cost_of(run, vocabulary=4).measured
+    shutil.rmtree(corpus)
+    assert cost_of(run).measured == found
+
+
+def test_points_are_the_runs_blocks_and_perplexities(tmp_path):
+    runs = [
+        scored_run(tmp_path / "a", CRT, 61.5),
+        scored_run(tmp_path / "b", CRT.replace("segment_length: 5", "segment_length: 3"), 66.0),
+        scored_run(tmp_path / "c", TRANSFORMER_XL, 70.0),
+    ]
+    rows = [cost_of(run, vocabulary=9) for run in runs]
+    flops = [row.measured.block_flops for row in rows]
+    assert cost_curves(rows, [scored_perplexity(run) for run in runs]) == {
+        "CRT-GRU": [(5, flops[0], 61.5), (3, flops[1], 66.0)],
+        "Transformer-XL": [(5, flops[2], 70.0)],
+    }
+
+
+def test_depths_that_differ_have_curves_of_their_own(tmp_path):
+    row = cost_of(written(tmp_path / "crt.yaml", CRT), vocabulary=9)
+    assert list(cost_curves([row, row._replace(n_layer=3)], [61.5, 60.0])) == ["CRT-GRU, 1 layers", "CRT-GRU, 3 layers"]
+
+
+def test_a_run_scored_with_other_lengths_has_scores_of_its_own(tmp_path):
+    run = scored_run(tmp_path / "a", CRT, 61.5)
+    words = ["--data.segment_length", "4"]
+    with pytest.raises(ValueError, match=r"eval-test-segment_length-4.json") as raised:
+        scored_perplexity(run, words)
+    assert f"recurra eval {run} --data.segment_length 4" in str(raised.value)
+    scored_run(tmp_path / "a", CRT, 63.0, "eval-test-segment_length-4.json")
+    assert scored_perplexity(run, [*words, "--data.path", "moved"]) == 63.0
+    assert scored_perplexity(run) == 61.5
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"perplexity": null}'])
+def test_damaged_scores_are_refused(tmp_path, content):
+    run = scored_run(tmp_path / "run", CRT, 1.0)
+    written(tmp_path / "run" / "eval-test.json", content)
+    with pytest.raises(ValueError, match="expected those of a run: score it first") as raised:
+        scored_perplexity(run)
+    assert f"  recurra eval {run}" in str(raised.value)
+
+
+def test_scores_of_another_checkpoint_are_no_points(tmp_path):
+    run = scored_run(tmp_path / "a", CRT, 61.5)
+    written(Path(run) / "eval-test.json", json.dumps({"perplexity": 61.5, "checkpoint": "last", "step": 3}))
+    with pytest.raises(ValueError, match="scores is those of the checkpoint last; expected those of the best one"):
+        scored_perplexity(run)
+
+
+def test_only_folders_with_runs_have_scores(tmp_path):
+    with pytest.raises(ValueError, match="expected the folder of a run that was scored"):
+        scored_perplexity(written(tmp_path / "recipe.yaml", CRT))
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
+        scored_perplexity(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
+        cost_of(str(tmp_path))

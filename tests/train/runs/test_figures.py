@@ -1,0 +1,110 @@
+"""The figures of runs."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.train.checkpoint import CheckpointError
+from recurra.train.figures import _curve_rows, draw_runs, gates_of
+from recurra.train.metrics import JsonLog
+from recurra.train.run import open_run
+
+
+@pytest.fixture
+def copies(there, tmp_path) -> dict[str, Path]:
+    """Copies of the runs, without figures."""
+    return {name: Path(shutil.copytree(f"runs/{name}", tmp_path / name)) for name in ("text", "horizon", "video")}
+
+
+def figures(copies: dict[str, Path]) -> list[Path]:
+    return sorted(file for copy in copies.values() for file in copy.glob("figures/*"))
+
+
+def test_each_run_has_its_gates_and_all_share_curves_and_spans(copies, tmp_path):
+    runs = [open_run(copies["horizon"]), open_run(copies["text"])]
+    files = draw_runs(runs, tmp_path / "all")
+    own, shared = {"gate-magnitudes", "gate-phases"}, {"curves", "magnitude-activations", "accuracy-by-span"}
+    kinds = ("png", "svg")
+    expected = {copies[run.name] / "figures" / f"{name}.{kind}" for run in runs for name in own for kind in kinds}
+    assert set(files) == expected | {tmp_path / "all" / f"{name}.{kind}" for name in shared for kind in kinds}
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_gates_of_windows_with_a_context_are_those_of_a_whole_one(copies):
+    """The first window has no tokens before it, and padding behind."""
+    words = ["--data.eval_stride", "2", "--data.eval_context", "6", "--data.eval_batch_size", "5"]
+    run = open_run(copies["text"], overrides=words)
+    first = run.data.source("test").batch(0, 0).inputs
+    tokens = gates_of(run).tokens
+    assert tokens.shape == (1, 8)
+    assert any(torch.equal(tokens[0], row) for row in first[1:])
+    assert gates_of(open_run(copies["text"])).tokens.shape == (1, 4)
+
+
+def test_curves_need_neither_corpus_nor_videos_and_go_to_the_runs_folder_unless_another_is_given(copies):
+    (copies["video"] / "eval-test.json").write_text(
+        '{"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}}'
+    )
+    run = open_run(copies["video"], overrides=["--data.path", "nowhere"])
+    files = draw_runs([run])
+    assert {file.stem for file in files} == {"confusion-test", "curves"}
+    assert {file.parent for file in files} == {copies["video"] / "figures"}
+    assert gates_of(run) is None
+    rows = _curve_rows(open_run(copies["text"], overrides=["--data.path", "nowhere"]))
+    assert float(rows[-1]["valid_perplexity"]) > 1
+
+
+def test_curves_with_a_loss_whose_perplexity_overflows_are_drawn(copies, tmp_path):
+    run = open_run(copies["text"])
+    log = JsonLog(run.folder.metrics, last_step=2)
+    log.write({"step": 3, "epoch": 1, "tokens": 30, "seconds": 1.0, "valid_loss": 800.0})
+    log.close()
+    assert [row["valid_perplexity"] for row in _curve_rows(run)][-1] == math.inf
+    assert draw_runs([run], tmp_path / "all")
+
+
+def test_a_run_without_a_log_is_drawn_without_curves(copies, tmp_path):
+    for name in ("text", "horizon"):
+        (copies[name] / "log.jsonl").unlink()
+    files = draw_runs([open_run(copies["text"]), open_run(copies["horizon"])], tmp_path / "all")
+    stems = {file.stem for file in files}
+    assert stems == {"gate-magnitudes", "gate-phases", "magnitude-activations", "accuracy-by-span"}
+
+
+def test_scores_of_another_checkpoint_are_not_drawn(copies):
+    scores = '"confusion": [[1, 0], [0, 1]], "class_accuracies": {"a": 1, "b": 1}'
+    file = copies["video"] / "eval-test.json"
+    file.write_text(f'{{{scores}, "checkpoint": "last", "step": 2}}')
+    with pytest.raises(ValueError, match=r"scored with the checkpoint last; expected scores of best: score the run a"):
+        draw_runs([open_run(copies["video"])])
+    file.write_text(f'{{{scores}, "checkpoint": "best", "step": 999}}')
+    with pytest.raises(ValueError, match=r"was scored at step 999; its best checkpoint is now of step"):
+        draw_runs([open_run(copies["video"])])
+
+
+def test_a_video_run_that_was_not_scored_says_how_to(copies):
+    with pytest.raises(ValueError, match=rf"(?s)does not have confusion .*recurra eval {copies['video']}"):
+        draw_runs([open_run(copies["video"])])
+
+
+def test_nothing_is_drawn_if_one_of_the_runs_cannot_be_read(copies):
+    shutil.rmtree(copies["text"] / "checkpoints")
+    with pytest.raises(CheckpointError):
+        draw_runs([open_run(copies["horizon"]), open_run(copies["text"])])
+    assert figures(copies) == []
+
+
+def test_runs_of_the_same_name_are_refused(there, copies):
+    with pytest.raises(ValueError, match="several with the names text, text; expected folders with different names"):
+        draw_runs([open_run("runs/text"), open_run(copies["text"])])
+
+
+def test_a_run_with_no_record_yet_is_drawn_without_curves(copies, tmp_path):
+    log = copies["text"] / "log.jsonl"
+    log.write_text("")
+    stems = {file.stem for file in draw_runs([open_run(copies["text"])], tmp_path / "all")}
+    assert "curves" not in stems
+    assert "magnitude-activations" in stems

@@ -1,0 +1,68 @@
+"""Gradients between the segments of a run's model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurra.analysis.gradient_flow import measure_gradient_flow
+from recurra.train.figures import measure_gradients, measured_tokens, write_gradients
+from recurra.train.run import open_run
+
+N = 4
+"""Tokens of a segment of runs/toy-crt."""
+
+
+@pytest.fixture
+def run(monkeypatch, scored):
+    monkeypatch.chdir(scored)
+    return open_run("runs/toy-crt")
+
+
+def test_the_tokens_are_the_first_of_the_split(run):
+    tokens = measured_tokens(run, "valid", segments=2, warm_up=1)
+    assert tokens.tolist() == [run.data.tokens("valid")[: 3 * N].tolist()]
+
+
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_the_memory_is_that_of_the_warm_up(run, warm_up):
+    tokens = measured_tokens(run, segments=2, warm_up=warm_up)
+    state = run.model.hidden(tokens[:, : warm_up * N])[1] if warm_up else None
+    expected = measure_gradient_flow(run.model, tokens[:, warm_up * N :], state)
+    shown = []
+    found = measure_gradients(
+        run, tokens, warm_up=warm_up, track=lambda pieces, name: [shown.append(name), *pieces][1:]
+    )
+    # the warm-up runs without a gradient there, so that the RNN's steps are not those of the kernels
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-6, atol=0)
+    assert shown
+
+
+def test_every_number_is_written(run):
+    flow = measure_gradients(run, measured_tokens(run, segments=2, warm_up=0), warm_up=0)
+    path = write_gradients(run, {"segments": 2}, flow)
+    assert path == Path("runs/toy-crt/gradients.json")
+    written = json.loads(path.read_text())
+    assert written["segments"] == 2
+    torch.testing.assert_close(torch.tensor(written["total"]).double(), flow.total, rtol=1e-5, atol=0)
+    assert written["steps"]["norms"] == pytest.approx(flow.steps.norms.tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segments": 1}, "segments is 1; expected at least 2"),
+        ({"warm_up": -1}, "warm_up is -1; expected at least 0"),
+        ({"segments": 40}, r"split test of run toy-crt is 28 tokens long; expected at least 176 for 4 \+ 40 segments"),
+    ],
+)
+def test_impossible_stretches_are_refused(run, options, message):
+    with pytest.raises(ValueError, match=message):
+        measured_tokens(run, **options)
+
+
+def test_a_model_without_a_memory_vector_is_refused(monkeypatch, trained):
+    monkeypatch.chdir(trained)
+    with pytest.raises(ValueError, match=r"run text: .*expected one with a memory vector"):
+        measured_tokens(open_run("runs/text"))

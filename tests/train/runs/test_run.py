@@ -1,0 +1,183 @@
+"""A run as one object: what it loads, when, and what it refuses."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import recurra
+from recurra.data.memory_horizon import MemoryHorizon
+from recurra.data.text import TextConfig, TextData
+from recurra.train.checkpoint import CheckpointError, CheckpointFolder, scored_weights
+from recurra.train.recipe import RecipeError
+from recurra.train.run import Run, open_run, score_run
+from recurra.video.data import VideoData
+
+LAZY = {"_loaded", "tokenizer", "class_names", "data", "scores", "changes"}
+
+
+def loaded(run: Run) -> set[str]:
+    return LAZY & vars(run).keys()
+
+
+def copy_of(run: str, folder: Path) -> Path:
+    return Path(shutil.copytree(Path("runs") / run, folder / run))
+
+
+@pytest.mark.parametrize("name", ["text", "horizon", "video"])
+def test_opening_loads_nothing_but_the_configuration(there, name, tmp_path):
+    copy = copy_of(name, tmp_path)
+    shutil.rmtree(copy / "checkpoints")
+    run = recurra.open_run(copy)
+    assert loaded(run) == set()
+    assert (run.name, run.folder.path) == (name, copy)
+    assert run.experiment.training.max_steps == 2
+    with pytest.raises(CheckpointError, match="which does not exist"):
+        _ = run.model
+
+
+@pytest.mark.parametrize("name", ["text", "horizon", "video"])
+def test_the_model_has_the_weights_of_the_checkpoint(there, name):
+    for checkpoint in ("best", "last"):
+        run = open_run(f"runs/{name}", checkpoint=checkpoint)
+        _, saved = CheckpointFolder(run.folder.checkpoints).load(checkpoint)
+        weights = scored_weights(saved)
+        assert not run.model.training
+        assert run.step == saved["position"]["step"]
+        assert run.model is run.model
+        assert weights.keys() == run.model.state_dict().keys()
+        assert all(torch.equal(weights[key], value) for key, value in run.model.state_dict().items())
+
+
+def test_a_text_run_needs_no_corpus_and_a_video_run_no_videos(there, tmp_path):
+    moved = "--data.path", str(tmp_path / "nowhere")
+    text = open_run("runs/text", overrides=moved)
+    assert text.tokenizer.decode(text.tokenizer.encode("the cat")) == "the cat"
+    assert text.model.config.vocab_size == len(text.tokenizer) == 8
+    assert "data" not in loaded(text)
+    video = open_run("runs/video", overrides=moved)
+    assert len(video.class_names) == 4
+    assert video.model.config.n_classes == 4
+    assert "data" not in loaded(video)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        _ = text.data
+
+
+def test_the_data_are_those_of_the_configuration(there):
+    text, horizon, video = (open_run(f"runs/{name}") for name in ("text", "horizon", "video"))
+    assert isinstance(text.data, TextData)
+    assert text.data.corpus.encoder.fingerprint == text.tokenizer.fingerprint
+    assert isinstance(horizon.data, MemoryHorizon)
+    assert horizon.data.output_size == 7
+    assert isinstance(video.data, VideoData)
+    assert tuple(video.data.class_names) == video.class_names
+
+
+def test_older_runs_take_tokenizer_and_classes_from_their_data(there, tmp_path):
+    text, video = copy_of("text", tmp_path), copy_of("video", tmp_path)
+    (text / "tokenizer.json").unlink()
+    (video / "classes.txt").unlink()
+    assert open_run(text).tokenizer.fingerprint == open_run("runs/text").tokenizer.fingerprint
+    assert open_run(text).model.config.vocab_size == 8
+    assert open_run(video).class_names == open_run("runs/video").class_names
+    assert open_run(video).model.config.n_classes == 4
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json and a corpus that cannot be read.*--data.path"):
+        _ = open_run(text, overrides=["--data.path", "nowhere"]).tokenizer
+
+
+def renamed_corpus(folder: Path) -> Path:
+    """The corpus with another word in the training file: as many words, and not one under its number."""
+    (folder / "corpus").mkdir()
+    for file in Path("corpus").glob("*.txt"):
+        text = file.read_text()
+        (folder / "corpus" / file.name).write_text("a the a the mat\n" + text if file.name == "train.txt" else text)
+    return folder / "corpus"
+
+
+def test_a_text_is_read_with_the_vocabulary_of_the_run(there, tmp_path):
+    """Another training file makes as many words under other numbers, which would fit the model."""
+    run, moved = open_run("runs/text"), ["--data.path", str(renamed_corpus(tmp_path))]
+    other = TextConfig(path=moved[1]).build().corpus.encoder
+    assert len(other) == len(run.tokenizer)
+    assert other.fingerprint != run.tokenizer.fingerprint
+    data = open_run("runs/text", overrides=moved).data
+    assert data.corpus.encoder.fingerprint == run.tokenizer.fingerprint
+    np.testing.assert_array_equal(data.tokens("test"), run.data.tokens("test"))
+    expected = score_run(run)
+    assert score_run(open_run("runs/text", overrides=moved))["loss"] == expected["loss"]
+
+
+def test_another_vocabulary_and_other_classes_are_refused(there, tmp_path):
+    run, other = open_run("runs/text"), tmp_path / "other.json"
+    TextConfig(path=str(renamed_corpus(tmp_path))).build().save_tokenizer(other)
+    words = ["--data.tokenizer", str(other)]
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is .*other.json, another vocabulary; expected that in .*text"
+    ):
+        _ = open_run("runs/text", overrides=words).data
+    words = ["--data.tokenizer", str(run.folder.tokenizer)]
+    assert open_run("runs/text", overrides=words).data.vocab_size == 8
+    assert open_run("runs/text", overrides=words).changes == {}
+    video = copy_of("video", tmp_path)
+    names = (video / "classes.txt").read_text().splitlines()
+    (video / "classes.txt").write_text("".join(f"{name}\n" for name in reversed(names)))
+    with pytest.raises(ValueError, match=r"data.path is videos of other classes; expected those in .*classes.txt"):
+        _ = open_run(video).data
+
+
+def edited(run: Path, before: str, after: str) -> Path:
+    text = (run / "config.yaml").read_text()
+    assert before in text
+    (run / "config.yaml").write_text(text.replace(before, after))
+    return run
+
+
+def test_a_config_of_another_model_than_the_checkpoint_is_refused(there, tmp_path):
+    """Its weights would fit: only the sizes are in them."""
+    copy = edited(copy_of("text", tmp_path), "dropout: 0.0", "dropout: 0.5")
+    with pytest.raises(
+        ValueError, match=r"config.yaml is not .*best.safetensors in model.dropout \(was 0.0, now 0.5\); expected"
+    ):
+        _ = open_run(copy).model
+    assert open_run("runs/text", overrides=["--model.dropout", "0.5"]).model.config.dropout == 0.5  # on purpose
+    copy = edited(copy_of("horizon", tmp_path), "warmup_steps: ", "warmup_steps: 1")
+    assert open_run(copy).step == 2  # how it was trained is no part of the model
+
+
+def test_overrides_are_in_the_experiment_and_lengths_among_the_changes(there):
+    assert open_run("runs/text").changes == {}
+    run = open_run("runs/text", overrides=["--data.segment_length", "3", "--data.path", "elsewhere"])
+    assert (run.experiment.data.segment_length, run.experiment.data.path) == (3, "elsewhere")
+    assert run.changes == {"data.segment_length": 3}
+
+
+def test_scores_are_those_in_the_folder(there, tmp_path):
+    copy = copy_of("text", tmp_path)
+    assert open_run(copy).scores == {}
+    (copy / "eval-test.json").write_text('{"perplexity": 3.5}')
+    (copy / "eval-test-segment_length-3.json").write_text('{"perplexity": 4}')
+    assert open_run(copy).scores == {"test": {"perplexity": 3.5}, "test-segment_length-3": {"perplexity": 4}}
+    for damaged in ("{", "[1]", "3"):
+        (copy / "eval-valid.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"the file of scores .*eval-valid.json is .*; expected a JSON object"):
+            _ = open_run(copy).scores
+
+
+def test_what_a_kind_of_run_does_not_have_is_refused(there):
+    with pytest.raises(ValueError, match="runs/horizon, a run of memory-horizon; expected one over text"):
+        _ = open_run("runs/horizon").tokenizer
+    with pytest.raises(ValueError, match="runs/text, a run of text; expected one over videos"):
+        _ = open_run("runs/text").class_names
+
+
+def test_a_folder_without_a_run_and_impossible_overrides_are_refused_at_once(there, tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
+        open_run(tmp_path)
+    with pytest.raises(RecipeError, match=r"data.segment is an unknown key.*data.segment_length"):
+        open_run("runs/text", overrides=["--data.segment", "3"])
+
+
+def test_it_says_what_it_is(there):
+    assert repr(open_run("runs/text")) == "Run('runs/text', experiment='text', checkpoint='best')"

@@ -1,0 +1,117 @@
+"""Starting and resuming runs from Python."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.train.runs.conftest import RECIPES
+
+from recurra.data.text import TextConfig
+from recurra.train.recipe import find_recipe, read_family, recipe_names
+from recurra.train.run_folder import RunFolder
+from recurra.train.start import default_run_folder, resume_run, start_run
+from recurra.video.task import VideoTask, read_classes
+
+
+def test_the_default_folder_tells_recipes_of_one_name_apart():
+    assert default_run_folder("recipes/ptb/gateloop.yaml") == Path("runs/ptb-gateloop")
+    assert default_run_folder("recipes/ptb/transformers.yaml#crt-gru") == Path("runs/ptb-crt-gru")
+
+
+def test_no_two_recipes_share_a_default_folder():
+    words = []
+    for name in recipe_names():
+        file = str(find_recipe(name))
+        is_family = "\naxes:" in Path(file).read_text()
+        words += [f"{file}#{variant}" for variant in read_family(name).variants] if is_family else [file]
+    folders = [str(default_run_folder(word)) for word in words]
+    assert len(folders) > 100
+    assert sorted(folders) == sorted(set(folders))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPES["horizon"])
+    return path
+
+
+def test_one_process_at_a_time_trains_a_run(recipe, tmp_path):
+    folder = tmp_path / "run"
+    first = start_run(recipe, folder)
+    with pytest.raises(BlockingIOError, match=r"run is .*run, which process \d+ on .* trains"):
+        resume_run(folder)
+    first.fit()
+    resumed = resume_run(folder, overrides=["--training.max_steps", "3"])
+    with pytest.raises(BlockingIOError):
+        resume_run(folder)
+    resumed.fit()
+
+
+def test_two_first_trainings_that_begin_at_once_do_not_share_a_folder(recipe, tmp_path, monkeypatch):
+    """The second looks into the folder before the first writes to it, and is slower."""
+    folder, first = tmp_path / "run", []
+
+    def begin(trainer):
+        if not first:
+            first.append(None)
+            first[0] = start_run(recipe, folder)
+        return ""
+
+    monkeypatch.setattr("recurra.train.loop.Trainer.begin", begin)
+    with pytest.raises(BlockingIOError):
+        start_run(recipe, folder)
+    first[0].fit()
+
+
+def test_a_run_that_cannot_resume_is_not_kept_locked(recipe, tmp_path):
+    folder = tmp_path / "run"
+    start_run(recipe, folder).fit()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="learning_rate"):
+            resume_run(folder, overrides=["--optimizer.learning_rate", "1"])
+
+
+def test_a_resumed_run_reads_with_its_own_vocabulary(there, tmp_path):
+    run = Path(shutil.copytree("runs/text", tmp_path / "text"))
+    corpus = Path(shutil.copytree("corpus", tmp_path / "new"))
+    train = corpus / "train.txt"
+    train.write_text("a the a the mat\n" + train.read_text())
+    trainer = resume_run(run, overrides=["--data.path", str(corpus), "--training.max_steps", "4"])
+    own = TextConfig(path="corpus").build().corpus.encoder
+    assert trainer.data.corpus.encoder.fingerprint == own.fingerprint
+    assert TextConfig(path=str(corpus)).build().corpus.encoder.fingerprint != own.fingerprint
+    trainer.fit()
+
+
+def test_a_run_does_not_resume_with_other_classes(there, tmp_path):
+    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
+    names = (run / "classes.txt").read_text().splitlines()
+    (run / "classes.txt").write_text("".join(f"{name}\n" for name in reversed(names)))
+    with pytest.raises(ValueError, match=r"videos of other classes; expected those in .*classes.txt"):
+        resume_run(run)
+    assert (run / "classes.txt").read_text().splitlines() == names[::-1]
+
+
+@pytest.mark.parametrize("name", ["می\u200cرود", "drink\u00a0water", "飲む\u3000水", "👩\u200d🍳"])
+def test_classes_have_names_of_any_letters(there, tmp_path, name):
+    run = Path(shutil.copytree("runs/video", tmp_path / "video"))
+    (run / "classes.txt").write_text(f"{name}\nother\n", encoding="utf-8")
+    assert read_classes(RunFolder(run)) == (name, "other")
+    for content in (f"{name}\n{name}\n", f"{name}\n\n", f"{name}\n \n", "a\tb\n", ""):
+        (run / "classes.txt").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"classes.txt is damaged"):
+            read_classes(RunFolder(run))
+
+
+def test_a_class_whose_name_is_no_line_is_refused():
+    with pytest.raises(ValueError, match=r"name of a class is 'a\\nb'; expected letters, and no control characters"):
+        VideoTask().check_extras(SimpleNamespace(class_names=("c", "a\nb")))
+
+
+def test_a_run_without_checkpoints_resumes_with_its_own_settings(recipe, tmp_path):
+    start_run(recipe, tmp_path / "run").folder.unlock()  # killed before its first checkpoint
+    with pytest.raises(ValueError, match=r"not that of the checkpoint in model.d_model"):
+        resume_run(tmp_path / "run", overrides=["--model.d_model", "16"])
+    assert resume_run(tmp_path / "run", overrides=["--training.log_every", "3"]).position.step == 0

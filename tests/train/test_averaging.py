@@ -1,0 +1,142 @@
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
+from recurra.train.checkpoint import load_checkpoint, scored_weights
+from recurra.train.config import AveragingConfig
+from recurra.train.evaluate import evaluate
+from recurra.train.optimizer import WeightAverage
+
+
+def run(average: WeightAverage, model: nn.Linear, first: int, last: int) -> None:
+    """Updates first to last; update number n makes every weight n."""
+    for step in range(first, last + 1):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        average.update(step)
+
+
+@pytest.mark.parametrize(("start", "mean"), [(0, 4.0), (3, 5.5), (6, 7.0)])
+def test_the_plain_mean_is_of_the_weights_after_every_update_from_the_start(start, mean):
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, AveragingConfig(start_step=start))
+    run(average, model, 1, 7)
+    torch.testing.assert_close(average.model.weight, torch.full((2, 2), mean))
+    assert torch.equal(model.weight, torch.full((2, 2), 7.0))
+
+
+def test_the_exponential_average_forgets():
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, AveragingConfig(start_step=0, decay=0.75))
+    run(average, model, 1, 3)
+    expected = 0.75 * (0.75 * 1 + 0.25 * 2) + 0.25 * 3
+    torch.testing.assert_close(average.model.weight, torch.full((2, 2), expected))
+
+
+@pytest.mark.parametrize("start", [None, 5])
+def test_until_there_is_an_average_the_model_counts(start):
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, AveragingConfig(start_step=start))
+    run(average, model, 1, 5)
+    assert average.model is model
+    assert average.state_dict() is None
+
+
+@pytest.mark.parametrize("decay", [None, 0.75])
+def test_it_goes_on_from_what_was_saved(decay):
+    config = AveragingConfig(start_step=2, decay=decay)
+    model = nn.Linear(2, 2)
+    whole, first, second = (WeightAverage(model, config) for _ in range(3))
+    run(whole, model, 1, 9)
+    run(first, model, 1, 4)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    run(second, model, 5, 9)
+    assert torch.equal(second.model.weight, whole.model.weight)
+    second.load_state_dict(None)
+    assert second.model is model
+
+
+def test_tied_weights_stay_tied_and_orthogonal_ones_orthogonal():
+    config = CompactRecurrentTransformerConfig(
+        vocab_size=7, n_layer=1, d_model=8, n_heads=2, d_channel_mixing=8, segment_length=3,
+        memory="ncgru", position="rnn-ncgru",
+    )  # fmt: skip
+    model = CompactRecurrentTransformer(config)
+    average = WeightAverage(model, AveragingConfig(start_step=0))
+    for step in range(1, 4):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        average.update(step)
+    mean = average.model
+    assert mean.memory.rnn.cell.orthogonality_error() < 1e-5
+    assert {*map(id, mean.embedding.parameters())} <= {*map(id, mean.head.parameters())}
+    assert not {*map(id, mean.parameters())} & {*map(id, model.parameters())}
+
+
+@pytest.mark.parametrize(("field", "value"), [("start_step", -1), ("decay", 0.0), ("decay", 1.0)])
+def test_impossible_values_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=rf"^averaging\.{field} is {value}; expected "):
+        AveragingConfig(**{field: value})
+
+
+def test_a_run_is_scored_and_kept_by_its_average_and_goes_on_from_its_weights(make_trainer):
+    settings = {"epochs": 2, "averaging": {"start_step": 3}, "eval_every": 1}
+    trainer = make_trainer("average", **settings)
+    trainer.fit(Console(file=io.StringIO()))
+    plain = make_trainer("plain", epochs=2, eval_every=1)
+    plain.fit(Console(file=io.StringIO()))
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[name], weight)
+    assert evaluate(trainer.average.model, trainer.validation).loss == trainer.scores["last"]["loss"]
+    assert trainer.scores["last"]["loss"] != plain.scores["last"]["loss"]
+    path, saved = trainer.checkpoints.load("last")
+    for name, weight in trainer.average.model.state_dict().items():
+        assert torch.equal(scored_weights(saved)[name], weight)
+    assert load_checkpoint(path)["average"]["n_averaged"] == trainer.total_steps - 3
+    early = make_trainer("early", max_steps=2, averaging={"start_step": 3})
+    early.fit(Console(file=io.StringIO()))
+    early_saved = early.checkpoints.load("last")[1]
+    assert scored_weights(early_saved) is early_saved["model"]
+
+
+@pytest.mark.parametrize(("start", "n_averaged"), [(3, 5), (6, 2), (1, 4), (None, None)])
+def test_a_longer_run_averages_its_own_end(make_trainer, start, n_averaged):
+    """Resumed after 4 of now 8 updates: an average that is to begin elsewhere leaves the updates before out."""
+    make_trainer(max_steps=4, averaging={"start_step": 3}).fit(Console(file=io.StringIO()))
+    longer = make_trainer(max_steps=8, averaging={"start_step": start})
+    longer.resume("last")
+    out = io.StringIO()
+    longer.fit(Console(file=out, width=200))
+    assert (f"averaging.start_step was 3 and is {start}: " in out.getvalue()) == (start != 3)
+    average = load_checkpoint(longer.checkpoints.load("last")[0])["average"]
+    assert (average and average["n_averaged"]) == n_averaged
+
+
+def test_what_a_forward_pass_made_whole_is_cut_again_before_the_next_update():
+    """FSDP's outermost module keeps its weights whole after an evaluation, and no others can be averaged with them."""
+
+    class Sharded(nn.Linear):
+        calls = 0
+
+        def reshard(self):
+            Sharded.calls += 1
+
+    average = WeightAverage(Sharded(2, 2), AveragingConfig(start_step=0))
+    for step in (1, 2):
+        average.update(step)
+        assert Sharded.calls == step
+
+
+def test_a_decay_without_a_start_is_no_average():
+    with pytest.raises(
+        ValueError, match=r"^averaging\.decay is 0\.9; expected null without averaging\.start_step: set"
+    ):
+        AveragingConfig(decay=0.9)

@@ -1,0 +1,206 @@
+"""Back-propagation piece by piece: the numbers of one call, the memory of one piece."""
+
+import weakref
+from functools import partial
+
+import jaxtyping
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import recurra
+from recurra.layers.embeddings import IGNORED_TARGET
+from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.shell import negative_log_likelihood
+from recurra.state import map_tensors, tensors
+from recurra.train.losses import checkpointed
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+VOCABULARY = 11
+
+
+def language_model(**options) -> nn.Module:
+    torch.manual_seed(0)
+    return LanguageModel(LanguageModelConfig(VOCABULARY, None, 2, 12, 16, **options)).double()
+
+
+def entering(module, x):
+    with torch.no_grad():
+        state = module(x)[1]
+    return map_tensors(lambda tensor: tensor.clone().requires_grad_(), state)
+
+
+def gradients(y, last, leaves):
+    loss = sum((tensor * torch.linspace(0.5, 1.5, tensor.numel()).view_as(tensor)).sum() for tensor in y)
+    loss = loss + sum(tensor.abs().square().sum() for tensor in tensors(last))
+    return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("piece", [1, 4, 12, 100])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_outputs_state_and_gradients_are_those_of_one_call(piece, fresh):
+    mixer = recurra.create_mixer("gateloop", 12, n_heads=3).double()
+    x = torch.randn(2, 12, 12, dtype=torch.float64, requires_grad=True)
+    state = None if fresh else entering(mixer, x)
+    leaves = [x, *tensors(state), *mixer.parameters()]
+    expected, expected_last = mixer(x, state)
+    y, last = checkpointed(mixer, x, state, piece=piece)
+    torch.testing.assert_close(y, expected, **EXACT)
+    torch.testing.assert_close(last, expected_last, **EXACT)
+    torch.testing.assert_close(gradients([y], last, leaves), gradients([expected], expected_last, leaves), **EXACT)
+
+
+def test_a_loss_of_each_piece_is_summed():
+    model = language_model()
+    tokens, targets = torch.randint(VOCABULARY, (2, 2, 13))
+    targets[0, :6] = IGNORED_TARGET
+    loss, last = checkpointed(
+        model, tokens, piece=5, loss=lambda y, t: negative_log_likelihood(y, t).sum(), targets=targets
+    )
+    losses, expected_last = model.loss(tokens, targets)
+    torch.testing.assert_close(loss, losses.sum(), **EXACT)
+    torch.testing.assert_close(last, expected_last, **EXACT)
+    weights = list(model.parameters())
+    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(losses.sum(), weights), **EXACT)
+
+
+def test_a_loss_without_targets():
+    mixer = recurra.create_mixer("min-gru", 12).double()
+    x = torch.randn(1, 7, 12, dtype=torch.float64)
+    loss, _ = checkpointed(mixer, x, piece=3, loss=lambda y: y.square().sum())
+    torch.testing.assert_close(loss, mixer(x)[0].square().sum(), **EXACT)
+
+
+def test_padding_and_resets():
+    model = language_model()
+    tokens = torch.randint(VOCABULARY, (2, 9))
+    mask, reset = torch.arange(9) >= torch.tensor([[6], [2]]), torch.arange(9) == torch.tensor([[7], [4]])
+    y, last = checkpointed(model, tokens, piece=4, mask=mask, reset=reset)
+    expected, expected_last = model(tokens, mask=mask, reset=reset)
+    torch.testing.assert_close(y, expected, **EXACT)
+    torch.testing.assert_close(last, expected_last, **EXACT)
+
+
+def test_dropout_draws_the_same_numbers_again():
+    """The gradient of a sum of x * noise is the noise itself, so it must be that of the forward pass."""
+
+    class Noisy(nn.Module):
+        def forward(self, x, state=None):
+            y = nn.functional.dropout(x, 0.5)
+            return y * y, state
+
+    x = torch.ones(2, 40, 3, dtype=torch.float64, requires_grad=True)
+    y, _ = checkpointed(Noisy(), x, piece=7)
+    before = torch.get_rng_state()
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * y.detach(), **EXACT)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_gradients_it_runs_once():
+    calls = []
+
+    def module(x, state=None):
+        calls.append(x.shape[1])
+        return x, state
+
+    with torch.no_grad():
+        y, _ = checkpointed(module, torch.randn(1, 7, 2), piece=3)
+    assert calls == [3, 3, 1]
+    assert y.shape == (1, 7, 2)
+
+
+# --- memory ---
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of the storages made inside it: those that live, and the most that lived at a time."""
+
+    def __enter__(self):
+        self.now = self.peak = 0
+        self._seen = weakref.WeakSet()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tensors(result if isinstance(result, (tuple, list)) else (result,)):
+            storage = tensor.untyped_storage()
+            if storage not in self._seen:
+                self._seen.add(storage)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._forget, storage.nbytes())
+        return result
+
+    def _forget(self, n_bytes):
+        self.now -= n_bytes
+
+
+def peak_of(run) -> int:
+    with PeakMemory() as memory:
+        loss = run()
+        loss.backward()
+    return memory.peak
+
+
+def saved_by(run) -> int:
+    """Bytes of the tensors that autograd saves in a forward pass."""
+    saved = []
+
+    def pack(tensor):
+        saved.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(saved)
+
+
+def test_memory_is_that_of_one_piece():
+    model = language_model(mixer="min-gru")
+    weights = sum(parameter.numel() * 8 for parameter in model.parameters())
+
+    def run(n_steps, piece):
+        tokens, targets = torch.randint(VOCABULARY, (2, 1, n_steps))
+        total = lambda y, t: negative_log_likelihood(y, t).sum()  # noqa: E731
+        if piece is None:
+            return total(model(tokens)[0], targets)
+        return checkpointed(model, tokens, piece=piece, loss=total, targets=targets)[0]
+
+    run(8, 4).backward()  # gradients stand in their memory from here on
+    one = peak_of(partial(run, 64, None))
+    whole = peak_of(partial(run, 1024, None))
+    pieces = peak_of(partial(run, 1024, 64))
+    borders = 16 * (2 * 12 * 8 * 3 + 200)  # states of both layers with their gradients, and small things
+    tokens = 2 * 1024 * 8
+    assert pieces < 1.5 * one + 2 * weights + borders + tokens
+    assert 4 * pieces < whole
+    assert saved_by(partial(run, 1024, 64)) == tokens  # and targets: the pieces as they come in
+    assert saved_by(partial(run, 64, None)) > tokens
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"piece": 0}, ValueError, "piece is 0; expected at least 1"),
+        ({"piece": 2.5}, TypeError, "piece is 2.5, a float; expected a whole number"),
+        ({"piece": 3, "targets": torch.zeros(1, 8)}, ValueError, "targets .* expected None without a loss"),
+        (
+            {"piece": 3, "targets": torch.zeros(1, 7), "loss": lambda y, t: y.sum()},
+            ValueError,
+            r"targets is of shape \(1, 7\); expected \(1, 8, ...\), as x",
+        ),
+        ({"piece": 3, "mask": torch.ones(1, 7, dtype=torch.bool)}, ValueError, r"mask is of shape \(1, 7\)"),
+    ],
+)
+def test_refusals(options, kind, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    mixer = recurra.create_mixer("min-gru", 12)
+    with pytest.raises(kind, match=message):
+        checkpointed(mixer, torch.randn(1, 8, 12), **options)
+    with pytest.raises(ValueError, match=r"x is .* at least two dimensions"):
+        checkpointed(mixer, torch.randn(8), piece=3)

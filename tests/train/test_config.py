@@ -1,0 +1,70 @@
+from functools import partial
+
+import pytest
+
+from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+
+IMPOSSIBLE = [
+    (OptimizerConfig, "optimizer", "learning_rate", 0.0),
+    (OptimizerConfig, "optimizer", "learning_rate", -1.0),
+    (OptimizerConfig, "optimizer", "learning_rate", float("nan")),
+    (OptimizerConfig, "optimizer", "betas", (0.9, 1.0)),
+    (OptimizerConfig, "optimizer", "betas", (-0.1, 0.9)),
+    (OptimizerConfig, "optimizer", "epsilon", 0.0),
+    (OptimizerConfig, "optimizer", "weight_decay", -0.1),
+    (OptimizerConfig, "optimizer", "transition_learning_rate", 0.0),
+    (OptimizerConfig, "optimizer", "transition_weight_decay", -0.1),
+    (OptimizerConfig, "optimizer", "gradient_clip", 0.0),
+    (ScheduleConfig, "schedule", "warmup_steps", -1),
+    (ScheduleConfig, "schedule", "final_fraction", 1.1),
+    (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 0.0),
+    (partial(ScheduleConfig, shape="wsd"), "schedule", "decay_fraction", 1.5),
+    (TrainingConfig, "training", "epochs", 0),
+    (TrainingConfig, "training", "max_steps", 0),
+    (TrainingConfig, "training", "accumulate", 0),
+    (TrainingConfig, "training", "threads", 0),
+    (TrainingConfig, "training", "log_every", 0),
+    (TrainingConfig, "training", "eval_every", 0),
+    (TrainingConfig, "training", "save_every", -3),
+    (TrainingConfig, "training", "keep_checkpoints", 1),
+    (TrainingConfig, "training", "seed", -1),
+    (TrainingConfig, "training", "seed", 2**32),
+]
+
+
+@pytest.mark.parametrize(("config", "section", "field", "value"), IMPOSSIBLE)
+def test_impossible_values_are_refused_by_their_full_name(config, section, field, value):
+    with pytest.raises(ValueError, match=rf"^{section}\.{field} is .*; expected "):
+        config(**{field: value})
+
+
+def test_impossible_rates_of_patterns_are_refused_by_their_pattern():
+    with pytest.raises(ValueError, match=r"^optimizer.parameter_learning_rates\['\*.bias'\] is 0.0; expected a finite"):
+        OptimizerConfig(parameter_learning_rates={"head.*": 0.1, "*.bias": 0.0})
+
+
+@pytest.mark.parametrize(("field", "value"), [("checkpoint_blocks", True), ("compile", True), ("change_penalty", 0.1)])
+def test_what_pieces_of_sequences_do_not_allow_is_refused(field, value):
+    with pytest.raises(
+        ValueError, match=rf"^training\.{field} is {value}; expected .* with training.sequence_parallel"
+    ):
+        TrainingConfig(sequence_parallel=2, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["precision", "accelerator", "monitor"])
+def test_words_that_are_no_choice_are_refused(field):
+    # A TypeError where signatures are checked at run time, as in these tests; a ValueError elsewhere.
+    with pytest.raises((ValueError, TypeError), match=field):
+        TrainingConfig(**{field: "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (OptimizerConfig, {"betas": (0.0, 0.0), "weight_decay": 0.0, "transition_weight_decay": 0.0}),
+        (ScheduleConfig, {"warmup_steps": 0, "final_fraction": 1.0}),
+        (TrainingConfig, {"epochs": 1, "max_steps": 1, "keep_checkpoints": 2, "seed": 2**32 - 1}),
+    ],
+)
+def test_the_borders_are_allowed(config, values):
+    assert {name: getattr(config(**values), name) for name in values} == values

@@ -1,0 +1,131 @@
+"""Training data whose levels wait until one is learned: when they end, and what a resumed run does."""
+
+import io
+from itertools import groupby
+
+import pytest
+import torch
+from rich.console import Console
+from tests.train.conftest import VOCABULARY
+
+from recurra.data.batches import Batch
+from recurra.train.distributed import Ranks
+from recurra.train.evaluate import evaluate
+from recurra.train.loop import Trainer
+from recurra.train.losses import Levels
+from recurra.train.metrics import read_metrics
+
+N_LEVELS = 3
+
+
+class Counting:
+    """Four batches an epoch; at level n, the token n + 1 again and again."""
+
+    batch_size, n_levels = 2, N_LEVELS
+
+    def __init__(self, level_loss: float, level: int = 0) -> None:
+        self.level_loss, self.level = level_loss, level
+
+    def __len__(self) -> int:
+        return 4
+
+    def at_level(self, level: int) -> "Counting":
+        return Counting(self.level_loss, level)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        tokens = torch.full((2, 3), self.level + 1)
+        return Batch(tokens, tokens, continues=False)
+
+
+def levels_after(losses: list[float], level_loss: float) -> list[int]:
+    levels = Levels(Counting(level_loss), "cpu")
+    for loss in losses:
+        for share, n_targets in ((0.1, 10), (1.3, 30)):  # the mean over the epoch counts, by targets
+            levels.add(torch.tensor(loss * share * n_targets), n_targets)
+        levels.end_epoch(Ranks())
+    return [levels.source.level, levels.record["level"]]
+
+
+def test_a_level_ends_with_an_epoch_below_its_loss():
+    assert levels_after([], 0.5) == [0, 0]
+    assert levels_after([0.5, 0.6], 0.5) == [0, 0]
+    assert levels_after([0.4], 0.5) == [1, 0]
+    assert levels_after([0.4, 0.7, 0.3], 0.5) == [2, 1]
+    assert levels_after([0.9, 0.2], 0.5) == [1, 0]  # the mean of both would be above
+    assert levels_after([0.1] * 9, 0.5) == [N_LEVELS, N_LEVELS]
+    assert levels_after([float("nan")], 0.5) == [0, 0]
+
+
+class OneOfTwo(Ranks):
+    """A rank beside another one, whose ten targets have a loss of 0.8."""
+
+    @property
+    def several(self) -> bool:
+        return True
+
+    def total(self, loss: float, n_targets: int, n_tokens: int) -> list[float]:
+        return [loss + 8.0, n_targets + 10, n_tokens]
+
+
+def test_the_mean_is_over_all_ranks():
+    for loss, level in ((0.1, 1), (0.3, 0)):
+        levels = Levels(Counting(0.5), "cpu")
+        levels.add(torch.tensor(10 * loss), 10)
+        levels.end_epoch(OneOfTwo())
+        assert levels.source.level == level
+
+
+def test_half_an_epoch_is_saved():
+    first, second = (Levels(Counting(0.5), "cpu") for _ in range(2))
+    first.add(torch.tensor(10.0), 10)
+    second.load_state_dict(first.state_dict(Ranks()), Ranks())
+    second.add(torch.tensor(2.0), 10)
+    second.end_epoch(Ranks())
+    assert second.source.level == 0  # 0.6 in the mean; the second half alone is below
+
+
+def test_any_other_source_has_one_level(make_trainer):
+    trainer = make_trainer(epochs=2)
+    source = trainer.source
+    trainer.fit(Console(file=io.StringIO()))
+    assert trainer.source is source
+    assert {row["level"] for row in read_metrics(trainer.folder.metrics)} == {None}
+
+
+class CountingData:
+    vocab_size = output_size = VOCABULARY
+
+    def source(self, split: str) -> Counting:
+        return Counting(1.2)
+
+
+@pytest.fixture
+def make_levelled(make_trainer):
+    """make_levelled(name): a run over thirty epochs of `Counting`, with all its checkpoints and records"""
+
+    def make(name: str) -> Trainer:
+        like = make_trainer(
+            name, epochs=30, save_every=1, keep_checkpoints=200, eval_every=200, optimizer={"learning_rate": 0.1}
+        )
+        return Trainer(like.experiment, like.folder, evaluate, open_data=lambda *_: CountingData())
+
+    return make
+
+
+def log(trainer: Trainer) -> list[tuple[float, int]]:
+    return [(row["train_loss"], row["level"]) for row in read_metrics(trainer.folder.metrics)]
+
+
+def test_a_run_goes_through_the_levels_and_repeats_them_when_resumed(make_levelled):
+    whole = make_levelled("whole")
+    whole.fit(Console(file=io.StringIO()))
+    reached = [(level, len([*records])) for level, records in groupby(level for _, level in log(whole))]
+    assert [level for level, _ in reached] == [0, 1, 2, 3]
+    (_, first), (_, second), *_ = reached
+    assert first % 4 == second % 4 == 0  # every record of an epoch has the level of its batches
+    steps = whole.checkpoints.steps()
+    for step in (1, first, first + 1, first + 2, first + second):
+        other = make_levelled(f"from {step}")
+        other.resume(str(steps[step - 1]))
+        other.fit(Console(file=io.StringIO()))
+        assert log(other) == log(whole)[step:]

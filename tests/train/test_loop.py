@@ -1,0 +1,421 @@
+import io
+import json
+import os
+import signal
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from rich.console import Console
+from tests.train.conftest import trainer_in
+from torch.nn.functional import cross_entropy
+
+from recurra.data.batches import IGNORED_TARGET, Batch
+from recurra.train.checkpoint import CheckpointError
+from recurra.train.evaluate import evaluate
+from recurra.train.loop import Trainer, TrainingDiverged
+from recurra.train.metrics import _COLUMNS, read_metrics
+from recurra.train.optimizer import build_optimizer
+from recurra.train.run_folder import RunFolder
+
+MEASURED = [name for name in _COLUMNS if name not in ("tokens_per_second", "seconds")]
+
+
+class Scores(NamedTuple):
+    loss: float
+    accuracy: float
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def records(trainer: Trainer) -> list[list[Any]]:
+    """What was logged, without what depends on the clock."""
+    return [[row[name] for name in MEASURED] for row in read_metrics(trainer.folder.metrics)]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def same_weights(one: Trainer, other: Trainer) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+class StopAfter:
+    """An evaluation that asks the process to end, as a user does, when it is called for the n-th time."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self, model, source):
+        self.calls -= 1
+        if self.calls == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(model, source)
+
+
+def test_the_model_learns(make_trainer):
+    trainer = make_trainer(epochs=10, log_every=8, optimizer={"learning_rate": 0.1})
+    trainer.fit(quiet())
+    losses = [float(row["train_loss"]) for row in read_metrics(trainer.folder.metrics)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert trainer.finished
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(request, tmp_path_factory) -> tuple[Trainer, dict]:
+    """A finished run of 9 steps, and its settings."""
+    settings = {
+        "epochs": 3,
+        "accumulate": 3,
+        "log_every": 2,
+        "eval_every": 1,
+        "save_every": 4,
+        "optimizer": {"gradient_clip": 0.5, "transition_learning_rate": 0.01},
+        "schedule": {"warmup_steps": 2},
+        "averaging": {"plain": {}, "averaged": {"start_step": 4}}[request.param],
+    }
+    whole = trainer_in(tmp_path_factory.mktemp("uninterrupted"), **settings)
+    whole.fit(quiet())
+    return whole, settings
+
+
+@pytest.mark.parametrize(
+    ("uninterrupted", "stop_at"),
+    [*(("plain", step) for step in (1, 2, 3, 4, 6)), *(("averaged", step) for step in (2, 4, 5, 8))],
+    indirect=["uninterrupted"],
+)
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at, uninterrupted):
+    """Stopped inside an epoch and at its end, at a record of the log and between two, at a checkpoint and at none.
+
+    With an average, where it matters: before, at and after its first step, which is the fourth, and at the end.
+    """
+    whole, settings = uninterrupted
+    first = make_trainer("parts", scorer=StopAfter(stop_at), **settings)
+    assert first.fit(quiet()).received == signal.SIGTERM
+    assert first.position.step == stop_at
+    second = make_trainer("parts", **settings)
+    torch.rand(stop_at)
+    second.resume("last")
+    second.fit(quiet())
+    assert second.position.step == 9
+    assert records(second) == records(whole)
+    assert same_weights(second, whole)
+
+
+def test_resuming_an_older_checkpoint_rewrites_what_came_after_it(make_trainer):
+    settings = {"epochs": 1, "save_every": 3, "keep_checkpoints": 3}
+    whole = make_trainer("one", **settings)
+    whole.fit(quiet())
+    expected = records(whole)
+    again = make_trainer("one", **settings)
+    again.resume("previous")
+    assert again.position.step == 6
+    assert len(again.checkpoints.steps()) == 2
+    again.fit(quiet())
+    assert records(again) == expected
+    assert same_weights(again, whole)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(make_trainer):
+    trainer = make_trainer(epochs=1)
+    trainer.resume("last")
+    assert trainer.position.step == 0
+    with pytest.raises(CheckpointError, match=r"checkpoint is previous, but .* has 0; expected"):
+        trainer.resume("previous")
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_epochs(make_trainer):
+    make_trainer(epochs=1).fit(quiet())
+    done = make_trainer(epochs=1)
+    done.resume("last")
+    done.fit(quiet())
+    assert done.position.step == 8
+    longer = make_trainer(epochs=2)
+    longer.resume("last")
+    longer.fit(quiet())
+    assert longer.position.step == 16
+
+
+def test_other_settings_are_refused(make_trainer):
+    make_trainer(epochs=1).fit(quiet())
+    other = make_trainer(epochs=1, optimizer={"learning_rate": 0.1})
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate \(was 0.03, now 0.1\)"):
+        other.resume("last")
+
+
+def test_accumulated_batches_weigh_every_target_the_same(make_trainer):
+    """Two batches, one with most of its targets ignored, make the gradient of one batch that holds both."""
+    trainer = make_trainer(accumulate=2)
+    batches = [trainer.source.batch(0, step) for step in range(2)]
+    targets = batches[1].targets.clone()
+    targets[:, 1:] = IGNORED_TARGET
+    batches[1] = Batch(batches[1].inputs, targets, continues=False)
+    trainer.source.batch = lambda epoch, step: batches[step]
+    gradients = {}
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: gradients.update({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
+    )
+    trainer.model.dropout.p = 0.0
+    whole_inputs = torch.cat([batch.inputs for batch in batches])
+    whole_targets = torch.cat([batch.targets for batch in batches])
+    logits, _ = trainer.model(whole_inputs)
+    cross_entropy(logits.flatten(0, 1), whole_targets.flatten(), ignore_index=IGNORED_TARGET).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.optimizer.zero_grad()
+
+    trainer._update()
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
+    assert trainer.sums.n_targets == 15 + 3
+    assert trainer.position.tokens == 30
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_the_state_is_carried_where_the_data_goes_on_and_its_gradients_are_cut(make_trainer, carry):
+    trainer = make_trainer(epochs=2, carry_state=carry)
+    seen = []
+    forward = trainer.model.forward
+
+    def spy(tokens, state=None):
+        seen.append((state, *forward(tokens, state)))
+        return seen[-1][1:]
+
+    trainer.model.forward = spy
+    for _ in range(16):
+        trainer._update()
+    for step, (state, _, _) in enumerate(seen):
+        if step % 8 == 0 or not carry:
+            assert state is None
+        else:
+            assert torch.equal(state[0].total, seen[step - 1][2][0].total)
+            assert not state[0].total.requires_grad
+
+
+def test_a_best_checkpoint_is_saved_after_its_record(make_trainer, monkeypatch):
+    """A run that is killed right after it, without another checkpoint, goes on from it and lacks no record."""
+    trainer = make_trainer(epochs=1, log_every=2, eval_every=2, save_every=100)
+    logged = []
+    save = trainer.checkpoints.save_best
+
+    def save_best(payload):
+        logged.append((payload["position"]["step"], [int(row["step"]) for row in read_metrics(trainer.folder.metrics)]))
+        save(payload)
+
+    monkeypatch.setattr(trainer.checkpoints, "save_best", save_best)
+    trainer.fit(quiet())
+    assert logged
+    assert all(steps[-1] == step for step, steps in logged)
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_record(make_trainer):
+    trainer = make_trainer(epochs=1, log_every=3, optimizer={"learning_rate": 1e-12})
+    trainer.model.dropout.p = 0.0
+    state, sums = None, []
+    for step in range(8):
+        batch = trainer.source.batch(0, step)
+        logits, state = trainer.model(batch.inputs, state)
+        sums.append(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item())
+    trainer.fit(quiet())
+    logged = [float(row["train_loss"]) for row in read_metrics(trainer.folder.metrics)]
+    assert logged == pytest.approx([sum(sums[:3]) / 3, sum(sums[3:6]) / 3, sum(sums[6:]) / 2], rel=1e-5)
+    assert [row["step"] for row in read_metrics(trainer.folder.metrics)] == [3, 6, 8]
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("loss", 2), ("accuracy", 3)])
+def test_the_best_checkpoint_is_chosen_by_the_score_that_is_monitored(make_trainer, monitor, best):
+    scores = iter([Scores(3.0, 0.1), Scores(1.0, 0.2), Scores(2.0, 0.3), Scores(1.0, 0.2)])
+    trainer = make_trainer(max_steps=4, eval_every=1, monitor=monitor, scorer=lambda model, source: next(scores))
+    trainer.fit(quiet())
+    _, saved = trainer.checkpoints.load("best")
+    assert saved["position"]["step"] == best
+    assert saved["scores"]["best"]["step"] == best
+    summary = json.loads(trainer.folder.summary.read_text())
+    assert summary["validation"]["best"]["step"] == best
+    assert summary["validation"]["last"]["step"] == 4
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("loss", 1), ("accuracy", 3)])
+def test_of_equal_accuracies_the_lower_loss_is_the_best(make_trainer, monitor, best):
+    scores = iter([Scores(1.0, 0.9), Scores(3.0, 1.0), Scores(1.5, 1.0), Scores(2.0, 1.0)])
+    trainer = make_trainer(max_steps=4, eval_every=1, monitor=monitor, scorer=lambda model, source: next(scores))
+    trainer.fit(quiet())
+    assert trainer.scores["best"]["step"] == best
+    assert trainer.checkpoints.load("best")[1]["position"]["step"] == best
+
+
+def test_the_best_score_is_remembered_over_a_resume(make_trainer):
+    scores = iter([Scores(1.0, 0.5), Scores(2.0, 0.4)])
+    settings = {"eval_every": 1, "save_every": 1, "scorer": lambda model, source: next(scores)}
+    make_trainer(max_steps=1, **settings).fit(quiet())
+    later = make_trainer(max_steps=2, **settings)
+    later.resume("last")
+    later.fit(quiet())
+    assert later.scores["best"]["step"] == 1
+    assert later.checkpoints.load("best")[1]["position"]["step"] == 1
+
+
+def test_each_epoch_asks_for_its_own_batches_in_order(make_trainer):
+    trainer = make_trainer(epochs=2, accumulate=3)
+    asked, batch = [], trainer.source.batch
+    trainer.source.batch = lambda epoch, step: (asked.append((epoch, step)), batch(epoch, step))[1]
+    trainer.fit(quiet())
+    assert asked == [(epoch, step) for epoch in range(2) for step in range(8)]
+
+
+def test_evaluation_changes_nothing(make_trainer):
+    often = make_trainer("often", epochs=2, eval_every=1)
+    often.fit(quiet())
+    never = make_trainer("never", epochs=2, eval_every=99)
+    never.fit(quiet())
+    assert same_weights(often, never)
+
+
+def test_time_spent_evaluating_and_saving_is_not_training_time(make_trainer, monkeypatch):
+    now = 0.0
+
+    def takes(seconds, call):
+        def timed(*arguments):
+            nonlocal now
+            now += seconds
+            return call(*arguments)
+
+        return timed
+
+    monkeypatch.setattr("recurra.train.loop.perf_counter", lambda: now)
+    settings = {"epochs": 1, "log_every": 4, "eval_every": 3, "save_every": 2}
+    trainer = make_trainer(scorer=takes(100.0, evaluate), **settings)
+    trainer._update = takes(1.0, trainer._update)
+    trainer.checkpoints.save = takes(1000.0, trainer.checkpoints.save)
+    trainer.checkpoints.save_best = takes(1000.0, trainer.checkpoints.save_best)
+    trainer.fit(quiet())
+    assert now > 8 + 3 * 100 + 4 * 1000
+    assert trainer.position.seconds == 8
+    logged = [(row["step"], row["seconds"], row["tokens_per_second"]) for row in read_metrics(trainer.folder.metrics)]
+    assert logged == [(3, 3.0, None), (4, 4.0, 15.0), (6, 6.0, None), (8, 8.0, 15.0)]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_good_checkpoints(make_trainer):
+    trainer = make_trainer(epochs=2, save_every=2, log_every=50, eval_every=99)
+    update = trainer._update
+
+    def poisoned():
+        norm = update()
+        if trainer.position.step == 5:
+            trainer.model.norm.weight.data[0] = torch.nan
+        return norm
+
+    trainer._update = poisoned
+    with pytest.raises(TrainingDiverged, match=r"step 6: decay is .* not finite; .*optimizer\.learning_rate"):
+        trainer.fit(quiet())
+    assert [path.stem for path in trainer.checkpoints.steps()] == ["step-0000000002", "step-0000000004"]
+
+
+def test_a_validation_loss_that_is_not_finite_is_reported(make_trainer):
+    trainer = make_trainer(eval_every=1, scorer=lambda model, source: Scores(float("nan"), 0.0))
+    with pytest.raises(TrainingDiverged, match="step 1: the validation loss is nan"):
+        trainer.fit(quiet())
+
+
+def test_the_gradient_is_clipped_to_its_limit(make_trainer):
+    trainer = make_trainer(optimizer={"gradient_clip": 1e-3})
+    norms = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm().item())
+    )
+    before = trainer._update()
+    assert before > 1e-3
+    assert norms[0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_gradients_norm_is_logged_without_a_limit_too(make_trainer):
+    trainer = make_trainer(optimizer={"gradient_clip": None}, epochs=1, log_every=1)
+    norms = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]).norm().item())
+    )
+    trainer.fit(quiet())
+    logged = [float(row["gradient_norm"]) for row in read_metrics(trainer.folder.metrics)]
+    assert logged == pytest.approx(norms, rel=1e-5)
+
+
+def test_max_steps_ends_the_run_and_the_schedule(make_trainer):
+    trainer = make_trainer(epochs=10, max_steps=5)
+    trainer.fit(quiet())
+    rates = [float(row["learning_rate"]) for row in read_metrics(trainer.folder.metrics)]
+    assert len(rates) == 5
+    assert rates[-1] == pytest.approx(0.03 * 0.0954915, rel=1e-5)  # half a cosine, four fifths through
+
+
+def test_the_rate_follows_the_length_of_a_step(make_trainer):
+    def rates(trainer) -> list[float]:
+        trainer.fit(quiet())
+        return [float(row["learning_rate"]) for row in read_metrics(trainer.folder.metrics)]
+
+    usual = rates(make_trainer("usual", max_steps=4, log_every=1))
+    trainer = make_trainer("drawn", max_steps=4, log_every=1)
+    trainer.source.relative_length = lambda epoch, step: (step + 1) / 4
+    assert rates(trainer) == pytest.approx([rate * (step + 1) / 4 for step, rate in enumerate(usual)], rel=1e-5)
+
+
+def test_a_run_inside_its_warm_up_says_so(make_trainer):
+    console = quiet()
+    make_trainer(max_steps=3, schedule={"warmup_steps": 100}).fit(console)
+    assert "all 3 steps of this run are in its warm-up" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_optimiser_is_built_for_the_precision_of_the_run(make_trainer, monkeypatch, precision):
+    asked = []
+
+    def build(model, config, **options):
+        asked.append(options)
+        return build_optimizer(model, config, **options)
+
+    monkeypatch.setattr("recurra.train.resumable.build_optimizer", build)
+    make_trainer(max_steps=1, precision=precision).fit(quiet())
+    assert asked == [{"precision": precision}]
+
+
+def test_bfloat16_keeps_weights_states_and_losses_in_float32(make_trainer):
+    trainer = make_trainer(max_steps=5, precision="bf16-mixed")  # within an epoch, where a state is carried
+    trainer.fit(quiet())
+    plain = make_trainer("plain", max_steps=5)
+    plain.fit(quiet())
+    assert all(tensor.dtype == torch.float32 for tensor in weights(trainer).values())
+    assert trainer.state[0].total.dtype == torch.float32
+    bf16, float32 = (float(records(one)[0][MEASURED.index("train_loss")]) for one in (trainer, plain))
+    assert bf16 == pytest.approx(float32, rel=0.02)
+    assert bf16 != float32
+
+
+def test_threads_and_determinism_are_set(make_trainer):
+    threads = torch.get_num_threads()
+    try:
+        make_trainer(threads=1, deterministic=True)
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_cuda_asked_for_by_name_is_not_replaced(make_trainer):
+    with pytest.raises(ValueError, match="accelerator is cuda, and PyTorch finds no CUDA device; expected cpu or auto"):
+        make_trainer(accelerator="cuda")
+
+
+def test_a_run_leaves_a_complete_folder(make_trainer):
+    trainer = make_trainer(epochs=1, tensorboard=True)
+    trainer.fit(quiet())
+    folder = RunFolder(trainer.folder.path)
+    assert list(folder.tensorboard.iterdir())
+    summary = json.loads(folder.summary.read_text())
+    assert summary["finished"] is True
+    assert summary["tokens"] == 120
+    assert summary["parameters"] == sum(parameter.numel() for parameter in trainer.model.parameters())
+    assert summary["hardware"]["threads"] == torch.get_num_threads()

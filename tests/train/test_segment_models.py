@@ -1,0 +1,133 @@
+"""Models of segments in the trainer: steps of several segments, precision, resuming."""
+
+import io
+import math
+
+import pytest
+import torch
+from rich.console import Console
+
+from recurra.data.text import TextConfig
+from recurra.models.block_recurrent_transformer import BlockRecurrentTransformerConfig
+from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformerConfig
+from recurra.models.recurrent_memory_transformer import RecurrentMemoryTransformerConfig
+from recurra.models.transformer_xl import TransformerXLConfig
+from recurra.train.config import OptimizerConfig, TrainingConfig
+from recurra.train.evaluate import evaluate
+from recurra.train.experiment import Experiment
+from recurra.train.loop import Trainer
+from recurra.train.metrics import read_metrics
+from recurra.train.recipe import load_recipe, to_yaml
+from recurra.train.run_folder import RunFolder
+
+SMALL = {"n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12, "dropout": 0.1, "attention_dropout": 0.1}
+KINDS = {
+    TransformerXLConfig: "text-transformer-xl",
+    CompactRecurrentTransformerConfig: "text-crt",
+    RecurrentMemoryTransformerConfig: "text-rmt",
+    BlockRecurrentTransformerConfig: "text-block-recurrent-transformer",
+}
+MODELS = {
+    "transformer": TransformerXLConfig(**SMALL, mem_len=0),
+    "transformer-xl": TransformerXLConfig(**SMALL, cutoffs=[4, 7]),
+    "crt-gru": CompactRecurrentTransformerConfig(**SMALL, dropout_over_time="locked", embedding_dropout=0.1),
+    "crt-ncgru": CompactRecurrentTransformerConfig(**SMALL, memory="ncgru", position="rnn-ncgru", cutoffs=[4, 7]),
+    "memory-only": CompactRecurrentTransformerConfig(**SMALL, position="relative"),
+    "rmt": RecurrentMemoryTransformerConfig(**SMALL, n_memory=2),
+    "block-recurrent": BlockRecurrentTransformerConfig(**SMALL, n_states=2),
+}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "off"]
+    for split, n_lines in (("train", 40), ("valid", 9), ("test", 7)):
+        lines = [" ".join(words[(i + j) % 10] for j in range(5 + i % 4)) for i in range(n_lines)]
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def make(corpus):
+    def trainer(name, model, data=None, learning_rate=0.01, **training):
+        sizes = {"batch_size": 2, "segment_length": 4, "bptt_segments": 2, "cache": str(corpus / "cache")}
+        experiment = Experiment(
+            experiment=KINDS[type(model)],
+            data=TextConfig(path=str(corpus), **{**sizes, **(data or {})}),
+            model=model,
+            optimizer=OptimizerConfig(learning_rate=learning_rate, gradient_clip=0.25),
+            training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
+        )
+        return Trainer(experiment, RunFolder(corpus / name), evaluate)
+
+    return trainer
+
+
+def fit(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.fit(Console(file=io.StringIO()))
+    return trainer.model.state_dict()
+
+
+RESUMED = [
+    *((name, "32-true" if number % 2 else "bf16-mixed") for number, name in enumerate(MODELS)),
+    ("crt-gru", "32-true"),  # in both: what a precision changes is the trainer's, the same for every model
+]
+
+
+@pytest.mark.parametrize(("model", "precision"), RESUMED)
+def test_a_resumed_run_repeats_the_uninterrupted_one(make, model, precision):
+    settings = {"max_steps": 5, "precision": precision, "save_every": 2}
+    whole = fit(make("whole", MODELS[model], **settings))
+    part = make("part", MODELS[model], **{**settings, "max_steps": 4, "save_every": 3})
+    part.total_steps = 5  # the schedule of the whole run
+    while part.position.step < 3:
+        part._update()
+    part.checkpoints.save(3, part.snapshot())
+    rest = make("part", MODELS[model], **settings)
+    rest.resume("last")
+    assert rest.position.step == 3
+    for name, weight in fit(rest).items():
+        assert torch.equal(weight, whole[name]), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_learns_and_its_perplexity_is_that_of_any_cut(make, model):
+    trainer = make("run", MODELS[model], learning_rate=0.03, epochs=3, eval_every=1000, save_every=1000)
+    fit(trainer)
+    log = [row["train_loss"] for row in read_metrics(trainer.folder.metrics)]
+    assert sum(log[-trainer.steps_per_epoch :]) < 0.9 * sum(log[: trainer.steps_per_epoch])
+    data = trainer.experiment.build_data()
+    scores = evaluate(trainer.model, data.source("test"))
+    assert scores.accuracy is None
+    # the whole text in one call: the segments are the model's, not the call's
+    tokens = torch.from_numpy(data.tokens("test").astype("int64"))[None]
+    trainer.model.eval()
+    losses, _ = trainer.model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert scores.loss == pytest.approx(losses.mean().item(), rel=1e-5)
+    assert scores.perplexity == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
+
+
+def test_a_window_of_several_segments_trains_the_first_by_the_lasts_loss(make):
+    """The gradient of a window's last segment reaches the tokens of its first; that of a window before, not."""
+    trainer = make("run", MODELS["crt-gru"], data={"bptt_segments": 3}, carry_state=True)
+    batch = trainer.source.batch(0, 0)
+    assert batch.inputs.shape == (2, 12)
+    trainer._loss(batch, batch.targets.numel())
+    assert not any(tensor.requires_grad for tensor in (trainer.state.memory, trainer.state.reading))
+    touched = torch.zeros(2, 12, 8, requires_grad=True)
+    trainer.model.input_dropout.register_forward_hook(lambda module, args, out: out + touched)
+    losses, _ = trainer.model.loss(batch.inputs, batch.targets)
+    (gradient,) = torch.autograd.grad(losses[:, 8:].sum(), touched)
+    assert gradient[:, :4].abs().sum() > 0
+
+
+def test_accuracy_cannot_be_monitored_without_logits(make):
+    with pytest.raises(ValueError, match=r"monitor is accuracy, .* TransformerXL .*; expected loss"):
+        make("run", MODELS["transformer"], monitor="accuracy")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_complete_experiment_is_a_recipe_for_itself(make, model, tmp_path):
+    experiment = make("run", MODELS[model]).experiment
+    (tmp_path / "config.yaml").write_text(to_yaml(experiment))
+    assert load_recipe(tmp_path / "config.yaml") == experiment

@@ -1,0 +1,162 @@
+"""Training with several ranks: the same run as with one, whatever holds the model, and however often it was killed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.train.launched import curve, launch, train, write_corpus, write_recipe
+
+from recurra.train.checkpoint import CheckpointFolder, load_checkpoint, scored_weights
+from recurra.train.run import open_run
+from recurra.train.start import start_language_model
+
+GATELOOP = {"model": ", mixer_options: {d_qk: 8, d_v: 8}"}
+CLIPPED = "optimizer: {gradient_clip: 0.3, learning_rate: 0.02}\naveraging: {start_step: 3, decay: 0.8}"
+CRT = {
+    "experiment": "text-crt",
+    "data": ", bptt_segments: 2",
+    "model": ", n_heads: 2, memory: ncgru, position: rnn-ncgru, cutoffs: [5, 12], dropout: 0.0",
+}
+KILL = """
+import os, signal
+from recurra.train.loop import Trainer
+record = Trainer._record
+def record_and_die(self, norm):
+    if self.position.step == {step} and self.ranks.rank in {ranks}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(self, norm)
+Trainer._record = record_and_die
+"""
+INTO_FILES = """
+import os, sys
+sys.stdout = open("{name}-" + os.environ.get("RANK", "0"), "w", encoding="utf-8")
+"""
+FAIL = """
+import os
+from recurra.data import TextConfig
+build = TextConfig.build
+def fail(self, *, rank=0, world_size=1):
+    if rank == 1:
+        raise ValueError("the disk of rank 1 is red; expected a green one")
+    return build(self, rank=rank, world_size=world_size)
+TextConfig.build = fail
+"""
+
+
+def generate(ranks: int, name: str, count: str) -> dict[str, Any]:
+    words = ["generate", "one", "--prompt", "w1 w2", "--max-tokens", "12", "--seed", "7", "-n", count]
+    return {"ranks": ranks, "nodes": 1, "words": words, "before": INTO_FILES.format(name=name)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Runs of two recipes with 1 and 2 ranks, and one that is killed and resumed with fewer ranks each time."""
+    folder = tmp_path_factory.mktemp("ranks")
+    corpus = write_corpus(folder / "corpus")
+    gateloop = write_recipe(folder / "gateloop.yaml", corpus, **GATELOOP, more=CLIPPED)
+    crt = write_recipe(folder / "crt.yaml", corpus, **CRT)
+    sharded = ["--training.strategy", "fsdp"]
+    ended = launch(
+        folder,
+        train(0, gateloop, "--run", "one"),
+        train(2, gateloop, "--run", "two"),
+        train(2, gateloop, "--run", "nodes", nodes=2),
+        train(0, crt, "--run", "crt-one"),
+        train(2, crt, "--run", "crt-two"),
+        train(2, crt, "--run", "crt-two-sharded", *sharded),
+        train(4, gateloop, "--run", "fewer", *sharded, "--training.asynchronous_saving", "true",
+              before=KILL.format(step=5, ranks=[2])),
+        train(2, "--resume", "fewer", "--training.strategy", "ddp", before=KILL.format(step=8, ranks=[0, 1])),
+        train(0, "--resume", "fewer"),
+        train(0, gateloop, "--run", "more", before=KILL.format(step=5, ranks=[0])),
+        train(2, "--resume", "more", *sharded),
+        train(2, gateloop, "--run", "again", before=KILL.format(step=5, ranks=[0, 1])),
+        train(2, "--resume", "again"),
+        train(2, gateloop, "--run", "failed", before=FAIL),
+        train(2, gateloop, "--run", "pieces", "--training.sequence_parallel", 2),
+        train(2, crt, "--run", "crt-pieces", "--training.sequence_parallel", 2),
+        generate(0, "texts-of-one", "5"),
+        generate(2, "texts-of-two", "5"),
+        generate(2, "too-few", "1"),
+        timeout=300,
+    )  # fmt: skip
+    (folder / "said").write_text(ended.said)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        ("one", "two"),
+        ("one", "nodes"),
+        ("crt-one", "crt-two"),
+        ("crt-one", "crt-two-sharded"),
+        ("one", "fewer"),
+        ("one", "more"),
+        ("one", "again"),  # killed after the best checkpoint of step 4, it goes on from step 3
+        ("one", "pieces"),
+        ("crt-one", "crt-pieces"),
+    ],
+)
+def test_the_log_does_not_depend_on_the_ranks(runs, one, several):
+    """Losses, the norm of the gradient before clipping, the validation of averaged weights, tokens counted."""
+    expected = curve(runs / one)
+    assert len(expected) == 9
+    np.testing.assert_allclose(curve(runs / several), expected, rtol=1e-5, err_msg=(runs / "said").read_text())
+
+
+def test_one_process_reads_what_several_ranks_have_saved(runs):
+    one, several = (CheckpointFolder(runs / name / "checkpoints").load("last")[1] for name in ("one", "more"))
+    for name, weight in one["model"].items():
+        np.testing.assert_allclose(several["model"][name], weight, rtol=1e-4, atol=1e-5)
+    for number, moments in one["optimizer"]["state"].items():
+        assert several["optimizer"]["state"][number].keys() == moments.keys()
+    state = several["state"][0][0][0]
+    assert state.shape == one["state"][0][0][0].shape
+    np.testing.assert_allclose(state, one["state"][0][0][0], rtol=1e-3, atol=1e-5)
+
+
+def test_a_model_starts_from_what_several_ranks_have_saved(runs):
+    folder = CheckpointFolder(runs / "two" / "checkpoints").best
+    assert folder.is_dir()
+    model = open_run(runs / "one").model
+    assert start_language_model(model, str(folder)).startswith(f"starts from {folder}, step ")
+    for name, weight in scored_weights(load_checkpoint(folder)).items():
+        assert torch.equal(model.state_dict()[name], weight)
+
+
+def test_no_kill_leaves_anything_half_written(runs):
+    for name in ("fewer", "more", "again"):
+        assert not [path.name for path in (runs / name / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_ranks_share_the_texts_that_are_generated(runs):
+    expected = (runs / "texts-of-one-0").read_text(encoding="utf-8")
+    assert [line for line in expected.splitlines() if "---" in line] == [f"--- {n} ---" for n in range(1, 6)]
+    assert len(set(expected.split("---")[2::2])) == 5
+    said = (runs / "said").read_text()
+    assert (runs / "texts-of-two-0").read_text(encoding="utf-8") == expected, said
+    assert (runs / "texts-of-two-1").read_text() == ""
+    assert said.count("wrote 60 tokens") == 2
+    assert "recurra generate: -n is 1; expected at least 2, one for each rank\n" in said
+
+
+def test_a_damaged_folder_is_refused(runs):
+    folder = CheckpointFolder(runs / "more" / "checkpoints").steps()[0]
+    file = next(folder.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{file.name} is damaged: its content does not match its digest"):
+        load_checkpoint(folder)
+
+
+def test_one_rank_speaks_and_an_error_is_that_of_its_own_rank(runs):
+    said = (runs / "said").read_text()
+    assert said.count("run folder: two\n") == 1
+    assert said.count("step 9/9") == 1 + 9 + 2  # the first one is run twice
+    assert said.count("recurra train: the disk of rank 1 is red; expected a green one\n") == 1
+    assert "exit -6" not in said  # no rank waits for what another does not do
+    assert "rank 1 exit 2 {'message': 'ValueError: the disk of rank 1 is red" in said

@@ -1,0 +1,67 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from recurra.train.progress import StopSignal
+
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def signals_of_a_terminal():
+    """Ctrl-C raises and SIGHUP can be caught, also under nohup and in a shell's background job, which ignore them."""
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_a_signal_is_noted_and_the_handlers_come_back(number):
+    before = [signal.getsignal(each) for each in ALL]
+    with StopSignal() as stop:
+        assert stop.received is None
+        os.kill(os.getpid(), number)
+        assert stop.received == number
+    assert [signal.getsignal(each) for each in ALL] == before
+
+
+def test_a_closed_terminal_may_hang_up_twice():
+    with StopSignal() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == signal.SIGHUP
+        assert signal.getsignal(signal.SIGTERM) != stop._note, "a second request of another kind ends the run at once"
+
+
+def test_an_ignored_hang_up_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received is None
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_the_second_signal_is_not_held_back():
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_nothing_is_changed():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work() -> None:
+        with StopSignal() as stop:
+            seen.extend([stop.received, signal.getsignal(signal.SIGINT)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None, before]

@@ -1,0 +1,85 @@
+"""SOAP, from pytorch-optimizer: what reaches it, what it keeps, and that a run with it resumes."""
+
+import signal
+import sys
+
+import pytest
+import torch
+from tests.train.test_loop import StopAfter, quiet, records, same_weights
+from torch import nn
+
+from recurra.cli.errors import report
+from recurra.train.config import OptimizerConfig, _soap
+from recurra.train.optimizer import build_optimizer
+
+pytest.importorskip("pytorch_optimizer", reason="needs the extra optimizers: pip install recurra[optimizers]")
+
+
+def test_the_options_reach_it(toy_model):
+    config = OptimizerConfig(algorithm="soap", learning_rate=0.3, weight_decay=0.2, betas=(0.1, 0.2), epsilon=0.5)
+    optimizer = build_optimizer(toy_model, config)
+    assert type(optimizer).__name__ == "SOAP"
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.2}
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"]) == (0.3, (0.1, 0.2), 0.5)
+        assert group["precondition_frequency"] == 5
+    config = OptimizerConfig(algorithm="soap", precondition_frequency=7)
+    assert {group["precondition_frequency"] for group in build_optimizer(toy_model, config).param_groups} == {7}
+
+
+def test_a_whole_update_is_adams_in_the_eigenvectors():
+    """Of the second update, after a first that only begins the averages: its sign in that basis is what moves."""
+    torch.manual_seed(1)
+    weight = nn.Parameter(torch.zeros(4, 3, dtype=torch.float64))
+    optimizer = _soap([{"params": [weight]}], lr=0.1, betas=(0.0, 0.0), eps=1e-12)
+    first = torch.randn(4, 3, dtype=torch.float64)
+    weight.grad = first.clone()
+    optimizer.step()
+    assert not weight.any()
+    left, right = (torch.linalg.eigh(side).eigenvectors for side in (first @ first.T, first.T @ first))
+    weight.grad = torch.randn(4, 3, dtype=torch.float64)
+    expected = -0.1 * left @ (left.T @ weight.grad @ right).sign() @ right.T
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 5])
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(make_trainer, stop_at):
+    settings = {"log_every": 1, "save_every": 4, "eval_every": 1}
+    optimizer = {"algorithm": "soap", "precondition_frequency": 2}
+    whole = make_trainer("whole", optimizer=optimizer, **settings)
+    whole.fit(quiet())
+    first = make_trainer("parts", optimizer=optimizer, scorer=StopAfter(stop_at), **settings)
+    assert first.fit(quiet()).received == signal.SIGTERM
+    second = make_trainer("parts", optimizer=optimizer, **settings)
+    second.resume("last")
+    assert second.position.step == stop_at
+    second.fit(quiet())
+    assert records(second) == records(whole)
+    assert same_weights(second, whole)
+
+
+def test_complex_parameters_are_refused():
+    weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"soap is a parameter of torch.complex64 and shape \(2, 3\); expected real"):
+        _soap([{"params": [weight]}])
+
+
+def test_sharded_parameters_are_refused():
+    weight = nn.Parameter(torch.zeros(2, 3))
+    weight.device_mesh = "of two ranks"
+    with pytest.raises(ValueError, match=r"^training\.strategy is fsdp; expected ddp with optimizer\.algorithm soap"):
+        _soap([{"params": [weight]}])
+
+
+def test_a_frequency_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"^optimizer\.precondition_frequency is 0; expected at least 1"):
+        OptimizerConfig(algorithm="soap", precondition_frequency=0)
+
+
+def test_without_the_package_a_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        _soap([{"params": [nn.Parameter(torch.zeros(2))]}])
+    assert report("recurra train", raised.value) == 2
+    assert capsys.readouterr().err == "recurra train: pytorch_optimizer is missing: pip install 'recurra[optimizers]'\n"

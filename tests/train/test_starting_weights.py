@@ -1,0 +1,232 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.train.payloads import payload
+from torch import nn
+
+from recurra.train.checkpoint import _save_checkpoint, load_checkpoint
+from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
+from recurra.video.pi_vit import PIViT, PIViTConfig
+from recurra.video.published import start_from
+from recurra.video.timesformer import TimeSformer, TimeSformerConfig
+
+SMALL = {"patch_size": 4, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 12}
+DATA = {"n_classes": 3, "n_frames": 2, "image_size": 8}
+
+
+def timesformer(seed=0, **changes) -> TimeSformer:
+    return _drawn(TimeSformer(TimeSformerConfig(**{**SMALL, **DATA, **changes})), seed)
+
+
+def crvit(seed=0, **changes) -> CompactRecurrentViT:
+    return _drawn(CompactRecurrentViT(CompactRecurrentViTConfig(**{**SMALL, **DATA, **changes})), seed)
+
+
+def _drawn(model: nn.Module, seed: int) -> nn.Module:
+    """All weights drawn, the zeros among them, too."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.3)
+    return model.eval()
+
+
+def saved(model: nn.Module, path, **config):
+    config = {"experiment": "video", "model": {"n_heads": model.config.n_heads, **config}}
+    _save_checkpoint(path, payload(config=config, model=model.state_dict()))
+    return str(path)
+
+
+def clip(n_frames=2, image_size=8):
+    return torch.randn(2, n_frames, 3, image_size, image_size, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("make", [timesformer, crvit])
+def test_a_checkpoint_of_the_same_model_gives_its_logits(make, tmp_path):
+    trained, fresh = make(1), make(2)
+    said = start_from(fresh, saved(trained, tmp_path / "best.safetensors"))
+    assert said == f"starts from {tmp_path / 'best.safetensors'}, step 7"
+    both = torch.cat([clip(), -clip()], 1)
+    torch.testing.assert_close(fresh(both)[0], trained(both)[0], rtol=0, atol=0)
+
+
+def test_a_runs_folder_means_its_best_checkpoint(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    trained, fresh = timesformer(1), timesformer(2)
+    saved(trained, tmp_path / "checkpoints" / "best.safetensors")
+    saved(timesformer(3), tmp_path / "checkpoints" / "step-0000000009.safetensors")
+    start_from(fresh, str(tmp_path))
+    torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=0, atol=0)
+
+
+def test_averaged_weights_are_what_a_run_is_known_by(tmp_path):
+    trained, fresh = timesformer(1), timesformer(2)
+    saved(timesformer(3), tmp_path / "a.safetensors")
+    averaged = {"weights": trained.state_dict(), "n_averaged": 2}
+    _save_checkpoint(tmp_path / "b.safetensors", {**load_checkpoint(tmp_path / "a.safetensors"), "average": averaged})
+    start_from(fresh, str(tmp_path / "b.safetensors"))
+    torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=0, atol=0)
+
+
+def test_a_crvit_starts_with_the_timesformers_logits(tmp_path):
+    trained, fresh = timesformer(1), crvit(2)
+    memory = {name: tensor.clone() for name, tensor in fresh.memory.state_dict().items()}
+    start_from(fresh, saved(trained, tmp_path / "best.safetensors"))
+    torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=1e-5, atol=1e-6)
+    for name, tensor in fresh.memory.state_dict().items():
+        assert torch.equal(tensor, memory[name])
+
+
+@pytest.mark.parametrize("make", [timesformer, crvit])
+def test_other_classes_get_a_fresh_classifier(make, tmp_path):
+    trained, fresh = timesformer(1, n_classes=5), make(2)
+    head = fresh.head.weight.detach().clone(), fresh.head.bias.detach().clone()
+    said = start_from(fresh, saved(trained, tmp_path / "best.safetensors"))
+    assert said.endswith("with a fresh classifier: 5 classes there")
+    assert torch.equal(fresh.head.weight, head[0])
+    assert torch.equal(fresh.head.bias, head[1])
+    assert torch.equal(fresh.encoder.times, trained.encoder.times)
+
+
+@pytest.mark.parametrize("make", [timesformer, crvit])
+def test_embeddings_of_other_sizes_are_interpolated(make, tmp_path):
+    trained, fresh = timesformer(1, image_size=8, n_frames=2), make(2, image_size=16, n_frames=4)
+    start_from(fresh, saved(trained, tmp_path / "best.safetensors"))
+    old, new = trained.embedding.positions, fresh.embedding.positions
+    assert torch.equal(new[0], old[0])
+    for row in range(4):
+        for column in range(4):
+            assert torch.equal(new[1 + 4 * row + column], old[1 + 2 * (row // 2) + column // 2])
+    assert torch.equal(fresh.encoder.times, trained.encoder.times[[0, 0, 1, 1]])
+
+
+def test_a_timesformer_does_not_start_from_a_crvit(tmp_path):
+    with pytest.raises(ValueError, match="is a CR-ViT; expected a TimeSformer"):
+        start_from(timesformer(), saved(crvit(), tmp_path / "best.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [
+        (lambda: timesformer(n_heads=4), "is a model with model.n_heads 4; expected one with model.n_heads 2"),
+        (lambda: timesformer(d_channel_mixing=10), r"another model \(it has encoder\.blocks\.0\.feed_forward"),
+        (lambda: timesformer(n_layer=1), r"another model \(it has encoder\.blocks\.1"),
+        (lambda: nn.Linear(2, 3), "is a checkpoint of a video run; expected one of a video model"),
+    ],
+)
+def test_weights_of_other_models_are_refused(trained, message, tmp_path):
+    model = trained()
+    model.config = getattr(model, "config", TimeSformerConfig(**SMALL, **DATA))
+    fresh = timesformer(2)
+    before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        start_from(fresh, saved(model, tmp_path / "best.safetensors"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+
+
+# --- weights of others: the conversion itself is tested with it ---
+
+ORIGINAL = {
+    "embedding.class_token": "cls_token",
+    "embedding.positions": "pos_embed",
+    "embedding.patches.projection": "patch_embed.proj",
+    "encoder.times": "time_embed",
+    "encoder.blocks": "blocks",
+    "norm_time": "temporal_norm1",
+    "time_attention.queries_keys_values": "temporal_attn.qkv",
+    "time_attention.output_projection": "temporal_attn.proj",
+    "time_projection": "temporal_fc",
+    "norm_attention": "norm1",
+    ".attention.queries_keys_values": ".attn.qkv",
+    ".attention.output_projection": ".attn.proj",
+    "norm_feed_forward": "norm2",
+    "feed_forward.0": "mlp.fc1",
+    "feed_forward.3": "mlp.fc2",
+}
+
+
+HUGGING_FACE = {
+    "embedding.class_token": "timesformer.embeddings.cls_token",
+    "embedding.positions": "timesformer.embeddings.position_embeddings",
+    "embedding.patches.projection": "timesformer.embeddings.patch_embeddings.projection",
+    "encoder.times": "timesformer.embeddings.time_embeddings",
+    "encoder.blocks": "timesformer.encoder.layer",
+    "norm_time": "temporal_layernorm",
+    "time_attention.queries_keys_values": "temporal_attention.attention.qkv",
+    "time_attention.output_projection": "temporal_attention.output.dense",
+    "time_projection": "temporal_dense",
+    "norm_attention": "layernorm_before",
+    ".attention.queries_keys_values": ".attention.attention.qkv",
+    ".attention.output_projection": ".attention.output.dense",
+    "norm_feed_forward": "layernorm_after",
+    "feed_forward.0": "intermediate.dense",
+    "feed_forward.3": "output.dense",
+    "norm.": "timesformer.layernorm.",
+    "head.": "classifier.",
+}
+
+
+def renamed(model: TimeSformer, names: dict[str, str]) -> dict[str, torch.Tensor]:
+    """The model's weights as another code base names and shapes them."""
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        for ours, theirs in names.items():
+            if not ours.endswith(".") or name.startswith(ours):
+                name = name.replace(ours, theirs)
+        last = name.rpartition(".")[2]
+        shape = (1, 1, -1) if last == "cls_token" else (1, *tensor.shape) if "embed" in last else tensor.shape
+        weights[name] = tensor.reshape(shape).clone()
+    return weights
+
+
+def original(model: TimeSformer) -> dict[str, torch.Tensor]:
+    return {f"model.{name}": tensor for name, tensor in renamed(model, ORIGINAL).items()}
+
+
+@pytest.mark.parametrize("make", [timesformer, crvit])
+@pytest.mark.parametrize("n_classes", [3, 6])
+def test_published_weights(make, n_classes, tmp_path):
+    trained, fresh = timesformer(1, n_classes=n_classes), make(2)
+    head = fresh.head.weight.detach().clone()
+    torch.save({"model_state": original(trained)}, tmp_path / "published.pyth")
+    said = start_from(fresh, str(tmp_path / "published.pyth"))
+    assert torch.equal(fresh.encoder.times, trained.encoder.times)
+    if n_classes == 3:
+        torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=1e-5, atol=1e-6)
+    else:
+        assert "6 classes there" in said
+        assert torch.equal(fresh.head.weight, head)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_hugging_face_folder(file, tmp_path):
+    trained, fresh = timesformer(1), timesformer(2)
+    (save_file if file.endswith("safetensors") else torch.save)(renamed(trained, HUGGING_FACE), tmp_path / file)
+    assert start_from(fresh, str(tmp_path)) == f"starts from {tmp_path / file}"
+    torch.testing.assert_close(fresh(clip())[0], trained(clip())[0], rtol=1e-5, atol=1e-6)
+
+
+def test_published_weights_of_another_size_are_refused(tmp_path):
+    torch.save(original(timesformer(1, d_channel_mixing=10)), tmp_path / "published.pyth")
+    with pytest.raises(ValueError, match="d_channel_mixing is given as 12; in the weights it is 10"):
+        start_from(timesformer(2), str(tmp_path / "published.pyth"))
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"init_from is .*, which does not exist; expected a file or folder"):
+        start_from(timesformer(), str(tmp_path / "nothing.pyth"))
+    with pytest.raises(ValueError, match="a folder without weights; expected the folder of a run, or a Hugging Face"):
+        start_from(timesformer(), str(tmp_path))
+
+
+def test_pi_vit_counts_as_a_timesformer_and_keeps_its_own_modules(tmp_path):
+    def pi_vit(seed):
+        return _drawn(PIViT(PIViTConfig(**SMALL, **DATA, n_joints=3, d_skeleton=5)), seed)
+
+    trained, fresh = pi_vit(1), pi_vit(2)
+    own = fresh.joint_induction.narrow.weight.clone()
+    for source, target in ((trained, timesformer(3)), (trained, fresh), (timesformer(4), fresh)):
+        start_from(target, saved(source, tmp_path / "best.safetensors"))
+        assert torch.equal(target(clip())[0], source(clip())[0])
+    assert torch.equal(fresh.joint_induction.narrow.weight, own)
+    start_from(crvit(5), saved(trained, tmp_path / "best.safetensors"))

@@ -1,0 +1,187 @@
+"""Experiments over videos: what the data give the model, the starting weights, a run and its resumption."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from recurra.data.batches import IGNORED_TARGET
+from recurra.train.checkpoint import load_checkpoint
+from recurra.train.config import OptimizerConfig, ScheduleConfig, TrainingConfig
+from recurra.train.evaluate import evaluate
+from recurra.train.experiment import Experiment
+from recurra.train.loop import Trainer
+from recurra.train.metrics import read_metrics
+from recurra.train.recipe import load_recipe, to_yaml
+from recurra.train.run_folder import RunFolder
+from recurra.video.crvit import CompactRecurrentViT, CompactRecurrentViTConfig
+from recurra.video.data import VideoConfig
+from recurra.video.motions import MotionsConfig
+from recurra.video.timesformer import TimeSformer, TimeSformerConfig
+
+SMALL = {"patch_size": 8, "n_layer": 2, "d_model": 8, "n_heads": 2, "d_channel_mixing": 8, "drop_path": 0.0}
+MODELS = {
+    "motions-timesformer": TimeSformerConfig(**SMALL),
+    "motions-crvit": CompactRecurrentViTConfig(**SMALL, head_dropout=0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def motions(tmp_path_factory) -> MotionsConfig:
+    folder = tmp_path_factory.mktemp("motions") / "videos"
+    config = MotionsConfig(
+        path=str(folder),
+        n_videos=20,
+        n_motions=2,
+        frames_per_motion=3,
+        image_size=16,
+        n_frames=3,
+        batch_size=6,
+        eval_batch_size=2,
+        workers=0,
+    )
+    config.build()
+    return config
+
+
+@pytest.fixture
+def make(motions, tmp_path):
+    def trainer(name, kind, *, model=None, schedule=None, optimizer=None, init_from=None, **training):
+        experiment = Experiment(
+            experiment=kind,
+            data=motions,
+            init_from=init_from,
+            model=model or MODELS[kind],
+            optimizer=optimizer or OptimizerConfig(learning_rate=0.01),
+            schedule=schedule or ScheduleConfig(),
+            training=TrainingConfig(**{"tensorboard": False, "log_every": 1, "accelerator": "cpu", **training}),
+        )
+        return Trainer(experiment, RunFolder(tmp_path / name), evaluate)
+
+    return trainer
+
+
+def fit(trainer: Trainer) -> str:
+    out = io.StringIO()
+    trainer.fit(Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_the_sizes_are_the_datas(motions):
+    for kind, expected in (("motions-timesformer", TimeSformer), ("motions-crvit", CompactRecurrentViT)):
+        experiment = Experiment(experiment=kind, data=motions, model=MODELS[kind])
+        data = experiment.build_data()
+        model = experiment.build_model(data)
+        assert type(model) is expected
+        assert (model.config.n_classes, model.config.n_frames, model.config.image_size) == (4, 3, 16)
+        assert experiment.sizes(data) == (4, 3, 16)
+        assert experiment.task.unit == "frames"
+
+
+def test_videos_of_ones_own_take_the_same_models(tmp_path):
+    data = VideoConfig(path=str(tmp_path), n_frames=3, image_size=32)
+    experiment = Experiment(experiment="video-timesformer", data=data)
+    assert experiment.task.sizes(data, SimpleNamespace(output_size=31)) == (31, 3, 32)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_resumed_run_repeats_the_uninterrupted_one(make, kind):
+    """With momentum, a fall of the learning rate between, a carried state that is not used, and dropout."""
+    settings = {
+        "optimizer": OptimizerConfig(algorithm="sgd", learning_rate=0.1, nesterov=True, weight_decay=1e-4),
+        "schedule": ScheduleConfig(shape="steps", steps=[1]),
+        "epochs": 2,
+        "save_every": 2,
+    }
+    whole = make("whole", kind, **settings)
+    fit(whole)
+    part = make("part", kind, **settings)
+    while part.position.step < 2:
+        part._update()
+    part.checkpoints.save(2, part.snapshot())
+    rest = make("part", kind, **settings)
+    rest.resume("last")
+    assert rest.position.step == 2
+    fit(rest)
+    assert rest.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, rest.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_it_learns_its_training_videos(make, precision):
+    trainer = make(
+        "run",
+        "motions-crvit",
+        model=CompactRecurrentViTConfig(**{**SMALL, "n_layer": 1, "d_model": 16, "d_channel_mixing": 16}),
+        optimizer=OptimizerConfig(learning_rate=0.02),
+        epochs=60,
+        eval_every=1000,
+        save_every=1000,
+        precision=precision,
+    )
+    fit(trainer)
+    losses = [row["train_loss"] for row in read_metrics(trainer.folder.metrics)]
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])  # 0.18 to 0.64 with 16 seeds
+
+
+def test_speed_is_counted_in_frames(make):
+    trainer = make("run", "motions-timesformer", max_steps=2)
+    printed = fit(trainer)
+    assert "frames/s" in printed
+    assert "tokens" not in printed
+    rows = read_metrics(trainer.folder.metrics)
+    assert [row["frames"] for row in rows] == [36, 72]  # 6 clips of 6 frames a step
+    assert [row["tokens"] for row in rows] == [None, None]
+    assert trainer.summary()["frames"] == 72
+
+
+def test_accuracy_is_that_of_the_last_segment(make):
+    trainer = make("run", "motions-crvit", max_steps=1, monitor="accuracy")
+    batch = trainer.validation.batch(0, 0)
+    assert (batch.targets[:, 0] == IGNORED_TARGET).all()
+    fit(trainer)
+    logits, _ = trainer.model.eval()(batch.inputs)
+    expected = (logits[:, -1].argmax(-1) == batch.targets[:, -1]).float().mean().item()
+    assert trainer.scores["best"]["accuracy"] == expected
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_complete_experiment_is_a_recipe_for_itself(make, kind, tmp_path):
+    experiment = make("run", kind).experiment
+    (tmp_path / "config.yaml").write_text(to_yaml(experiment))
+    assert load_recipe(tmp_path / "config.yaml") == experiment
+
+
+def test_a_run_starts_from_another_and_says_so(make, tmp_path):
+    first = make("first", "motions-timesformer", max_steps=2)
+    fit(first)
+    weights = load_checkpoint(first.checkpoints.best)["model"]
+    second = make("second", "motions-crvit", init_from=str(tmp_path / "first"), max_steps=1)
+    assert not torch.equal(second.model.norm.weight, weights["norm.weight"])
+    assert "starts from" in second.begin()
+    torch.testing.assert_close(second.model.encoder.times.detach(), weights["encoder.times"], rtol=0, atol=0)
+    assert fit(second).count("starts from") == 1
+
+
+def test_a_resumed_run_goes_on_with_its_own_weights(make, tmp_path):
+    fit(make("first", "motions-timesformer", max_steps=1))
+    settings = {"init_from": str(tmp_path / "first"), "epochs": 1, "save_every": 1}
+    part = make("part", "motions-crvit", **settings)
+    part.begin()
+    part._update()
+    part.checkpoints.save(1, part.snapshot())
+    trained = {name: tensor.clone() for name, tensor in part.model.state_dict().items()}
+    (tmp_path / "first").rename(tmp_path / "elsewhere")  # it is not looked for
+    rest = make("part", "motions-crvit", **settings)
+    rest.resume("last")
+    assert rest.begin() == ""
+    for name, tensor in rest.model.state_dict().items():
+        assert torch.equal(tensor, trained[name]), name
+    fit(rest)
+    missing = make("missing", "motions-crvit", **settings)
+    missing.resume("last")  # has no checkpoint: it starts anew, and misses the weights
+    with pytest.raises(FileNotFoundError, match="which does not exist; expected a file or folder"):
+        fit(missing)
