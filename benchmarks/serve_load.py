@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Heard:
-    """When a request was sent and its tokens came, on one clock; how it ended."""
+    """When a request was sent and its tokens got, on one clock; how it ended."""
 
     sent: float
     tokens: list[float] = field(default_factory=list)

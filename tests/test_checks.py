@@ -89,7 +89,7 @@ def test_tensors_are_described_by_type_shape_and_device():
 def test_another_layout_is_refused(other):
     require_layout("x", torch.zeros(2, 3), (2, 3), torch.float32, CPU)
     with pytest.raises(ValueError, match=r"^x is .*; expected float32 \(2, 3\) on cpu: call y$"):
-        require_layout("x", other, (2, 3), torch.float32, CPU, mend="call y")
+        require_layout("x", other, (2, 3), torch.float32, CPU, hint="call y")
 
 
 def test_a_long_value_is_cut():

@@ -1,6 +1,6 @@
-"""Checks of what comes in. All of them raise one kind of sentence: `<name> is <what came>; expected <what fits>`.
+"""Checks of what comes in. All of them raise one kind of sentence: `<name> is <what was got>; expected <what fits>`.
 
-`: <how to mend it>` follows where that helps. Configurations check themselves in `__post_init__`, so that they are the
+`: <how to fix it>` follows where that helps. Configurations check themselves in `__post_init__`, so that they are the
 same whether a recipe, a checkpoint or Python makes them; kernels check their tensors once, at the door, before they
 take the first address.
 """
@@ -14,24 +14,24 @@ from torch import Tensor
 
 _Choice = TypeVar("_Choice")
 
-_LONGEST = 800  # characters of what came
+_LONGEST = 800  # characters of what was got
 
 
-def sentence(name: str, came: object, expected: str, mend: str = "") -> str:
-    """Write the one sentence; `came` is taken as it is where it is a string, so quote values with repr().
+def sentence(name: str, got: object, expected: str, hint: str = "") -> str:
+    """Write the one sentence; `got` is taken as it is where it is a string, so quote values with repr().
 
     A value of a damaged file can have any length; its end is left out.
     """
-    shown = str(came)
+    shown = str(got)
     if len(shown) > _LONGEST:
         shown = f"{shown[:_LONGEST]}..."
-    return f"{name} is {shown}; expected {expected}{f': {mend}' if mend else ''}"
+    return f"{name} is {shown}; expected {expected}{f': {hint}' if hint else ''}"
 
 
-def require(condition: bool, name: str, value: object, expected: str, mend: str = "") -> None:
+def require(condition: bool, name: str, value: object, expected: str, hint: str = "") -> None:
     """Raise ValueError with the one sentence unless `condition` holds."""
     if not condition:
-        raise ValueError(sentence(name, repr(value), expected, mend))
+        raise ValueError(sentence(name, repr(value), expected, hint))
 
 
 def fields_of(config: object, section: str, *names: str) -> dict[str, Any]:
@@ -47,12 +47,7 @@ def fields_of(config: object, section: str, *names: str) -> dict[str, Any]:
 
 
 def require_whole_number(minimum: int, **values: object) -> None:
-    """Refuse values that are not integers of at least `minimum`, by name; True and False are not integers here.
-
-    Raises:
-        TypeError: naming the first value of another type.
-        ValueError: naming the first value below `minimum`.
-    """
+    """Refuse values that are not integers of at least `minimum`, by name; True and False are not integers here."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(sentence(name, f"{value!r}, {kind_of(value)}", "a whole number"))
@@ -60,72 +55,44 @@ def require_whole_number(minimum: int, **values: object) -> None:
 
 
 def require_at_least(minimum: float, **values: float) -> None:
-    """Refuse values below `minimum`, by name.
-
-    Raises:
-        ValueError: naming the first such value.
-    """
+    """Refuse values below `minimum`, by name."""
     for name, value in values.items():
         require(value >= minimum, name, value, f"at least {minimum}")
 
 
 def require_probability(**values: float) -> None:
-    """Refuse values outside [0, 1), by name: dropouts, where 1 would drop everything.
-
-    Raises:
-        ValueError: naming the first such value.
-    """
+    """Refuse values outside [0, 1), by name: dropouts, where 1 would drop everything."""
     for name, value in values.items():
         require(0 <= value < 1, name, value, "a probability in [0, 1)")
 
 
 def require_share(**values: float) -> None:
-    """Refuse values outside (0, 1], by name.
-
-    Raises:
-        ValueError: naming the first such value.
-    """
+    """Refuse values outside (0, 1], by name."""
     for name, value in values.items():
         require(0 < value <= 1, name, value, "a share in (0, 1]")
 
 
 def require_positive(**values: float) -> None:
-    """Refuse values that are not finite numbers above 0, by name.
-
-    Raises:
-        ValueError: naming the first such value.
-    """
+    """Refuse values that are not finite numbers above 0, by name."""
     for name, value in values.items():
         require(value > 0 and math.isfinite(value), name, value, "a finite number above 0")
 
 
 def require_choice(choices: Iterable[Any], **values: object) -> None:
-    """Refuse values that are none of `choices`, by name.
-
-    Raises:
-        ValueError: naming the first such value and listing the choices.
-    """
+    """Refuse values that are none of `choices`, by name."""
     choices = list(choices)
     for name, value in values.items():
         require(value in choices, name, value, f"one of {', '.join(map(str, choices))}")
 
 
 def choose(name: str, table: Mapping[str, _Choice], choice: str) -> _Choice:
-    """Look up the value of the option `name` in the table of its choices.
-
-    Raises:
-        ValueError: the table does not have it; the message lists the choices.
-    """
+    """Look up the value of the option `name` in the table of its choices."""
     require_choice(table, **{name: choice})
     return table[choice]
 
 
 def require_heads(n_heads: int, **channels: int) -> None:
-    """Refuse heads that do not divide the channels, by name.
-
-    Raises:
-        ValueError: a size is below 1, or `n_heads` does not divide one of `channels`.
-    """
+    """Refuse heads that do not divide the channels, by name."""
     require_at_least(1, **channels, n_heads=n_heads)
     for name, size in channels.items():
         require(size % n_heads == 0, "n_heads", n_heads, f"a divisor of {name} = {size}")
@@ -142,37 +109,25 @@ def kind_of(value: object) -> str:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Refuse what is not a tensor.
-
-    Raises:
-        TypeError: naming the argument and its class.
-    """
+    """Refuse what is not a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(sentence(name, kind_of(value), "a torch.Tensor"))
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape.
-
-    Raises:
-        ValueError: naming what came and what was expected.
-    """
+    """Refuse a tensor of another shape."""
     require_tensor(name, tensor)
     if tensor.shape != shape:
         raise ValueError(sentence(name, kind_of(tensor), f"shape {tuple(shape)}"))
 
 
 def require_layout(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, mend: str = ""
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, hint: str = ""
 ) -> None:
-    """Refuse a tensor of another shape, type or device: what a kernel asks before it takes an address.
-
-    Raises:
-        ValueError: naming what came and what was expected.
-    """
+    """Refuse a tensor of another shape, type or device: what a kernel asks before it takes an address."""
     fits = isinstance(tensor, Tensor) and tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
     if not fits:
-        raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", mend))
+        raise ValueError(sentence(name, kind_of(tensor), f"{_dtype(dtype)} {tuple(shape)} on {device}", hint))
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -24,10 +24,6 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, n_steps: int) -> None:
     """Refuse anything but the borders of packed tensors (1, n_steps, ...).
 
     The values are read on the CPU only, and not while a graph is traced: elsewhere that would wait for the device.
-
-    Raises:
-        TypeError: it is not a tensor of int32 or int64.
-        ValueError: it is not one-dimensional, does not ascend from 0 to n_steps, or the batch is not 1.
     """
     require_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -93,8 +89,8 @@ def _check_streams(state: State, n_sequences: int) -> None:
     """Refuse a state of another number of streams than `n_sequences`. Raises ValueError."""
     counts = {len(state.states)} if isinstance(state, Ragged) else {len(tensor) for tensor in tensors(state)}
     if not counts <= {n_sequences}:
-        came = " and ".join(map(str, sorted(counts)))
-        raise ValueError(f"state is of {came} streams; expected one for each of the {n_sequences} sequences")
+        got = " and ".join(map(str, sorted(counts)))
+        raise ValueError(f"state is of {got} streams; expected one for each of the {n_sequences} sequences")
 
 
 class _Group(NamedTuple):
@@ -116,9 +112,6 @@ class PackedSequences:
     Args:
         cu_seqlens: the borders.
         x: a packed tensor, (1, T, ...), for its sizes and its device.
-
-    Raises:
-        TypeError, ValueError: as `check_cu_seqlens`.
     """
 
     def __init__(self, cu_seqlens: Tensor, x: Shaped[Tensor, "B T *rest"]) -> None:
@@ -165,11 +158,7 @@ class PackedSequences:
         return torch.cat(steps).index_select(0, self._back)[None]
 
     def states(self, state: State) -> list[State]:
-        """Take the states of every group out of one of all sequences; None is the start of every stream.
-
-        Raises:
-            ValueError: it is of another number of streams.
-        """
+        """Take the states of every group out of one of all sequences; None is the start of every stream."""
         _check_streams(state, self.n_sequences)
         return [select(state, group.sequences) for group in self.groups]
 
@@ -196,12 +185,7 @@ def _of_similar_lengths(lengths: list[int]) -> list[list[int]]:
 
 
 def check_lengths(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    """Refuse a mask or borders that do not fit x, (B, L, ...).
-
-    Raises:
-        TypeError: the mask is not a boolean tensor, or as `check_cu_seqlens`.
-        ValueError: the mask does not have x's shape (B, L), both are given, or as `check_cu_seqlens`.
-    """
+    """Refuse a mask or borders that do not fit x, (B, L, ...)."""
     if mask is not None and cu_seqlens is not None:
         raise ValueError("mask and cu_seqlens are both given; expected one: packed sequences have no padding")
     if cu_seqlens is not None:
@@ -243,12 +227,7 @@ def _along(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def check_reset(x: Tensor, reset: Tensor, cu_seqlens: Tensor | None) -> None:
-    """Refuse a reset that does not fit x, (B, L, ...).
-
-    Raises:
-        TypeError: it is not a boolean tensor.
-        ValueError: it does not have x's shape (B, L), or there are borders of packed sequences too.
-    """
+    """Refuse a reset that does not fit x, (B, L, ...)."""
     require_tensor("reset", reset)
     if reset.dtype != torch.bool:
         raise TypeError(sentence("reset", kind_of(reset), "booleans, True where a row starts anew", "use reset.bool()"))
@@ -300,9 +279,6 @@ def run_resets(
 
     Returns:
         y, zeros at padding, and the state after each row's last sequence: `Ragged` if their layouts differ.
-
-    Raises:
-        TypeError, ValueError: as `check_reset` and `check_lengths`, or as the module.
     """
     check_reset(x, reset, cu_seqlens)
     check_lengths(x, mask, None)
@@ -377,9 +353,6 @@ def run_lengths(
 
     Returns:
         y, zeros at padding, and the state: `Ragged` if the sequences' states differ in layout.
-
-    Raises:
-        TypeError, ValueError: as `check_lengths`; the state has another number of streams.
     """
     if cu_seqlens is not None:
         cu_seqlens = on_host(cu_seqlens)

@@ -23,10 +23,6 @@ _CARD = Path(__file__).with_name("memory-horizon.md")
 def memory_horizon() -> "_HorizonModel":
     """Open the trained Memory Horizon model that comes with Recurra, on the CPU and in evaluation mode.
 
-    Raises:
-        OSError: the installation has no weights.
-        ValueError: they are damaged.
-
     >>> horizon = memory_horizon()
     >>> horizon.answer([2, 3, 4])  # 2 * 4 - 3
     5

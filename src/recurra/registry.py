@@ -24,11 +24,7 @@ class Registry(Generic[_Entry]):
         self._entries: dict[str, _Entry] = {}
 
     def register(self, name: str) -> Callable[[_Entry], _Entry]:
-        """Return a decorator that files its argument under `name`.
-
-        Raises:
-            ValueError: when the name is taken by something else.
-        """
+        """Return a decorator that files its argument under `name`."""
 
         def file(entry: _Entry) -> _Entry:
             if self._entries.setdefault(name, entry) is not entry:

@@ -38,11 +38,7 @@ class Ragged(NamedTuple):
 
 
 def require_streams(require_state: Callable[[Any, int], None], state: Any, batch: int) -> None:
-    """Refuse anything but a state of `batch` streams, which may stand at different places.
-
-    Raises:
-        TypeError, ValueError: as `require_state` does.
-    """
+    """Refuse anything but a state of `batch` streams, which may stand at different places."""
     if not isinstance(state, Ragged):
         require_state(state, batch)
         return
@@ -53,11 +49,7 @@ def require_streams(require_state: Callable[[Any, int], None], state: Any, batch
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: State) -> State:
-    """Apply `function` to every tensor of `state` and return the same structure.
-
-    Raises:
-        TypeError: `state` holds something other than tensors, numbers and None in tuples and lists.
-    """
+    """Apply `function` to every tensor of `state` and return the same structure."""
     return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else _plain(leaf), state)
 
 
@@ -128,9 +120,6 @@ def concatenate(states: Sequence[State]) -> State:
     Args:
         states: one or more states of the same layout. States of a segment-level model have the same layout when their
             streams stand at the same place of their segments.
-
-    Raises:
-        ValueError: there is no state, the layouts differ, or a state is `Ragged`, which only `batch` puts together.
     """
     if not states:
         raise ValueError("states is empty; expected at least one state to concatenate")
@@ -146,9 +135,6 @@ def concatenate_alike(states: Sequence[State]) -> list[tuple[list[int], State]]:
 
     Returns:
         For each layout, the places in `states` of its streams, in ascending order, and their batched state.
-
-    Raises:
-        ValueError: a state is `Ragged`.
     """
     groups: dict[tuple[TreeSpec, Hashable], tuple[list[int], list[Sequence[Any]]]] = {}
     for number, state in enumerate(states):
@@ -170,23 +156,19 @@ def _joined(rows: Sequence[Sequence[Any]], structure: TreeSpec) -> Any:
 
 def _difference(number: int, state: Any, first: Any) -> str:
     """Say where a state differs in layout from the first."""
-    mend = "concatenate_alike makes one batch for each layout"
+    hint = "concatenate_alike makes one batch for each layout"
     (leaves, structure), (expected_leaves, expected_structure) = map(tree_flatten_with_path, (state, first))
     if structure != expected_structure:
         expected = f"the structure of states[0], {kind_of(first)}"
-        return sentence(f"states[{number}]", f"{kind_of(state)} of another structure", expected, mend)
+        return sentence(f"states[{number}]", f"{kind_of(state)} of another structure", expected, hint)
     pairs = ((path, leaf, like) for (path, leaf), (_, like) in zip(leaves, expected_leaves))
     path, leaf, like = next((path, leaf, like) for path, leaf, like in pairs if layout(leaf) != layout(like))
-    came, expected = (kind_of(one) if isinstance(one, Tensor) else repr(one) for one in (leaf, like))
-    return sentence(f"states[{number}]{keystr(path)}", came, f"{expected}, as in states[0], with any batch", mend)
+    got, expected = (kind_of(one) if isinstance(one, Tensor) else repr(one) for one in (leaf, like))
+    return sentence(f"states[{number}]{keystr(path)}", got, f"{expected}, as in states[0], with any batch", hint)
 
 
 def batch(states: Sequence[State]) -> State | Ragged:
-    """Put streams, each a state of batch 1, in one state, wherever they stand: `Ragged` if their layouts differ.
-
-    Raises:
-        ValueError: there is no state.
-    """
+    """Put streams, each a state of batch 1, in one state, wherever they stand: `Ragged` if their layouts differ."""
     is_uniform = len({layout(state) for state in states}) <= 1
     return concatenate(states) if is_uniform else Ragged(tuple(states))
 
@@ -196,11 +178,7 @@ def _is_ragged(part: Any) -> bool:
 
 
 def split(state: State) -> list[State]:
-    """Take a batched state apart into one state of batch 1 per stream, each in its own memory.
-
-    Raises:
-        ValueError: `state` has no tensor, so it does not say how many streams it holds.
-    """
+    """Take a batched state apart into one state of batch 1 per stream, each in its own memory."""
     count = n_streams(state)
     if count is None:
         raise ValueError("state has no tensor; expected at least one, whose dimension 0 counts the streams")
@@ -252,9 +230,6 @@ def state_from_plain(plain: Any, model: nn.Module) -> Any:
         plain: what `state_to_plain` made of a state, None included.
         model: has `initial_state(batch)`, which shows what its states look like, and `require_state(state, batch)`,
             which refuses what it could not have returned.
-
-    Raises:
-        TypeError, ValueError: the data do not fit that structure, or `require_state` refuses the state.
     """
     if plain is None:
         return None

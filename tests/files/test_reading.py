@@ -57,7 +57,7 @@ def test_json_is_read_as_it_was_written(written, content):
 )
 def test_other_json_is_refused_in_a_sentence(written, content, reason):
     path = written(content)
-    message = refusal(read_json, path, "the summary", mend="make it again")
+    message = refusal(read_json, path, "the summary", hint="make it again")
     assert message.startswith(f"the summary {path} is ")
     assert reason in message
     assert message.endswith(": make it again")

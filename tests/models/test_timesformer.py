@@ -69,8 +69,8 @@ def test_a_stream_starts_from_the_initial_state():
         (torch.zeros(2, 12), r"float32 \(2, 12\) on cpu"),
     ],
 )
-def test_what_is_not_its_state_is_refused(state, came):
-    with pytest.raises(TypeError, match=f"state is {came}; expected a TimeSformerState, or None to start a stream"):
+def test_what_is_not_its_state_is_refused(state, got):
+    with pytest.raises(TypeError, match=f"state is {got}; expected a TimeSformerState, or None to start a stream"):
         make()(draw(), state)
 
 

@@ -71,8 +71,8 @@ def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:
     require(fits, "segment_length", segment_length, f"{own_length}, the length of the model's segments")
     children = dict(model.named_children())
     if missing := [name for name in _VOCABULARY_PARTS if name not in children]:
-        came = f"{kind_of(model)} without {' and '.join(missing)}"
-        raise TypeError(sentence("model", came, "a language model with an embedding and a head"))
+        got = f"{kind_of(model)} without {' and '.join(missing)}"
+        raise TypeError(sentence("model", got, "a language model with an embedding and a head"))
     of_vocabulary = {id(tensor) for name in _VOCABULARY_PARTS for tensor in children[name].parameters()}
     flops, state_bytes = _count(model, segment_length)
     root = type(model).__name__
@@ -111,9 +111,9 @@ def _count(model: nn.Module, segment_length: int) -> tuple[dict[str, dict[Any, i
         sizes: list[int] = []
         while (size := n_bytes(state)) not in sizes:  # until it stays, or comes again within the segments of a model
             if len(sizes) == _MOST_SEGMENTS:
-                came = f"a {type(model).__name__} whose state still grows after {_MOST_SEGMENTS:,} segments"
+                got = f"a {type(model).__name__} whose state still grows after {_MOST_SEGMENTS:,} segments"
                 raise ValueError(
-                    sentence("model", came, "one whose state stops growing", "pass a longer segment_length")
+                    sentence("model", got, "one whose state stops growing", "pass a longer segment_length")
                 )
             sizes.append(size)
             with FlopCounterMode(display=False) as counter:

@@ -95,9 +95,9 @@ def reset_contrast(record: GateRecord, reset_token: int) -> ResetContrast:
     resets = record.at_token(reset_token)
     n_resets, n_steps = int(resets.sum()), resets.numel()
     if not 0 < n_resets < n_steps:
-        came = f"{reset_token}, the input of {n_resets} of {n_steps} steps"
-        mend = "record a longer sequence, or look up the dataset's reset token"
-        raise ValueError(sentence("reset_token", came, "the input of some steps but not all", mend))
+        got = f"{reset_token}, the input of {n_resets} of {n_steps} steps"
+        hint = "record a longer sequence, or look up the dataset's reset token"
+        raise ValueError(sentence("reset_token", got, "the input of some steps but not all", hint))
     return ResetContrast(
         at_resets=torch.stack([magnitude[resets].double().mean() for magnitude in record.magnitudes]),
         elsewhere=torch.stack([magnitude[~resets].double().mean() for magnitude in record.magnitudes]),

@@ -45,9 +45,6 @@ def _jacobians(
         inputs: tensors that require gradients; each Jacobian has the d rows in front of its input's own dimensions.
         name: the name of this work for `track`.
         track: iterates over the blocks of `ROWS` rows.
-
-    Raises:
-        RuntimeError: `output` was not computed from one of the inputs.
     """
     rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
     pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
@@ -96,9 +93,6 @@ class Thinned(Generic[_Item]):
 
     Args:
         limit: maximum number of items, at least 2.
-
-    Raises:
-        ValueError: `limit` is below 2.
     """
 
     def __init__(self, limit: int) -> None:
@@ -140,16 +134,12 @@ class _MemoryTrace(NamedTuple):
 
 
 def memory_rnn(model: nn.Module) -> RNN:
-    """Return the RNN that computes a model's memory vector.
-
-    Raises:
-        ValueError: the model has none.
-    """
+    """Return the RNN that computes a model's memory vector."""
     if isinstance(model, CompactRecurrentTransformer) and isinstance(model.memory, RNNMemory):
         return model.memory.rnn
     memory = f" with memory {model.config.memory!r}" if isinstance(model, CompactRecurrentTransformer) else ""
-    mend = "use a recipe with `experiment: text-crt` and `model.memory: gru` or `ncgru`"
-    raise ValueError(sentence("model", f"{kind_of(model)}{memory}", "one with a memory vector between segments", mend))
+    hint = "use a recipe with `experiment: text-crt` and `model.memory: gru` or `ncgru`"
+    raise ValueError(sentence("model", f"{kind_of(model)}{memory}", "one with a memory vector between segments", hint))
 
 
 def _trace_memory(
@@ -163,10 +153,6 @@ def _trace_memory(
         model: a model with a memory; it is left unchanged.
         tokens: one stream of at least two whole segments.
         state: the state of the stream before them, at the end of a segment; None starts a stream.
-
-    Raises:
-        ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, or the
-            state is inside a segment.
     """
     memory_rnn(model)
     _require_whole_segments(tokens, model.config.segment_length, state)
@@ -195,8 +181,8 @@ def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTrans
         expected = f"one stream of two or more whole segments of {n} tokens, (1, {2 * n}) for two"
         raise ValueError(sentence("tokens", kind_of(tokens), expected))
     if state is not None and state.position:
-        came = f"{state.position} tokens into a segment"
-        raise ValueError(sentence("state", came, f"one at the end of a segment of {n} tokens"))
+        got = f"{state.position} tokens into a segment"
+        raise ValueError(sentence("state", got, f"one at the end of a segment of {n} tokens"))
 
 
 # --- bounds on how much a gradient can grow along a GRU (CRT (5)-(10)) ---

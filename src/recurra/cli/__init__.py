@@ -87,11 +87,7 @@ def _without_imports(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _import_own(modules: Sequence[str]) -> None:
-    """Import code that registers mixers, models or experiments: modules named here, and those of installed packages.
-
-    Raises:
-        ValueError: a module cannot be found, or raises an error of its own.
-    """
+    """Import code that registers mixers, models or experiments: modules named here, and those of installed packages."""
     for plugin in entry_points(group=PLUGINS):
         try:
             plugin.load()

@@ -58,9 +58,6 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Returns:
         (own, overrides): the second list gets "--section.key=value", "--section.key" with the word after it, and whole
         sections likewise.
-
-    Raises:
-        ValueError: a key is the last word and has no value.
     """
     own: list[str] = []
     overrides: list[str] = []

@@ -33,8 +33,8 @@ def run(words: Sequence[str]) -> int:
         require_positive(**{"--rate": arguments.rate})
     stems = [Path(video).stem for video in arguments.videos]
     if len(set(stems)) < len(stems):
-        came = f"several with the names {', '.join(stems)}"
-        raise ValueError(sentence("videos", came, "files with different names", "each names a contact sheet"))
+        got = f"several with the names {', '.join(stems)}"
+        raise ValueError(sentence("videos", got, "files with different names", "each names a contact sheet"))
     device = chosen_device(arguments.device, "--device")
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     trained.model.to(device)

@@ -31,11 +31,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _page_address(host: str, port: int) -> str:
-    """Return the address of the page.
-
-    Raises:
-        ValueError: the port is 0. A page finds its streams again at the same address only.
-    """
+    """Return the address of the page."""
     if port == 0:
         raise ValueError("--port is 0; expected a fixed one: the page finds its streams again at the same address only")
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them

@@ -141,8 +141,8 @@ def _device(arguments: Namespace) -> str:
     """Where the model runs: "cpu" or "cuda". Raises ValueError if it is not there, or --weights is not for it."""
     device = chosen_device(arguments.device, "--device")
     if device != "cpu" and arguments.weights is not None:
-        came = f"{arguments.weights} with --device {arguments.device}"
-        raise ValueError(sentence("--weights", came, "a model on the CPU, for which these copies are", "leave one out"))
+        got = f"{arguments.weights} with --device {arguments.device}"
+        raise ValueError(sentence("--weights", got, "a model on the CPU, for which these copies are", "leave one out"))
     return device
 
 

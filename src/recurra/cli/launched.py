@@ -22,9 +22,6 @@ def reporting_together() -> Iterator[None]:
     """Let the rank with the first error report it, to the terminal and to torchrun, and end the others.
 
     Without torchrun this does nothing.
-
-    Raises:
-        AnotherRankEnded: in place of what torch.distributed says when it loses a rank.
     """
     if n_launched() == 1:
         yield

@@ -91,6 +91,6 @@ def _keys_of(path: Path) -> list[str]:
     if not keys:
         raise ValueError(sentence("--api-key-file", f"{path}, which has no key", "a file with an API key on each line"))
     if any(len(key.split()) > 1 for key in keys):
-        came = f"{path}, with a line that has blanks inside"
-        raise ValueError(sentence("--api-key-file", came, "an API key on each line, and nothing beside it"))
+        got = f"{path}, with a line that has blanks inside"
+        raise ValueError(sentence("--api-key-file", got, "an API key on each line, and nothing beside it"))
     return keys

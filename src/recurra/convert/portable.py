@@ -53,22 +53,14 @@ _TOKENIZERS = "a Vocabulary (words) or a BytePairEncoding, the ones that a file 
 
 
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
-    """Return a tokenizer as text.
-
-    Raises:
-        ValueError: it is neither a `Vocabulary` nor a `BytePairEncoding`.
-    """
+    """Return a tokenizer as text."""
     if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
         raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", _TOKENIZERS))
     return tokenizer.to_json()
 
 
 def _tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
-    """Read what `tokenizer_to_json` returned; `name` is what messages call it.
-
-    Raises:
-        ValueError: the text is not a tokenizer.
-    """
+    """Read what `tokenizer_to_json` returned; `name` is what messages call it."""
     is_of_words = "words" in parse_json(text, name)
     return Vocabulary.from_json(text, name) if is_of_words else BytePairEncoding.from_json(text, name)
 
@@ -79,9 +71,6 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
 
     Returns:
         the largest absolute difference; NaN where logits are NaN.
-
-    Raises:
-        ValueError: their vocabularies differ in size.
     """
     config: Any = one.config
     other_config: Any = other.config
@@ -99,11 +88,7 @@ def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "B L V"]:
 
 
 def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
-    """Return `largest_difference`.
-
-    Raises:
-        ValueError: it is above `LARGEST_DIFFERENCE`, or NaN.
-    """
+    """Return `largest_difference`."""
     difference = _largest_difference(one, other)
     if not difference <= _LARGEST_DIFFERENCE:
         raise ValueError(
@@ -124,11 +109,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
     Reading runs no code of the file. Of a whole training checkpoint the weights are taken, which stand under
     `model_state` in those of TimeSformer's code, elsewhere under `state_dict` or `model`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged, holds something else than weights, objects that could only be made by running its
-            code, or weights that are not finite.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -156,11 +136,7 @@ def _load_pickled(path: Path) -> Any:
 
 
 def weights_of(content: Any, source: str = "state_dict") -> dict[str, Tensor]:
-    """Return the weights by name, from a checkpoint or from a dictionary that holds nothing else.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Return the weights by name, from a checkpoint or from a dictionary that holds nothing else."""
     for name in _CONTAINERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
@@ -184,7 +160,7 @@ class Neutral(NamedTuple):
 
     holds: Callable[[Any], bool]
     expected: str
-    mend: str
+    hint: str
 
 
 NO_CROSS_ATTENTION = {
@@ -198,14 +174,10 @@ NO_CROSS_ATTENTION = {
 
 
 def take_neutral(left: dict[str, Any], table: Mapping[str, Neutral]) -> None:
-    """Take out the options of a table.
-
-    Raises:
-        ValueError: naming the first that is not neutral.
-    """
+    """Take out the options of a table."""
     for name in table.keys() & left.keys():
         value = left.pop(name)
-        require(table[name].holds(value), name, value, table[name].expected, table[name].mend)
+        require(table[name].holds(value), name, value, table[name].expected, table[name].hint)
 
 
 def renamed(
@@ -221,10 +193,6 @@ def renamed(
         own_names: the options that exist here.
         names: their names to ours.
         translations: how to read the values of some of theirs, unless they are None.
-
-    Raises:
-        ValueError: two names of one option contradict each other.
-        TypeError: an option does not exist.
     """
     known = set(own_names)
     own: dict[str, Any] = {}
@@ -262,10 +230,6 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
 
     The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
     step if they are known, and a digest of all content; and the key `tokenizer`, if there is one.
-
-    Raises:
-        OSError: it cannot be written.
-        TypeError: the model is not a language model.
     """
     description = {
         "format": _FORMAT,
@@ -286,12 +250,7 @@ def save_single_file(portable: PortableModel, path: Path) -> None:
 
 
 def load_single_file(path: Path) -> PortableModel:
-    """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged, was not written by `save_single_file`, or has weights that are not finite.
-    """
+    """Read what `save_single_file` wrote; the model is in evaluation mode and on the CPU."""
     weights, metadata = read_safetensors(path, _WRITTEN)
     if "recurra" not in metadata:
         raise ValueError(sentence(str(path), "one that does not say which model its weights belong to", _WRITTEN))
@@ -315,8 +274,8 @@ def _require_sound(
     if digest != content_digest({**description, "tokenizer": metadata.get("tokenizer")}, weights):
         raise ValueError(sentence(str(path), "damaged: its content does not match its digest", _WRITTEN))
     if description.keys() != _TYPES.keys():
-        came = f"one with {', '.join(sorted(description))}"
-        raise ValueError(sentence(f"the description in {path}", came, ", ".join(_TYPES)))
+        got = f"one with {', '.join(sorted(description))}"
+        raise ValueError(sentence(f"the description in {path}", got, ", ".join(_TYPES)))
     require_fields(description, _TYPES, f"the description in {path}", finite=False)
 
 
@@ -336,8 +295,8 @@ def _build(description: dict[str, Any], weights: dict[str, Tensor], path: Path) 
     tied = tied_parameters(outline)
     weights = {**weights, **{name: weights[first] for name, first in tied.items() if first in weights}}
     if difference := shape_difference(outline, weights):
-        came = f"one with other weights than its configuration says (it has {difference})"
-        raise ValueError(sentence(str(path), came, _WRITTEN))
+        got = f"one with other weights than its configuration says (it has {difference})"
+        raise ValueError(sentence(str(path), got, _WRITTEN))
     with torch.device("cpu"):
         model: nn.Module = entry.model(config)
     for name, own in model.state_dict(keep_vars=True).items():

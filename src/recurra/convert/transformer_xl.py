@@ -133,11 +133,6 @@ def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
     Args:
         given: by the names of `TransformerXLConfig`, the original's or Hugging Face's.
         of_port: whether the weights are Hugging Face's, whose defaults differ.
-
-    Raises:
-        ValueError: an option asks for what is not supported, contradicts another, or is missing where the weights do
-            not tell.
-        TypeError: an option does not exist, or is not the flag that it should be.
     """
     left = {name: value for name, value in given.items() if name not in OF_NO_CONCERN | _OF_TRAINING}
     for name in left.keys() & set(_FLAGS):
@@ -234,11 +229,6 @@ def transformer_xl_from_original(
 
     Returns:
         The model in evaluation mode, in the type of the weights.
-
-    Raises:
-        ValueError: names are missing or unknown; an option is missing or not supported; or shapes, tied weights and
-            options contradict each other. The message says which.
-        TypeError: an option does not exist, or is not the flag that it should be.
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"

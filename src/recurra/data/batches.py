@@ -33,9 +33,6 @@ def joint_targets(
 
     Patch (row, column) sees the places with row <= y / patch_size < row + 1, and x likewise. Patches are numbered row
     by row. A joint outside of the picture lies in no patch; one that was not found has zeros that do not count.
-
-    Raises:
-        ValueError: patch_size does not divide image_size.
     """
     require(image_size % patch_size == 0, "patch_size", patch_size, f"a divisor of image_size = {image_size}")
     edge = image_size // patch_size
@@ -47,18 +44,14 @@ def joint_targets(
 
 
 def require_poses(poses: Poses, clip: Tensor, *, n_segments: int, n_joints: int, d_features: int) -> None:
-    """Refuse poses that are not of these clips or of another skeleton.
-
-    Raises:
-        ValueError: naming what came and what was expected.
-    """
+    """Refuse poses that are not of these clips or of another skeleton."""
     expected = (*clip.shape[:2], n_joints, 2)
     if tuple(poses.joints.shape) != expected:
         raise ValueError(sentence("poses.joints", kind_of(poses.joints), f"(batch, frames, n_joints, 2) = {expected}"))
     expected = (clip.shape[0], n_segments, d_features)
     if poses.features is not None and tuple(poses.features.shape) != expected:
-        came = kind_of(poses.features)
-        raise ValueError(sentence("poses.features", came, f"(batch, segments, d_skeleton) = {expected}"))
+        got = kind_of(poses.features)
+        raise ValueError(sentence("poses.features", got, f"(batch, segments, d_skeleton) = {expected}"))
 
 
 # --- order ---
@@ -97,8 +90,8 @@ def require_rank(rank: int, world_size: int, batch_size: int) -> None:
     """Raise ValueError unless `rank` is one of `world_size` ranks that can share a batch evenly."""
     require_at_least(1, world_size=world_size)
     require(0 <= rank < world_size, "rank", rank, f"a rank below world_size = {world_size}")
-    whole, mend = f"a multiple of world_size = {world_size}", "it counts the sequences of all ranks together"
-    require(batch_size % world_size == 0, "data.batch_size", batch_size, whole, mend)
+    whole, hint = f"a multiple of world_size = {world_size}", "it counts the sequences of all ranks together"
+    require(batch_size % world_size == 0, "data.batch_size", batch_size, whole, hint)
 
 
 # The uses of a seed. No two uses share a number, so no two draws share a stream.

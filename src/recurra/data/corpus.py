@@ -53,8 +53,8 @@ class TextCorpus:
         """
         folder = Path(path).expanduser()
         if (vocabulary == "bpe") != (bpe_vocab_size is not None):
-            came = f"{bpe_vocab_size!r} with vocabulary={vocabulary!r}"
-            raise ValueError(sentence("bpe_vocab_size", came, "a size with vocabulary='bpe', and None otherwise"))
+            got = f"{bpe_vocab_size!r} with vocabulary={vocabulary!r}"
+            raise ValueError(sentence("bpe_vocab_size", got, "a size with vocabulary='bpe', and None otherwise"))
         files = find_text_files(folder)
         store = Cache(folder, cache)
         if isinstance(vocabulary, str):

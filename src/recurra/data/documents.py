@@ -61,12 +61,7 @@ class Unit:
         return "\n".join((self.source, self.field, self.name or "", place, self.identity))
 
     def documents(self) -> Iterator[str]:
-        """Yield the documents: whole lines of text files in blocks, or the texts of a data set.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not UTF-8, or has no such field.
-        """
+        """Yield the documents: whole lines of text files in blocks, or the texts of a data set."""
         return self._lines() if self.source == "folder" else self._texts()
 
     def _lines(self) -> Iterator[str]:
@@ -84,8 +79,8 @@ class Unit:
                 try:
                     text = block.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    came = f"not UTF-8 (byte {file.tell() - len(block) + error.start})"
-                    raise ValueError(sentence(self.path, came, "text in UTF-8")) from error
+                    got = f"not UTF-8 (byte {file.tell() - len(block) + error.start})"
+                    raise ValueError(sentence(self.path, got, "text in UTF-8")) from error
                 if self.first == 0 and left == self.last - self.first - len(block):
                     text = text.removeprefix("\ufeff")  # a byte order mark
                 yield text if text.endswith("\n") else text + "\n"
@@ -94,8 +89,8 @@ class Unit:
         for number, row in enumerate(self._rows()):
             text = row.get(self.field)
             if text is None and self.field in row:
-                came = f"without a text in row {number + 1:,}"
-                raise ValueError(sentence(self._file(), came, f"a text in each row of {self.field!r}"))
+                got = f"without a text in row {number + 1:,}"
+                raise ValueError(sentence(self._file(), got, f"a text in each row of {self.field!r}"))
             if not isinstance(text, str):
                 expected = f"rows with a text of the name {self.field!r}; there is {', '.join(row)}"
                 raise ValueError(sentence(self.path, f"a corpus without {self.field!r}", expected, "set --field"))
@@ -126,9 +121,6 @@ def find_units(source: Source, path: str, *, name: str | None = None, field: str
     Args:
         source: what the corpus is. path: a folder, or for "hf" a name of the hub or a local data set.
         name: the configuration of a data set of the hub. field: which column has the text.
-
-    Raises:
-        OSError, ValueError: nothing is there, or not what the source says.
     """
     if source == "folder":
         files = find_text_files(Path(path).expanduser())

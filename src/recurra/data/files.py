@@ -109,22 +109,18 @@ def saying_cache(folder: Path) -> Iterator[None]:
         path, own = Path(error.filename).absolute(), folder.absolute()
         if not (path.is_relative_to(own) or own.is_relative_to(path)):
             raise
-        came, mend = f"{folder}, which cannot be written ({error})", "name another one with data.cache"
-        raise OSError(sentence("cache", came, "a folder with room for the encoded data", mend)) from error
+        got, hint = f"{folder}, which cannot be written ({error})", "name another one with data.cache"
+        raise OSError(sentence("cache", got, "a folder with room for the encoded data", hint)) from error
 
 
 def user_cache_folder() -> Path:
-    """Return Recurra's folder in the user's cache folder, which on Linux is $XDG_CACHE_HOME or ~/.cache.
-
-    Raises:
-        FileNotFoundError: the account has no home, as in some containers.
-    """
+    """Return Recurra's folder in the user's cache folder, which on Linux is $XDG_CACHE_HOME or ~/.cache."""
     folder = Path()
     with suppress(RuntimeError):  # of newer versions; older ones return a relative path
         folder = platformdirs.user_cache_path("recurra", appauthor=False)
     if not folder.is_absolute():
-        mend = "name a folder in the recipe, or in the environment variable XDG_CACHE_HOME"
-        raise FileNotFoundError(sentence("the user's cache folder", "unknown (no home folder)", "a folder", mend))
+        hint = "name a folder in the recipe, or in the environment variable XDG_CACHE_HOME"
+        raise FileNotFoundError(sentence("the user's cache folder", "unknown (no home folder)", "a folder", hint))
     return folder
 
 
@@ -211,8 +207,8 @@ class TextFile:
                 blank = blank and not text.strip()
                 yield text if text.endswith("\n") else text + "\n", len(block)
         if digest.hexdigest() != self.sha256:
-            came = "not the file that it was when reading began"
-            raise OSError(sentence(str(self.path), came, "a file that nothing writes to", "run again"))
+            got = "not the file that it was when reading began"
+            raise OSError(sentence(str(self.path), got, "a file that nothing writes to", "run again"))
         if blank:
             raise ValueError(sentence(str(self.path), "only white space", "lines of text"))
 
@@ -222,9 +218,9 @@ class TextFile:
         except UnicodeDecodeError as error:
             line = lines_before + block.count(b"\n", 0, error.start) + 1
             where = f"byte {bytes_before + error.start}, line {line}, value 0x{block[error.start]:02x}"
-            came = f"not UTF-8 ({error.reason} at {where})"
-            mend = "convert it first, for example with iconv -t UTF-8"
-            raise ValueError(sentence(str(self.path), came, "UTF-8 text", mend)) from error
+            got = f"not UTF-8 ({error.reason} at {where})"
+            hint = "convert it first, for example with iconv -t UTF-8"
+            raise ValueError(sentence(str(self.path), got, "UTF-8 text", hint)) from error
 
 
 def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
@@ -250,8 +246,8 @@ def find_text_files(folder: str | os.PathLike[str]) -> dict[Split, TextFile]:
     for split, paths in candidates.items():
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
-            came = f"in {len(paths)} files ({names})"
-            raise ValueError(sentence(f"the {split} split of {folder}", came, "one file", "remove the others"))
+            got = f"in {len(paths)} files ({names})"
+            raise ValueError(sentence(f"the {split} split of {folder}", got, "one file", "remove the others"))
     found = {split: TextFile(paths[0]) for split, paths in candidates.items() if paths}
     if not found:
         raise FileNotFoundError(sentence("path", f"{folder}, which has no text files", f"files named {_NAMES}"))
@@ -263,9 +259,9 @@ def require_splits(folder: str | os.PathLike[str], found: dict[Split, TextFile])
     missing = [split for split in SPLITS if split not in found]
     if missing:
         present = ", ".join(file.path.name for file in found.values())
-        came = f"{folder}, which has no {' and no '.join(missing)} file (only {present})"
-        mend = "any one of them is enough if you pass a vocabulary or tokenizer instead of making one from the text"
-        raise FileNotFoundError(sentence("path", came, f"a train, a valid and a test file named {_NAMES}", mend))
+        got = f"{folder}, which has no {' and no '.join(missing)} file (only {present})"
+        hint = "any one of them is enough if you pass a vocabulary or tokenizer instead of making one from the text"
+        raise FileNotFoundError(sentence("path", got, f"a train, a valid and a test file named {_NAMES}", hint))
 
 
 def joined(texts: Iterable[str], n_characters: int) -> Iterator[str]:

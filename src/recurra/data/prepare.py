@@ -43,8 +43,8 @@ def _worker_map(workers: int) -> Iterator[_Map]:
     try:
         yield pool.map
     except BrokenProcessPool as error:
-        mend = "run the same command again, perhaps with fewer --workers"
-        raise OSError(sentence("a worker", "killed, perhaps for lack of memory", "one that ends", mend)) from error
+        hint = "run the same command again, perhaps with fewer --workers"
+        raise OSError(sentence("a worker", "killed, perhaps for lack of memory", "one that ends", hint)) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -113,10 +113,6 @@ def prepare(what: Preparation, *, report: Callable[[str], None] = lambda line: N
     Args:
         what: the corpus and the folder.
         report: called with a line for each stage.
-
-    Raises:
-        OSError: something cannot be read or written.
-        ValueError: the corpus is not what it should be, or the folder has shards of another vocabulary.
     """
     _require_apart(what)
     units = find_units(what.source, what.path, name=what.name, field=what.field)
@@ -233,21 +229,21 @@ def _encoder(what: Preparation, units: list[Unit], mapped: _Map, report: Callabl
 
 def _require_as_asked(what: Preparation, units: list[Unit], found: TextEncoder) -> None:
     """Refuse a tokenizer of another size, of another text, or another one than `what` names."""
-    own, mend = what.out / TOKENIZER, "choose another folder with --out"
+    own, hint = what.out / TOKENIZER, "choose another folder with --out"
     if what.tokenizer is not None:
         if ENCODERS[what.vocabulary].load(what.tokenizer).fingerprint != found.fingerprint:
-            raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", mend))
+            raise ValueError(sentence("--tokenizer", f"{what.tokenizer}, another vocabulary", f"that in {own}", hint))
         return
     path = what.out / PREPARED
     asked = read_stamped(path) if path.is_file() else {}  # folders that are older have none, or not all of it
     size = asked.get("vocab_size", what.vocab_size)
     if size != what.vocab_size or (size is not None and len(found) > size):
-        came = "not given" if what.vocab_size is None else f"{what.vocab_size:,}"
+        got = "not given" if what.vocab_size is None else f"{what.vocab_size:,}"
         expected = f"that of {own}, {len(found):,}" + (f" of the {size:,} asked for" if size is not None else "")
-        raise ValueError(sentence("--vocab-size", came, expected, mend))
+        raise ValueError(sentence("--vocab-size", got, expected, hint))
     if what.vocabulary != "bytes" and asked.get("from", _digest(units)) != _digest(units):
-        came, expected = f"{what.path}, whose training text has changed", f"the text that {own} was made of"
-        raise ValueError(sentence("the corpus", came, expected, f"keep that vocabulary with --tokenizer, or {mend}"))
+        got, expected = f"{what.path}, whose training text has changed", f"the text that {own} was made of"
+        raise ValueError(sentence("the corpus", got, expected, f"keep that vocabulary with --tokenizer, or {hint}"))
 
 
 def _training(units: list[Unit]) -> list[Unit]:

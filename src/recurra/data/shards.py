@@ -149,9 +149,9 @@ class ShardCorpus:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / INDEX).is_file():
-            mend = f"write it with recurra prepare --out {folder}"
-            raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", mend))
-        index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, mend=_AGAIN)
+            hint = f"write it with recurra prepare --out {folder}"
+            raise FileNotFoundError(sentence("data.path", f"{folder}, which has no {INDEX}", "prepared shards", hint))
+        index = read_stamped(folder / INDEX, version=FORMAT, most_bytes=MOST_INDEX_BYTES, hint=_AGAIN)
         self.cache_folder = folder
         self.vocabulary: str = index["vocabulary"]
         self.encoder: TextEncoder = ENCODERS[self.vocabulary].load(folder / TOKENIZER)

@@ -112,13 +112,13 @@ class TextConfig:
         require(both, "data.eval_context", self.eval_context, f"{expected} when data.eval_stride is {self.eval_stride}")
         require_whole_number(256, **fields_of(self, "data", "bpe_vocab_size"))
         if self.vocabulary == "bpe" and self.tokenizer is None and self.source != "shards":
-            mend = "set it, or set data.tokenizer to a tokenizer.json"
+            hint = "set it, or set data.tokenizer to a tokenizer.json"
             given, expected = self.bpe_vocab_size is not None, "the size of the byte pair encoding to train"
-            require(given, "data.bpe_vocab_size", self.bpe_vocab_size, expected, mend)
+            require(given, "data.bpe_vocab_size", self.bpe_vocab_size, expected, hint)
         elif self.bpe_vocab_size is not None:
-            came = f"{self.bpe_vocab_size} with data.vocabulary {self.vocabulary} and data.tokenizer {self.tokenizer}"
+            got = f"{self.bpe_vocab_size} with data.vocabulary {self.vocabulary} and data.tokenizer {self.tokenizer}"
             expected = "null unless data.vocabulary is bpe and data.tokenizer is null"
-            raise ValueError(sentence("data.bpe_vocab_size", came, expected, "omit it"))
+            raise ValueError(sentence("data.bpe_vocab_size", got, expected, "omit it"))
 
     def _check_source(self) -> None:
         of_shards = self.source != "folder"
@@ -250,8 +250,8 @@ class TextData:
         corpora = [ShardCorpus(Path(path).expanduser()) for path in config.mixture]
         for path, corpus in zip(config.mixture, corpora):
             if corpus.encoder.fingerprint != vocabulary.fingerprint:
-                came, mend = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
-                raise ValueError(sentence("data.mixture", came, f"shards with the vocabulary of {config.path}", mend))
+                got, hint = f"{path}, whose vocabulary is another one", "prepare it with --tokenizer"
+                raise ValueError(sentence("data.mixture", got, f"shards with the vocabulary of {config.path}", hint))
         return MixtureSource(
             [corpus.tokens("train") for corpus in corpora],
             list(config.mixture.values()),
@@ -279,8 +279,8 @@ def _open_shards(config: TextConfig, encoder: TextEncoder | None) -> ShardCorpus
         expected = f"{corpus.vocabulary}, as the shards in {folder} have"
         raise ValueError(sentence("data.vocabulary", config.vocabulary, expected))
     if encoder is not None and corpus.encoder.fingerprint != encoder.fingerprint:
-        came, mend = f"{folder}, whose vocabulary is another one", "prepare the corpus with --tokenizer"
-        raise ValueError(sentence("data.path", came, "shards of that vocabulary", mend))
+        got, hint = f"{folder}, whose vocabulary is another one", "prepare the corpus with --tokenizer"
+        raise ValueError(sentence("data.path", got, "shards of that vocabulary", hint))
     return corpus
 
 

@@ -122,9 +122,6 @@ def parse_tokenizer(text: str, name: str) -> dict[str, Any]:
 
     Returns:
         the content, without the digest.
-
-    Raises:
-        ValueError: it is no tokenizer.json, or damaged, or has numbers that tokens cannot have.
     """
     content: dict[str, Any] = parse_json(text, name)
     model = content.get("model")
@@ -138,11 +135,7 @@ def parse_tokenizer(text: str, name: str) -> dict[str, Any]:
 
 
 def tokenizer_of(content: Mapping[str, Any], name: str) -> Tokenizer:
-    """Make the tokenizer of what `parse_tokenizer` returned.
-
-    Raises:
-        ValueError: the library refuses it.
-    """
+    """Make the tokenizer of what `parse_tokenizer` returned."""
     try:
         with library_errors():
             return Tokenizer.from_str(json.dumps(content))
@@ -179,8 +172,8 @@ def _require_numbers(content: Mapping[str, Any], name: str) -> None:
 def _require_tokens(numbers: list[Any], name: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < _MOST_TOKENS:
-            came = f"a tokenizer with a token of the number {repr(number)[:60]}"
-            raise ValueError(sentence(name, came, f"whole numbers from 0 to {_MOST_TOKENS - 1}"))
+            got = f"a tokenizer with a token of the number {repr(number)[:60]}"
+            raise ValueError(sentence(name, got, f"whole numbers from 0 to {_MOST_TOKENS - 1}"))
 
 
 # --- byte-level byte pair encoding, trained on a corpus or loaded from a tokenizer.json ---
@@ -219,8 +212,8 @@ class BytePairEncoding:
                 plain = tokenizer.encode(_RARE_LETTER, add_special_tokens=False).ids
                 whole = tokenizer.encode(_RARE_LETTER).ids
         except ValueError as error:
-            came = f"unable to encode characters that it does not know ({error})"
-            raise ValueError(sentence("tokenizer", came, _KEEPS_ALL)) from error
+            got = f"unable to encode characters that it does not know ({error})"
+            raise ValueError(sentence("tokenizer", got, _KEEPS_ALL)) from error
         if not plain:
             raise ValueError(sentence("tokenizer", "one that drops characters that it does not know", _KEEPS_ALL))
         self._tokenizer = tokenizer

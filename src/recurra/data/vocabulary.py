@@ -89,8 +89,8 @@ class Vocabulary:
         except ValueError as error:
             raise ValueError(sentence(name, f"a damaged vocabulary ({error})", _OWN_FILE)) from error
         if vocabulary.fingerprint != content.get("fingerprint"):
-            came = "a damaged vocabulary (its words do not match its fingerprint)"
-            raise ValueError(sentence(name, came, _OWN_FILE))
+            got = "a damaged vocabulary (its words do not match its fingerprint)"
+            raise ValueError(sentence(name, got, _OWN_FILE))
         return vocabulary
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -59,11 +59,7 @@ def _from_quads(quads: Tensor, n_out: int, n_in: int) -> Tensor:
 
 
 def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels groups bytes"]:
-    """Quantise: in a group, value = minimum + scale * code, with codes from 0 to 15.
-
-    Raises:
-        ValueError: a weight is not finite, or beyond float16.
-    """
+    """Quantise: in a group, value = minimum + scale * code, with codes from 0 to 15."""
     n_out, n_in = weight.shape
     n_groups, n_panels = -(-n_in // GROUP), -(-n_out // PANEL)
     # the missing inputs repeat the last one, so they do not widen the group's range
@@ -72,8 +68,8 @@ def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels group
     minimum = groups.amin(2).half()
     scale = ((groups.amax(2) - minimum.float()) / (_CODES - 1)).half()
     if not (minimum.isfinite().all() and scale.isfinite().all()):
-        came = f"up to {weight.abs().max():.3g} in size"
-        raise ValueError(sentence("linear.weight", came, "finite numbers within float16, for int4", "use int8"))
+        got = f"up to {weight.abs().max():.3g} in size"
+        raise ValueError(sentence("linear.weight", got, "finite numbers within float16, for int4", "use int8"))
     steps = scale.float().unsqueeze(2)
     codes = ((groups - minimum.float().unsqueeze(2)) / steps.where(steps > 0, 1.0)).round().clamp(0, _CODES - 1)
     codes = _to_panels(codes.to(torch.uint8).flatten(1)).view(n_panels, n_groups, GROUP // 8, 2, 4, PANEL)
@@ -117,17 +113,13 @@ class _LaidOut(NamedTuple):
 
 
 def describe_weights(weight: Tensor, n_in: int, n_out: int) -> _LaidOut:
-    """Tell what weights are; `n_in` and `n_out` decide where their last panel or group may be full or not.
-
-    Raises:
-        ValueError: they are not laid out.
-    """
+    """Tell what weights are; `n_in` and `n_out` decide where their last panel or group may be full or not."""
     numbers = _NUMBERS.get(weight.dtype)
     rest = _FORMS.get(str(numbers))
     fits_form = rest is not None and weight.dim() == 2 + len(rest) and weight.shape[2:] == rest
     if numbers is None or not fits_form or not weight.is_contiguous():
-        came, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
-        raise ValueError(sentence("weight", came, fits))
+        got, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
+        raise ValueError(sentence("weight", got, fits))
     if numbers == "float32":
         return _LaidOut(KINDS[numbers], weight.shape[1], weight.shape[0])
     n_panels, length = weight.shape[:2]

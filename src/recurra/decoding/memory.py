@@ -82,11 +82,7 @@ class StepMemory:
     # --- instructions ---
 
     def map(self, function: str, out: Tensor, a: Tensor | float, b: Tensor | float | None = None) -> None:
-        """Write out = function(a, b) in float32, with a and b broadcast to out.
-
-        Raises:
-            StepNotCompiled: the tensors have another dtype, or more than 4 dimensions in memory.
-        """
+        """Write out = function(a, b) in float32, with a and b broadcast to out."""
         a = a if isinstance(a, Tensor) else self.constant(float(a))
         b = a if b is None else b if isinstance(b, Tensor) else self.constant(float(b))
         if out.numel() == 0:

@@ -70,8 +70,8 @@ class TracedStep(nn.Module):
         super().__init__()
         require_at_least(1, vocab_size=vocab_size)
         if model.training:
-            came = f"a {type(model).__name__} in training mode"
-            raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+            got = f"a {type(model).__name__} in training mode"
+            raise ValueError(sentence("model", got, "one in evaluation mode", "call model.eval() first"))
         self.model, self.vocab_size = model, vocab_size
         like, program = self._made_for(1)
         self._states = StateForm(like)
@@ -319,8 +319,8 @@ def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Modul
         RuntimeError: Numba is missing.
     """
     if NUMBA_IS_MISSING:
-        mend = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
-        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {mend}")
+        hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
+        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {hint}")
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))

@@ -90,11 +90,7 @@ class _LoweredStep(NamedTuple):
 
 
 def lower_step(step: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> _LoweredStep:
-    """Run `step` with copies of `inputs`, and write what it does down as instructions.
-
-    Raises:
-        StepNotCompiled: the step fails, or has an operation for which there is no instruction.
-    """
+    """Run `step` with copies of `inputs`, and write what it does down as instructions."""
     inputs = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs]
     memory = StepMemory(inputs)
     try:

@@ -64,20 +64,17 @@ def stamped(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**inside, STAMP: json_sha256(inside)}
 
 
-def checked_stamp(content: Mapping[str, Any], name: str, mend: str = "") -> dict[str, Any]:
+def checked_stamp(content: Mapping[str, Any], name: str, hint: str = "") -> dict[str, Any]:
     """Compare content with the digest that it carries, and return it without the digest.
 
     Args:
         content: a JSON object.
         name: what the content is, for the message.
-        mend: how to get sound content, for the message.
-
-    Raises:
-        ValueError: the content is not what was written.
+        hint: how to get sound content, for the message.
     """
     inside = {key: value for key, value in content.items() if key != STAMP}
     if content.get(STAMP) != json_sha256(inside):
-        raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", mend))
+        raise ValueError(sentence(name, "damaged: its content does not have its digest", "what was written", hint))
     return inside
 
 
@@ -93,7 +90,7 @@ def read_stamped(
     version: object = None,
     most_bytes: int = MOST_BYTES,
     allow_nan: bool = False,
-    mend: str = "",
+    hint: str = "",
 ) -> dict[str, Any]:
     """Read a JSON object, compare it with its digest, and return it without.
 
@@ -102,16 +99,12 @@ def read_stamped(
         what: what the file is, to stand before its name in messages.
         version: what the key `format` has to be; None asks for no such key.
         most_bytes, allow_nan: as in `read_json`.
-        mend: how to write the file again, for messages.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a JSON object, is damaged, or has another format.
+        hint: how to write the file again, for messages.
     """
-    content = read_json(path, what, most_bytes=most_bytes, allow_nan=allow_nan, mend=mend)
+    content = read_json(path, what, most_bytes=most_bytes, allow_nan=allow_nan, hint=hint)
     if version is not None and content.get("format") != version:
-        raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), mend))
-    return checked_stamp(content, f"{what} {path}" if what else str(path), mend)
+        raise ValueError(sentence(f"the format of {path}", repr(content.get("format")), repr(version), hint))
+    return checked_stamp(content, f"{what} {path}" if what else str(path), hint)
 
 
 # --- folders ---
@@ -135,7 +128,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     again = f"write the folder again, or delete {MANIFEST} if you changed a file yourself"
-    content = read_stamped(path, most_bytes=64 * MOST_BYTES, allow_nan=True, mend=again)
+    content = read_stamped(path, most_bytes=64 * MOST_BYTES, allow_nan=True, hint=again)
     if not isinstance(content.get("files"), dict):
         raise ValueError(sentence(str(path), "without files", "a manifest", again))
     return content
@@ -148,20 +141,16 @@ def require_files(folder: Path, files: Mapping[str, str], patterns: Iterable[str
         folder: the folder.
         files: the digests by name, as its manifest lists them.
         patterns: which of them to compare.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: naming the first file that is missing or damaged.
     """
     for name in sorted(name for name in files if _fits(name, patterns)):
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            came = f"missing, although {MANIFEST} lists it"
-            raise ValueError(sentence(str(path), came, "the folder as it was written", "copy it again"))
+            got = f"missing, although {MANIFEST} lists it"
+            raise ValueError(sentence(str(path), got, "the folder as it was written", "copy it again"))
         if file_sha256(path) != files[name]:
-            came = f"damaged: its content does not match its digest in {MANIFEST}"
+            got = f"damaged: its content does not match its digest in {MANIFEST}"
             again = f"copy it again, or delete {MANIFEST} if you changed the file yourself"
-            raise ValueError(sentence(str(path), came, "the file that was written", again))
+            raise ValueError(sentence(str(path), got, "the file that was written", again))
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

@@ -34,26 +34,22 @@ _NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^\[\]{}"]+', re.DOTALL)  
 _JSON_NAMES = {"dict": "object", "list": "list"}
 
 
-def read_text(path: Path, what: str = "", *, most_bytes: int = MOST_BYTES, mend: str = "") -> str:
+def read_text(path: Path, what: str = "", *, most_bytes: int = MOST_BYTES, hint: str = "") -> str:
     """Read a text file in UTF-8.
 
     Args:
         path: the file.
         what: what the file is, to stand before its name in messages, such as "the vocabulary".
         most_bytes: larger files are refused before they are read.
-        mend: how to get a sound file, for messages.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is too large or not UTF-8.
+        hint: how to get a sound file, for messages.
     """
     name = _name(path, what)
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)  # never the whole of an endless device
         if len(data) > most_bytes:
             size = max(len(data), path.stat().st_size)
-            raise ValueError(sentence(name, f"{size:,} bytes long", f"at most {most_bytes:,} bytes", mend))
-    return _decoded(data, name, mend)
+            raise ValueError(sentence(name, f"{size:,} bytes long", f"at most {most_bytes:,} bytes", hint))
+    return _decoded(data, name, hint)
 
 
 def read_json(
@@ -63,7 +59,7 @@ def read_json(
     kind: type = dict,
     most_bytes: int = MOST_BYTES,
     allow_nan: bool = False,
-    mend: str = "",
+    hint: str = "",
 ) -> Any:
     """Read a JSON file.
 
@@ -73,25 +69,17 @@ def read_json(
         kind: the type of the whole, dict or list.
         most_bytes: larger files are refused before they are read.
         allow_nan: also read NaN and Infinity, which are not JSON.
-        mend: how to get a sound file, for messages.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is too large, too deep, no JSON in UTF-8, not a `kind`, or has a key twice in one object.
+        hint: how to get a sound file, for messages.
     """
-    text = read_text(path, what, most_bytes=most_bytes, mend=mend)
-    return parse_json(text, _name(path, what), kind=kind, allow_nan=allow_nan, mend=mend)
+    text = read_text(path, what, most_bytes=most_bytes, hint=hint)
+    return parse_json(text, _name(path, what), kind=kind, allow_nan=allow_nan, hint=hint)
 
 
-def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bool = False, mend: str = "") -> Any:
-    """Read JSON from a text that is called `name` in messages; otherwise as `read_json`.
-
-    Raises:
-        ValueError: as `read_json`.
-    """
+def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bool = False, hint: str = "") -> Any:
+    """Read JSON from a text that is called `name` in messages; otherwise as `read_json`."""
     expected = f"a JSON {_JSON_NAMES[kind.__name__]}"
     if isinstance(text, bytes):
-        text = _decoded(text, name, mend)
+        text = _decoded(text, name, hint)
     constant = float if allow_nan else _refuse_constant
     number = float if allow_nan else _finite
     try:
@@ -100,45 +88,36 @@ def parse_json(text: str | bytes, name: str, *, kind: type = dict, allow_nan: bo
             text, object_pairs_hook=_without_twins, parse_constant=constant, parse_float=number, parse_int=_short_int
         )
     except (ValueError, RecursionError) as error:
-        raise ValueError(sentence(name, f"not readable as JSON ({one_line(error)})", expected, mend)) from error
+        raise ValueError(sentence(name, f"not readable as JSON ({one_line(error)})", expected, hint)) from error
     if not isinstance(content, kind):
-        raise ValueError(sentence(name, f"JSON, but {kind_of(content)}", expected, mend))
+        raise ValueError(sentence(name, f"JSON, but {kind_of(content)}", expected, hint))
     return content
 
 
-def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES, mend: str = "") -> dict[str, Any]:
+def read_yaml(path: Path, what: str = "", *, most_bytes: int = _MOST_YAML_BYTES, hint: str = "") -> dict[str, Any]:
     """Read a YAML file of keys and values.
 
     Args:
         path: the file.
         what: what the file is, to stand before its name in messages.
         most_bytes: larger files are refused before they are read.
-        mend: how to get a sound file, for messages.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is too large, too deep, no YAML in UTF-8, not keys and values, has a key twice or one that is
-            not a string, or has aliases.
+        hint: how to get a sound file, for messages.
     """
-    text = read_text(path, what, most_bytes=most_bytes, mend=mend)
-    content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict, mend=mend)
+    text = read_text(path, what, most_bytes=most_bytes, hint=hint)
+    content: dict[str, Any] = parse_yaml(text, _name(path, what), kind=dict, hint=hint)
     return content
 
 
-def parse_yaml(text: str, name: str, *, kind: type | None = None, mend: str = "") -> Any:
-    """Read YAML from a text that is called `name` in messages, of any type unless `kind` is given.
-
-    Raises:
-        ValueError: as `read_yaml`.
-    """
+def parse_yaml(text: str, name: str, *, kind: type | None = None, hint: str = "") -> Any:
+    """Read YAML from a text that is called `name` in messages, of any type unless `kind` is given."""
     expected = "keys and values in YAML" if kind is dict else "YAML"
     try:
         content = yaml.load(text, _Loader)
     # PyYAML lets the errors of its constructors through: !!bool x is a KeyError, 2001-99-99 a ValueError.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, mend)) from error
+        raise ValueError(sentence(name, f"not readable as YAML ({one_line(error)})", expected, hint)) from error
     if kind is not None and not isinstance(content, kind):
-        raise ValueError(sentence(name, f"YAML, but {kind_of(content)}", expected, mend))
+        raise ValueError(sentence(name, f"YAML, but {kind_of(content)}", expected, hint))
     return content
 
 
@@ -169,12 +148,12 @@ def _name(path: Path, what: str) -> str:
     return f"{what} {path}" if what else str(path)
 
 
-def _decoded(data: bytes, name: str, mend: str) -> str:
+def _decoded(data: bytes, name: str, hint: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        came = f"not UTF-8 (byte {error.start} is {data[error.start]:#04x})"
-        raise ValueError(sentence(name, came, "text in UTF-8", mend)) from error
+        got = f"not UTF-8 (byte {error.start} is {data[error.start]:#04x})"
+        raise ValueError(sentence(name, got, "text in UTF-8", hint)) from error
 
 
 def _require_shallow(text: str) -> None:
@@ -239,9 +218,6 @@ def require_fields(content: Mapping[str, Any], types: Mapping[str, Any], name: s
             classes such as Tensor, and unions of these.
         name: what the object is, for the message.
         finite: refuse numbers that are not finite.
-
-    Raises:
-        ValueError: naming the object and the first key that does not fit.
     """
     for key, value in content.items():
         if key in types:

@@ -26,10 +26,6 @@ def read_safetensors(path: Path, expected: str = "a safetensors file") -> tuple[
     Args:
         path: the file.
         expected: what it should be, for messages.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged or of another format.
     """
     with _opened(path, expected) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
@@ -64,10 +60,6 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
         file: open for writing in binary mode.
         tensors: by name, of any strides; those of one storage are written one by one.
         metadata: strings by name.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: the format does not have the type of a tensor.
     """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
     header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -92,17 +84,14 @@ def require_finite(weights: Mapping[str, Tensor], source: Path | str) -> None:
     Args:
         weights: by name.
         source: where they are from, for the message.
-
-    Raises:
-        ValueError: naming the first such tensor.
     """
     for name, tensor in weights.items():
         if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         # There is no isfinite for numbers of one byte.
         if not bool((tensor.float() if tensor.element_size() == 1 else tensor).isfinite().all()):
-            came = "a tensor with numbers that are not finite"
-            raise ValueError(sentence(f"{name} in {source}", came, "finite numbers"))
+            got = "a tensor with numbers that are not finite"
+            raise ValueError(sentence(f"{name} in {source}", got, "finite numbers"))
 
 
 def shape_difference(model: nn.Module, weights: Mapping[str, Tensor]) -> str:

@@ -26,9 +26,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Readers see the old file or the whole new one, also after a power failure. On an error the temporary file is
     removed. Missing folders are made.
-
-    Raises:
-        OSError: a folder cannot be made or the file cannot be written; the message names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not the tempfile module: only the owner can read its files, and a cache may be shared.
@@ -103,9 +100,6 @@ def sync_folder(folder: Path) -> None:
     """Write the names in a folder to disk, so that a file just made, renamed or removed there stays so.
 
     Does nothing where the platform or the file system cannot.
-
-    Raises:
-        OSError: the disk failed.
     """
     if os.name == "nt":
         return
@@ -128,10 +122,6 @@ def take_lock(path: Path, *, wait: bool = False) -> FileLock | None:
 
     Returns:
         the lock, to be released; None where the file system has no locks.
-
-    Raises:
-        BlockingIOError: another process has it, and `wait` is False.
-        OSError: the file cannot be made.
     """
     held = FileLock(path, thread_local=False)
     try:

@@ -18,11 +18,7 @@ from recurra.ops._operator import transforms_are_active
 
 
 def head_size(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """Return the channels of a head: `d_head`, or d_model / n_heads if that is None.
-
-    Raises:
-        ValueError: a size is below 1, or the heads do not divide d_model and `d_head` is None.
-    """
+    """Return the channels of a head: `d_head`, or d_model / n_heads if that is None."""
     require_at_least(1, d_model=d_model, n_heads=n_heads)
     if d_head is None:
         require(d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model = {d_model}", "or set d_head")
@@ -39,9 +35,6 @@ class AttentionWindow:
     memory, which is the last `mem_len` steps before its segment, and its own segment up to itself. With `same_length`
     it sees only the last `mem_len` of these steps, including itself, so that every step sees the same number once the
     stream is long enough. Distances beyond `clamp_len` are encoded as `clamp_len`.
-
-    Raises:
-        ValueError: a length is out of range.
     """
 
     segment_length: int
@@ -53,8 +46,8 @@ class AttentionWindow:
         require_at_least(1, segment_length=self.segment_length)
         require(self.mem_len >= 0, "mem_len", self.mem_len, "at least 0, which means no memory")
         enough = self.mem_len >= 1 or not self.same_length
-        mend = "a step sees mem_len steps, including itself"
-        require(enough, "mem_len", self.mem_len, "at least 1 with same_length", mend)
+        hint = "a step sees mem_len steps, including itself"
+        require(enough, "mem_len", self.mem_len, "at least 1 with same_length", hint)
         positive = self.clamp_len is None or self.clamp_len >= 1
         require(positive, "clamp_len", self.clamp_len, "at least 1, or None for no limit")
 
@@ -150,9 +143,6 @@ class SelfAttention(nn.Module):
         n_heads: number of heads.
         attention_dropout: probability of dropping an attention weight.
         dropout: probability of dropping a channel of y.
-
-    Raises:
-        ValueError: the heads do not divide the channels.
     """
 
     def __init__(self, d_model: int, *, n_heads: int, attention_dropout: float = 0.0, dropout: float = 0.0) -> None:
@@ -186,11 +176,7 @@ _Seen = TypeVar("_Seen", bound=tuple[Tensor, ...])
 
 
 def most_kept(window: int | None) -> int | None:
-    """Return how many steps a layer with this window keeps at most: all but the step itself; None for no limit.
-
-    Raises:
-        ValueError: the window is below 1.
-    """
+    """Return how many steps a layer with this window keeps at most: all but the step itself; None for no limit."""
     require(window is None or window >= 1, "window", window, "at least 1, the step itself, or None for all steps")
     return None if window is None else window - 1
 

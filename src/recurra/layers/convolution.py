@@ -29,9 +29,6 @@ def shifted_products(
 
     On a CPU a kernel does it in one walk, and another takes all gradients. It is the reference itself for other types
     and devices, for a single step without gradients, and under torch.compile, torch.func and forward derivatives.
-
-    Raises:
-        ValueError: a tensor has another shape than above, or another type or device than x.
     """
     _check(x, state, weight, bias)
     is_one_step = x.shape[1] == 1 and not needs_gradient(x, state, weight, bias)

@@ -85,9 +85,6 @@ class DropPath(nn.Module):
 
     Args:
         p: probability of dropping an item.
-
-    Raises:
-        ValueError: `p` is not a probability below 1.
     """
 
     def __init__(self, p: float) -> None:

@@ -27,9 +27,6 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
 
     This checks only tensors on the CPU, and neither during tracing nor under torch.func. Elsewhere it would have to
     wait for the device, where the look-up itself fails on such an id.
-
-    Raises:
-        IndexError: an id is negative, or not below `vocab_size`; the message names it.
     """
     if torch.compiler.is_compiling() or transforms_are_active() or not tokens.is_cpu or not tokens.numel():
         return
@@ -39,11 +36,7 @@ def require_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
 
 
 def require_targets(targets: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse targets of another shape, and what is no index of a class: a mask has their shape, too.
-
-    Raises:
-        ValueError: naming what came and what was expected.
-    """
+    """Refuse targets of another shape, and what is no index of a class: a mask has their shape, too."""
     require_shape("targets", targets, shape)
     if targets.dtype not in (torch.int64, torch.int32):
         raise ValueError(sentence("targets", kind_of(targets), "int64 or int32"))
@@ -53,9 +46,6 @@ def counted_tokens(tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None,
     """Replace `IGNORED_TARGET` by 0 at masked positions.
 
     Any other id must be in the vocabulary even there, so that a shifted mask is found early.
-
-    Raises:
-        IndexError: a token is not in the vocabulary.
     """
     if mask is not None:
         tokens = tokens.masked_fill(~mask & (tokens == IGNORED_TARGET), 0)
@@ -84,9 +74,6 @@ class Clusters:
 
     Cluster 0 is the shortlist. The vectors of cluster i have d_embedding // div_val^i channels. If `div_val` is 1, all
     clusters have the same number of channels and share one table.
-
-    Raises:
-        ValueError: the cutoffs are not increasing numbers from 1 to vocab_size - 1, or a cluster has no channels.
     """
 
     vocab_size: int
@@ -100,9 +87,9 @@ class Clusters:
         last = self.vocab_size - 1
         require(increasing, "cutoffs", list(self.cutoffs), f"increasing numbers from 1 to {last}, below vocab_size")
         rarest = len(self.cutoffs)
-        mend = f"d_embedding = {self.d_embedding} divided by {self.div_val}^{rarest} is below 1"
+        hint = f"d_embedding = {self.d_embedding} divided by {self.div_val}^{rarest} is below 1"
         fits = self.n_channels(rarest) >= 1
-        require(fits, "div_val", self.div_val, "a number that leaves each cluster channels", mend)
+        require(fits, "div_val", self.div_val, "a number that leaves each cluster channels", hint)
 
     @property
     def bounds(self) -> list[tuple[int, int]]:

@@ -46,9 +46,6 @@ def positive_features(
         less: |k|^2 / 2.
         start: the largest exponents before the first step, or `LOWEST`. It has no gradient.
         mask: True where a step of a padded batch counts.
-
-    Raises:
-        ValueError: a tensor has another shape than above, or another type or device than q.
     """
     (batch, length, heads, size), kind = q.shape, (q.dtype, q.device)
     require_layout("k", k, (batch, length, heads, size), *kind)

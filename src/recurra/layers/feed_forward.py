@@ -91,9 +91,6 @@ class BlockDiagonalLinear(nn.Module):
     Args:
         channels: d, of x and y.
         n_heads: blocks; they divide the channels.
-
-    Raises:
-        ValueError: the heads do not divide the channels.
     """
 
     def __init__(self, channels: int, n_heads: int) -> None:

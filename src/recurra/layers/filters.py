@@ -34,9 +34,6 @@ class ImplicitFilters(nn.Module):
     Args:
         n_filters: filters.
         length: steps of a filter.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     needs_exact_weights = True

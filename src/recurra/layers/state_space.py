@@ -34,11 +34,7 @@ where it saves a third of a millisecond."""
 
 
 def require_pairs(d_state: int) -> None:
-    """Refuse a number of modes that cannot form conjugate pairs.
-
-    Raises:
-        ValueError: `d_state` is odd or below 2.
-    """
+    """Refuse a number of modes that cannot form conjugate pairs."""
     is_even = d_state >= 2 and d_state % 2 == 0
     require(is_even, "d_state", d_state, "an even number from 2", "modes come in conjugate pairs")
 
@@ -88,9 +84,6 @@ def log_spaced_steps(n_steps: int, smallest: float, largest: float) -> Float[Ten
 
     The order is random so that step sizes do not depend on frequencies; the published code of S4D and S5 draws the
     logarithms uniformly instead.
-
-    Raises:
-        ValueError: the sizes are not positive, or the smallest is above the largest.
     """
     require_positive(min_step=smallest, max_step=largest)
     require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
@@ -252,9 +245,6 @@ def _hippo_normal_modes(d_state: int) -> _HippoNormalModes:
 
     HiPPO-LegS is A_ij = -sqrt((2i+1)(2j+1)) below the diagonal, -(i+1) on it and 0 above. With p_i = sqrt(i + 1/2),
     A + p p^T is -1/2 on the diagonal and skew-symmetric off it: normal, so its eigenvectors are orthogonal.
-
-    Raises:
-        ValueError: `d_state` is odd or below 2.
     """
     require_pairs(d_state)
     i = torch.arange(d_state, dtype=torch.float64)
@@ -274,11 +264,7 @@ def spread_over_heads(groups: Float[Tensor, "B L G N"], n_heads: int) -> Float[T
 
 
 def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> Float[Tensor, " n_steps"]:
-    """Draw step sizes, their logarithms uniformly, and return what softplus turns into them (Gu & Dao, section 3.6).
-
-    Raises:
-        ValueError: the sizes are not positive, or the smallest is above the largest.
-    """
+    """Draw step sizes, their logarithms uniformly, and return what softplus turns into them (Gu & Dao, section 3.6)."""
     require_positive(min_step=smallest, max_step=largest)
     require(smallest <= largest, "min_step", smallest, f"at most max_step = {largest}")
     low, high = math.log(smallest), math.log(largest)
@@ -321,11 +307,7 @@ class ChannelModes(nn.Module):
     def make_modes(
         self, n_channels: int, *, d_state: int, init: str, discretisation: str, min_step: float, max_step: float
     ) -> None:
-        """Draw the parameters; the options are those of `recurra.mixers.s4d.S4D`.
-
-        Raises:
-            ValueError: an option has a value that does not exist, or a size is out of range.
-        """
+        """Draw the parameters; the options are those of `recurra.mixers.s4d.S4D`."""
         require_pairs(d_state)
         frequency = choose("init", _FREQUENCIES, init)(d_state)
         self.discretise = choose("discretisation", _DISCRETISATIONS, discretisation)
@@ -383,11 +365,7 @@ class DenseModes(nn.Module):
         discretisation: str = "zoh",
         clip_eigs: bool = False,
     ) -> None:
-        """Draw the parameters; the options are those of `recurra.mixers.s5.S5`.
-
-        Raises:
-            ValueError: an option has a value that does not exist, or a size is out of range.
-        """
+        """Draw the parameters; the options are those of `recurra.mixers.s5.S5`."""
         require_at_least(1, blocks=blocks)
         fits = d_state % (2 * blocks) == 0
         require(fits, "blocks", blocks, f"a divisor of d_state / 2 = {d_state // 2}", "modes come in conjugate pairs")

@@ -46,9 +46,6 @@ class _Ring:
     Magnitudes are uniform in area on the ring between two radii, as in the LRU (Orvieto et al. 2023, arXiv 2303.06349).
     Phases rise in even steps and are not negative: a head of size 1 has real outputs, so a phase and its negative give
     the same. The GateLoop paper does not say how its transitions are initialised.
-
-    Raises:
-        TypeError, ValueError: an entry is not a number, or out of range.
     """
 
     r_min: float = 0.9
@@ -85,18 +82,14 @@ class _Ring:
 
 
 def _ring_of(options: Mapping[str, float] | None) -> _Ring | None:
-    """Make a Ring from the mapping of an option; None stays None.
-
-    Raises:
-        TypeError, ValueError: an entry is unknown, not a number, or out of range.
-    """
+    """Make a Ring from the mapping of an option; None stays None."""
     if options is None:
         return None
     known = [field.name for field in fields(_Ring)]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        came = f"a mapping with {', '.join(map(repr, unknown))}"
-        raise ValueError(sentence("ring", came, f"no other entries than {', '.join(known)}"))
+        got = f"a mapping with {', '.join(map(repr, unknown))}"
+        raise ValueError(sentence("ring", got, f"no other entries than {', '.join(known)}"))
     return _Ring(**options)
 
 
@@ -205,11 +198,7 @@ def create_transition(
     phase_scale: float,
     ring: Mapping[str, float] | None,
 ) -> DataTransition | _FixedTransition:
-    """Make the transition that a mixer's options of these names describe.
-
-    Raises:
-        TypeError, ValueError: an option has a value that does not exist, or that is out of range.
-    """
+    """Make the transition that a mixer's options of these names describe."""
     return choose("transition", _TRANSITIONS, transition)(
         d_model,
         n_channels,

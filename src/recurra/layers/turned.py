@@ -32,10 +32,6 @@ def turned(
 
     On a CPU one kernel does all, and one takes all gradients. It is the reference itself for other types and devices,
     for a single step without gradients, and under torch.compile, torch.func and forward derivatives.
-
-    Raises:
-        ValueError: a tensor has another shape than above, or another type or device than b; or there are too many
-            angles.
     """
     inputs = (b, c, angles, scale)
     _check(*inputs)

@@ -129,8 +129,8 @@ class Mixer(nn.Module, ABC):
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
             return self._run(x, state, **shared)
         if shared:
-            came = "given for sequences of different lengths"
-            raise ValueError(sentence(", ".join(shared), came, "sequences of one length", "omit it"))
+            got = "given for sequences of different lengths"
+            raise ValueError(sentence(", ".join(shared), got, "sequences of one length", "omit it"))
         if reset is not None:
             return run_resets(self.forward, x, state, reset, mask=mask, cu_seqlens=cu_seqlens)
         return run_lengths(self._run, x, state, mask=mask, cu_seqlens=cu_seqlens, skips_padding=self.skips_padding)

@@ -31,8 +31,8 @@ class RNN(Mixer):
 
     def __init__(self, cell: nn.Module) -> None:
         if not isinstance(cell, GRUCell):
-            came = f"{kind_of(cell)} of {type(cell).__module__}"
-            raise TypeError(sentence("cell", came, "a GRUCell or NCGRUCell of recurra.ops.cells"))
+            got = f"{kind_of(cell)} of {type(cell).__module__}"
+            raise TypeError(sentence("cell", got, "a GRUCell or NCGRUCell of recurra.ops.cells"))
         super().__init__(cell.input_size, RNNState, h=StateSpec((cell.hidden_size,)))
         self.d_output = cell.hidden_size
         self.cell = cell

@@ -28,9 +28,6 @@ class SegmentAttention(Mixer):
         d_head: channels of a head; d_model / n_heads when None.
         segment_length: steps of a segment.
         dropout: probability of dropping an attention weight.
-
-    Raises:
-        ValueError: a size is out of range, or the heads do not divide the channels.
     """
 
     def __init__(

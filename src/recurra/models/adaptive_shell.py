@@ -251,8 +251,8 @@ class AdaptiveShell(LanguageModelShell):
 def require_position(position: Any, segment_length: int) -> None:
     """Refuse anything but a place in a segment. Raises ValueError."""
     if not isinstance(position, int) or not 0 <= position < segment_length:
-        came = position if isinstance(position, int) else kind_of(position)
-        raise ValueError(sentence("state.position", came, f"a number from 0 to {segment_length - 1}"))
+        got = position if isinstance(position, int) else kind_of(position)
+        raise ValueError(sentence("state.position", got, f"a number from 0 to {segment_length - 1}"))
 
 
 def make_dropout(config: TransformerConfig, p: float | None = None) -> nn.Module:

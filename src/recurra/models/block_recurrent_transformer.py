@@ -85,9 +85,6 @@ class _BlockRecurrentAttention(RelativeAttention):
         gate: "fixed" or "lstm".
         segment_length: tokens of a block, and of what a token sees.
         n_heads, d_head, dropout: as for `recurra.mixers.relative_attention.RelativeAttention`.
-
-    Raises:
-        ValueError: a size is out of range, or the gate does not exist.
     """
 
     def __init__(

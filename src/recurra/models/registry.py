@@ -138,8 +138,8 @@ class ModelConfig:
         """
         entry = next(entry for entry in list_models() if entry.config is type(self))
         if not isinstance(sizes, entry.reads):
-            came, expected = type(sizes).__name__, entry.reads.__name__
-            raise TypeError(f"sizes is a {came}; expected {expected} for model {entry.name!r}")
+            got, expected = type(sizes).__name__, entry.reads.__name__
+            raise TypeError(f"sizes is a {got}; expected {expected} for model {entry.name!r}")
         return entry.make(self.with_sizes(sizes))
 
     def without_sizes(self) -> dict[str, Any]:

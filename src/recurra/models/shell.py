@@ -180,19 +180,14 @@ class LanguageModelShell(nn.Module, ABC):
 
 
 def require_layers(state: Any, kind: type[Any], n_layer: int) -> tuple[Any, ...]:
-    """Return the layers of a model's state.
-
-    Raises:
-        TypeError: the state is of another kind.
-        ValueError: it has another number of layers, or none for one of them.
-    """
-    mend = "pass the state that this model returned for these streams"
+    """Return the layers of a model's state."""
+    hint = "pass the state that this model returned for these streams"
     if type(state) is not kind:
-        raise TypeError(sentence("state", kind_of(state), f"a {kind.__name__}, or None to start", mend))
+        raise TypeError(sentence("state", kind_of(state), f"a {kind.__name__}, or None to start", hint))
     layers: tuple[Any, ...] = state.layers
     if len(layers) != n_layer or any(layer is None for layer in layers):
-        came = f"{len(layers)} states" + (", None among them" if None in layers else "")
-        raise ValueError(f"state.layers has {came}; expected one state for each of {n_layer} layers: {mend}")
+        got = f"{len(layers)} states" + (", None among them" if None in layers else "")
+        raise ValueError(f"state.layers has {got}; expected one state for each of {n_layer} layers: {hint}")
     return layers
 
 
@@ -214,15 +209,12 @@ def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> d
         model: one that has `blocks`, each with a `mixer`.
         step_by_step: leave out mixers whose transition depends on the steps before as well (Mamba's convolution), which
             `transition` does not know of a single step.
-
-    Raises:
-        TypeError: the model has no blocks with mixers.
     """
     try:
         mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]
     except AttributeError as error:
-        came = f"{kind_of(model)} ({error})"
-        raise TypeError(sentence("model", came, "one with blocks, each with a mixer")) from error
+        got = f"{kind_of(model)} ({error})"
+        raise TypeError(sentence("model", got, "one with blocks, each with a mixer")) from error
     return {
         layer: mixer
         for layer, mixer in enumerate(mixers)

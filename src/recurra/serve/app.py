@@ -123,9 +123,6 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
     Args:
         service: what to serve.
         log_file: gets a JSON object per line for each request; None writes only problems, to the standard error.
-
-    Raises:
-        OSError: the address is taken, or the log cannot be written.
     """
     settings = service.settings
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -148,11 +145,7 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
-    """Bind the address before anything else starts.
-
-    Raises:
-        OSError: it is taken.
-    """
+    """Bind the address before anything else starts."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -54,11 +54,7 @@ class _SamplingBody(_Body):
     stop: _Stops = []
 
     def configs(self, model: ServedModel, max_tokens: int, n: int = 1) -> list[GenerationConfig]:
-        """Return the settings of `n` continuations, which have successive seeds.
-
-        Raises:
-            ApiError: there are texts to stop at, and the model has no tokenizer.
-        """
+        """Return the settings of `n` continuations, which have successive seeds."""
         if self.stop and model.tokenizer is None:
             raise ApiError(400, f"stop has texts; expected none: {model.name} has no tokenizer", param="stop")
         seed = secrets.randbits(61) if self.seed is None else self.seed
@@ -154,11 +150,7 @@ class DetailsBody(_Body):
     channels: int = Field(64, ge=1, le=4096, description="maximum number of channels of a layer in the details")
 
     def token_details(self, model: ServedModel, answers: int = 0) -> TokenDetails:
-        """Return what to report.
-
-        Raises:
-            ApiError: details are wanted, and the model has none.
-        """
+        """Return what to report."""
         if self.details and not model.gate_layers:
             raise ApiError(400, f"details is true; expected false: {model.name} has no transitions", param="details")
         return TokenDetails(self.surprise, self.alternatives, answers, self.channels if self.details else 0)

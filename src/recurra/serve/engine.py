@@ -132,9 +132,6 @@ class Engine:
         max_streams: sequences that are read or written at the same time.
         max_queue: requests that wait; more are refused.
         threads: for torch and the kernels; None leaves it to torch.
-
-    Raises:
-        ValueError: `threads` is below 1.
     """
 
     def __init__(
@@ -158,11 +155,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            QueueFull: too many wait.
-        """
+        """Queue a request."""
         with self._lock:
             self.scheduler.add(request)
         self._wake.put(None)

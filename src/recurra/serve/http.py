@@ -24,11 +24,7 @@ LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """The address of a server, its keys and its limits.
-
-    Raises:
-        ValueError: a limit is too low to work, or other machines reach the address and there is no key.
-    """
+    """The address of a server, its keys and its limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""

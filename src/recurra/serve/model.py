@@ -64,9 +64,6 @@ class ServedModel:
         weights: dtype of the packed weights (see `recurra.decoding`); None runs the model as it is.
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
         chat_template: a Jinja template of a chat, in transformers' format.
-
-    Raises:
-        ValueError: the model is in training mode, or cannot be prepared with these weights.
     """
 
     def __init__(
@@ -139,11 +136,7 @@ class ServedModel:
         return tokens
 
     def chat_text(self, messages: list[dict[str, str]]) -> str:
-        """Render messages, each with a role and a content, up to where the answer begins.
-
-        Raises:
-            ApiError: the model has no template, or its template refuses the messages.
-        """
+        """Render messages, each with a role and a content, up to where the answer begins."""
         if self.chat_template is None:
             message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="model")

@@ -89,11 +89,7 @@ class Scheduler:
         return not self._waiting and not self._reading
 
     def add(self, request: Request) -> None:
-        """Queue a request that has at most `max_streams` sequences.
-
-        Raises:
-            QueueFull: it would have to wait, and the queue is full.
-        """
+        """Queue a request that has at most `max_streams` sequences."""
         needed = self.n_streams + sum(waiting.n_sequences for waiting in self._waiting) + request.n_sequences
         if needed > self._max_streams and len(self._waiting) >= self._max_queue:
             got = f"{len(self._waiting)} requests that wait"

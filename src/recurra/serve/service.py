@@ -30,9 +30,6 @@ class Service:
         models: at least one, with distinct names; the first is the default.
         settings: the limits.
         threads: for torch and the kernels; None leaves it to torch.
-
-    Raises:
-        OSError, ValueError: the sessions file cannot be opened.
     """
 
     def __init__(self, models: list[ServedModel], settings: ServeSettings, threads: int | None = None) -> None:
@@ -49,11 +46,7 @@ class Service:
         _LOG.info("request", extra={"route": route, "status": status, "seconds": round(seconds, 4)})
 
     def model(self, name: str | None) -> ServedModel:
-        """Find a model by its name; None is the first.
-
-        Raises:
-            ApiError: there is none of that name.
-        """
+        """Find a model by its name; None is the first."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
@@ -96,11 +89,7 @@ class Caller:
 
 
 def caller(request: Request) -> Caller:
-    """Identify the caller.
-
-    Raises:
-        ApiError: there is no valid key, and one is needed.
-    """
+    """Identify the caller."""
     service: Service = request.app.state.service
     keys = service.settings.api_keys
     if not keys:

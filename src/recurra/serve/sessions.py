@@ -149,19 +149,11 @@ class Sessions:
     # --- coming and going ---
 
     async def open(self, owner: str, model: ServedModel, name: str | None) -> Session:
-        """Begin a session.
-
-        Raises:
-            ApiError: the name is taken, or the owner has too many sessions.
-        """
+        """Begin a session."""
         return await self._add(owner, name, model, model.start, Transcript(self._settings.max_tokens))
 
     async def get(self, owner: str, name: str) -> Session:
-        """Find a session, in memory or on disk.
-
-        Raises:
-            ApiError: there is none, or its model is not served.
-        """
+        """Find a session, in memory or on disk."""
         key = (owner, name)
         async with self._lock(key):
             session = self._resident.get(key) or await self._load(key)
@@ -175,11 +167,7 @@ class Sessions:
         return [(info, names.get(info.model)) for info in found]
 
     async def close(self, owner: str, name: str) -> None:
-        """Delete a session.
-
-        Raises:
-            ApiError: there is none, or it is busy.
-        """
+        """Delete a session."""
         key = (owner, name)
         async with self._lock(key):
             session = self._resident.get(key)
@@ -194,11 +182,7 @@ class Sessions:
     # --- going back ---
 
     async def fork(self, session: Session, name: str | None, position: int | None) -> Session:
-        """Begin a session that continues from a position of another; None for its end.
-
-        Raises:
-            ApiError: the position is not in the transcript, the name is taken, or there are too many sessions.
-        """
+        """Begin a session that continues from a position of another; None for its end."""
         self._require_current(session, session.state)
         position = session.state.position if position is None else position
         with session.busy():
@@ -209,11 +193,7 @@ class Sessions:
         return twin
 
     async def rewind(self, session: Session, position: int) -> None:
-        """Go back to a position.
-
-        Raises:
-            ApiError: it is not in the transcript.
-        """
+        """Go back to a position."""
         self._require_current(session, session.state)
         with session.busy():
             session.state = await self._state_at(session, position)
@@ -255,10 +235,6 @@ class Sessions:
         """Run a request from the end of a session and yield its events; the last comes after it is on disk.
 
         If the caller goes away, or is far behind, the request is cancelled; tokens processed so far are kept.
-
-        Raises:
-            ApiError: the session is busy.
-            QueueFull: too many requests wait.
         """
         self._require_current(session, request.start)
         events = EventQueue(request, self._engine.cancel)

@@ -71,11 +71,7 @@ class Transcript:
         self.first += count
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Return the tokens from `start` to before `end`.
-
-        Raises:
-            LookupError: they are not kept.
-        """
+        """Return the tokens from `start` to before `end`."""
         if not self.first <= start <= end <= len(self):
             raise LookupError(f"positions {start} to {end} of tokens {self.first} to {len(self)}")
         return self._tokens[start - self.first : end - self.first].tolist()
@@ -132,11 +128,7 @@ def pack(state: Any) -> bytes:
 
 
 def unpack(packed: bytes, model: nn.Module) -> Any:
-    """Return the state of `model` that was packed.
-
-    Raises:
-        ValueError: the bytes are damaged, or of another model.
-    """
+    """Return the state of `model` that was packed."""
     try:
         # copies, each in its own memory: views would keep the bytes of all alive
         tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
@@ -188,11 +180,6 @@ class SessionStore:
 
     Args:
         path: its file; None keeps it in memory.
-
-    Raises:
-        BlockingIOError: another server has it.
-        OSError: the file cannot be opened or written.
-        ValueError: another program wrote it, or an earlier version.
     """
 
     def __init__(self, path: Path | None = None) -> None:

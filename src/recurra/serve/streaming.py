@@ -92,11 +92,7 @@ class AsyncEngine(Engine):
                 waiting.put(some)
 
     async def run(self, request: Request) -> AsyncGenerator[list[Event], None]:
-        """Submit a request and yield its events as they come, to the last; leaving the iteration cancels it.
-
-        Raises:
-            QueueFull: too many wait.
-        """
+        """Submit a request and yield its events as they come, to the last; leaving the iteration cancels it."""
         events = self._queues[request] = EventQueue(request, self.cancel)
         n_open = request.n_sequences
         try:
@@ -122,11 +118,7 @@ class EventStream(AsyncIterator[list[Event]]):
 
     @classmethod
     async def start(cls, client: fastapi.Request, events: AsyncGenerator[list[Event], None]) -> "EventStream":
-        """Wait for the first events, so that a refusal comes before the answer begins.
-
-        Raises:
-            ApiError, QueueFull: the request was refused, or the client has hung up.
-        """
+        """Wait for the first events, so that a refusal comes before the answer begins."""
         return cls(client, await unless_gone(client, anext(events)), events)
 
     async def __anext__(self) -> list[Event]:
@@ -152,9 +144,6 @@ class EventStream(AsyncIterator[list[Event]]):
         """Wait for an answer made from these events and send it in one piece.
 
         It is plain data. FastAPI would walk through it on the event loop, which takes up to a millisecond per token.
-
-        Raises:
-            ApiError: the client has hung up; and whatever `answer` raises.
         """
         try:
             body = await unless_gone(self._client, answer)
@@ -178,11 +167,7 @@ def message(data: str, event: str = "") -> bytes:
 
 
 async def unless_gone(client: fastapi.Request, work: Awaitable[_Result]) -> _Result:
-    """Wait for `work`, but cancel it when the client hangs up.
-
-    Raises:
-        ApiError: the client has hung up; and whatever `work` raises.
-    """
+    """Wait for `work`, but cancel it when the client hangs up."""
     task = asyncio.ensure_future(_awaited(work))
     gone = asyncio.ensure_future(_hung_up(client))
     try:

@@ -73,9 +73,6 @@ class Generation:
         Args:
             logits: after the stream's last token.
             recent: the stream's last tokens.
-
-        Raises:
-            ValueError: there is no token to choose (see `draw`).
         """
         (token,) = choose_all([self], logits[None], [recent])
         return token
@@ -212,9 +209,6 @@ class _StopText:
     """Passes a text on, piece by piece, up to the first occurrence of one of `stops`, which is left out.
 
     The possible beginning of a stop is held back until the next pieces decide.
-
-    Raises:
-        ValueError: one of `stops` is empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -252,9 +246,6 @@ class GeneratedText:
         tokenizer: decodes the tokens.
         before: the tokens before the first generated one.
         stops: texts to end at.
-
-    Raises:
-        ValueError: one of `stops` is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:

@@ -259,11 +259,11 @@ def draw(logits: Float[Tensor, "*batch V"], generator: torch.Generator) -> Int[T
 def _require_a_distribution(logits: Tensor) -> None:
     largest = logits.amax(-1)  # NaN where any logit is NaN
     if not bool(largest.isfinite().all()):
-        came, why = (
+        got, why = (
             str(largest.flatten()[:8].tolist()),
             "with NaN, +inf or every token at -inf there is nothing to choose",
         )
-        raise ValueError(sentence("the largest logit of each row", came, "finite numbers", why))
+        raise ValueError(sentence("the largest logit of each row", got, "finite numbers", why))
 
 
 # --- a token for each stream of a batch ---
@@ -295,9 +295,6 @@ def choose(
 
     Returns:
         A token for every stream, or the error of one that has none to choose (see `draw`).
-
-    Raises:
-        ValueError, RuntimeError: the backend does not exist, or cannot run here.
     """
     logits = logits.detach().cpu()
     if choose_backend(backend, logits.device) == "reference":

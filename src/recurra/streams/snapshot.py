@@ -126,11 +126,7 @@ class Snapshot(NamedTuple):
 
 
 def require_same_model(found: ModelIdentity, model: ModelIdentity, what: str) -> None:
-    """Refuse `what`, made by the model `found`, for another `model`.
-
-    Raises:
-        ValueError: the models differ; the message says in what.
-    """
+    """Refuse `what`, made by the model `found`, for another `model`."""
     if difference := found.difference(model):
         raise ValueError(sentence(what, f"of another model ({difference})", "one of the model that continues it"))
 
@@ -164,12 +160,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path, model: nn.Module, identity: ModelIdentity) -> Snapshot:
-    """Read for `model`, of the given identity, what `write_snapshot` wrote.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is foreign, damaged or of another model, or its state does not have the structure of the model's.
-    """
+    """Read for `model`, of the given identity, what `write_snapshot` wrote."""
     tensors, metadata = read_safetensors(path, _SAVED)
     content = parse_json(metadata.get(_METADATA, "{}"), f"the metadata of {path}", allow_nan=True)
     if content.get("format") != _FORMAT:

@@ -130,8 +130,8 @@ class Stream:
             ValueError: it is a mark in a stream of another model.
         """
         if mark.model is not self.model:
-            came = f"a place in a stream of another {type(mark.model).__name__}"
-            raise ValueError(sentence("mark", came, "one in a stream of this model, with the weights it has now"))
+            got = f"a place in a stream of another {type(mark.model).__name__}"
+            raise ValueError(sentence("mark", got, "one in a stream of this model, with the weights it has now"))
         self._now = mark.stream
 
     # --- in ---
@@ -236,8 +236,8 @@ class Stream:
         n_outputs = len(self.logits)
         n_tokens = getattr(getattr(self.model, "config", None), "vocab_size", n_outputs)
         if n_outputs != n_tokens:
-            came = f"a {type(self.model).__name__} that reads {n_tokens} tokens and predicts {n_outputs} classes"
-            raise ValueError(sentence("model", came, "one that predicts the tokens that it reads"))
+            got = f"a {type(self.model).__name__} that reads {n_tokens} tokens and predicts {n_outputs} classes"
+            raise ValueError(sentence("model", got, "one that predicts the tokens that it reads"))
         return Generation(config)
 
     def generated_text(self, stop: Sequence[str]) -> GeneratedText:
@@ -305,14 +305,10 @@ class _FeedResult(NamedTuple):
 
 
 def require_evaluation_mode(model: nn.Module) -> None:
-    """Refuse a model that is in training mode, wholly or in part: its dropout would be active.
-
-    Raises:
-        ValueError: it is.
-    """
+    """Refuse a model that is in training mode, wholly or in part: its dropout would be active."""
     if any(module.training for module in model.modules()):
-        came = f"a {type(model).__name__} in training mode, where dropout is active"
-        raise ValueError(sentence("model", came, "one in evaluation mode", "call model.eval() first"))
+        got = f"a {type(model).__name__} in training mode, where dropout is active"
+        raise ValueError(sentence("model", got, "one in evaluation mode", "call model.eval() first"))
 
 
 @torch.inference_mode()

@@ -78,12 +78,12 @@ def _require_payload(payload: Payload, path: Path) -> None:
     """Refuse a payload with a key that is missing or unknown or a value of another type; weights must be finite."""
     if (found := payload.get("format")) != _FORMAT:
         raise ValueError(sentence(f"the format of {path}", repr(found), repr(_FORMAT)))
-    for came, keys in (
+    for got, keys in (
         ("without", _TYPES.keys() - _OPTIONAL - payload.keys()),
         ("one with", payload.keys() - _TYPES.keys()),
     ):
         if keys:
-            raise ValueError(sentence(str(path), f"{came} {', '.join(sorted(keys))}", f"one with {', '.join(_TYPES)}"))
+            raise ValueError(sentence(str(path), f"{got} {', '.join(sorted(keys))}", f"one with {', '.join(_TYPES)}"))
     require_fields(payload, _TYPES, str(path), finite=False)
     if payload["optimizer"] is not None:
         require_fields(payload["optimizer"], _OPTIMIZER, f"the optimizer in {path}", finite=False)
@@ -103,10 +103,6 @@ def split_tensors(payload: Mapping[str, Any], path: Path) -> tuple[Any, dict[str
 
     Returns:
         what JSON can hold, and the tensors by name.
-
-    Raises:
-        ValueError: there is something other than tensors, numbers, strings and None, in lists and dicts with strings or
-            whole numbers as keys. The message names it and `path`.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -161,12 +157,7 @@ def join_tensors(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _save_checkpoint(path: Path, payload: Payload) -> None:
-    """Write `payload` atomically, with the format and the versions.
-
-    Raises:
-        OSError: the file cannot be written. The message says why and, if it is for lack of room, how much is needed.
-        ValueError: `payload` has something else than tensors, numbers, strings and None, in lists and dicts.
-    """
+    """Write `payload` atomically, with the format and the versions."""
     plain, tensors = split_tensors(with_versions(payload), path)
     tensors = {name: tensor.detach().cpu().resolve_conj() for name, tensor in tensors.items()}
     described = {
@@ -185,8 +176,8 @@ def _save_checkpoint(path: Path, payload: Payload) -> None:
         if error.errno in NO_ROOM:
             needed = len(metadata[_METADATA]) + sum(tensor.nbytes for tensor in tensors.values())
             reason += f"; it needs about {needed:,} bytes, and {free_bytes(path.parent):,} are free"
-        came = f"a checkpoint that cannot be written ({reason})"
-        raise OSError(sentence(str(path), came, "a file that can be written")) from error
+        got = f"a checkpoint that cannot be written ({reason})"
+        raise OSError(sentence(str(path), got, "a file that can be written")) from error
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "Target | None" = None) -> Payload:
@@ -211,8 +202,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu", *, target: "
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     except _MALFORMED as error:
-        came = f"without a part of a checkpoint ({error})"
-        raise CheckpointError(sentence(str(path), came, _CHECKPOINT)) from error
+        got = f"without a part of a checkpoint ({error})"
+        raise CheckpointError(sentence(str(path), got, _CHECKPOINT)) from error
     return payload
 
 
@@ -229,8 +220,8 @@ def _load_file(path: Path, device: torch.device | str) -> Payload:
         # Copies: what the library reads is a part of the file until it is touched.
         tensors = {name: _copy(tensor, device, strides.get(name)) for name, tensor in tensors.items()}
     except _MALFORMED as error:
-        came = "damaged: its content does not match its digest"
-        raise ValueError(sentence(str(path), came, _CHECKPOINT)) from error
+        got = "damaged: its content does not match its digest"
+        raise ValueError(sentence(str(path), got, _CHECKPOINT)) from error
     return dict(join_tensors(found["content"], tensors))
 
 
@@ -271,8 +262,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
         CheckpointError: they belong to another model; the message names parameters that differ.
     """
     if difference := shape_difference(model, weights):
-        came = f"a checkpoint of another model (it has {difference})"
-        raise CheckpointError(sentence(str(path), came, "one of this model"))
+        got = f"a checkpoint of another model (it has {difference})"
+        raise CheckpointError(sentence(str(path), got, "one of this model"))
     model.load_state_dict(weights)
 
 
@@ -362,8 +353,8 @@ class CheckpointFolder:
         later = [path for path in self.steps() if path.stem > self._file(step).stem]
         if later:
             expected = f"a folder without checkpoints after step {step}"
-            mend = f"resume that run, or choose another folder than {self.path.parent}"
-            raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, mend))
+            hint = f"resume that run, or choose another folder than {self.path.parent}"
+            raise FileExistsError(sentence("the run's folder", f"one with {later[-1].name}", expected, hint))
 
     def find(self, which: str) -> Path:
         """Find the file for "last", "previous", "best" or a path.
@@ -375,13 +366,13 @@ class CheckpointFolder:
         if which in ("last", "previous"):
             place = {"last": 1, "previous": 2}[which]
             if len(steps) < place:
-                came = f"{which}, but {self.path} has {len(steps)}"
-                raise CheckpointError(sentence("checkpoint", came, f"a folder with at least {place}"))
+                got = f"{which}, but {self.path} has {len(steps)}"
+                raise CheckpointError(sentence("checkpoint", got, f"a folder with at least {place}"))
             return steps[-place]
         path = self.best if which == "best" else Path(which)
         if not path.exists():
-            came = f"{path}, which does not exist"
-            raise CheckpointError(sentence("checkpoint", came, "last, previous, best or the path of a file"))
+            got = f"{path}, which does not exist"
+            raise CheckpointError(sentence("checkpoint", got, "last, previous, best or the path of a file"))
         return path
 
     def load(

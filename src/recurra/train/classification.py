@@ -69,18 +69,14 @@ def class_scores(probabilities: Float[Tensor, "N C"], targets: Int[Tensor, " N"]
     Args:
         probabilities: of each class for each example; any values that rank the classes will do.
         targets: the true class of each example.
-
-    Raises:
-        ValueError: there are no examples, or a target is not a class.
-        FloatingPointError: a probability is NaN.
     """
     n_classes = probabilities.shape[1]
     require(len(targets) > 0, "targets", targets.tolist(), "at least one example to score")
     for target in (int(targets.min()), int(targets.max())):
         require(0 <= target < n_classes, "a target", target, f"a class from 0 to {n_classes - 1}")
     if bool(probabilities.isnan().any()):
-        mend = "check that the model's weights and its input are finite"
-        raise FloatingPointError(sentence("a probability", "NaN", "a number", mend))
+        hint = "check that the model's weights and its input are finite"
+        raise FloatingPointError(sentence("a probability", "NaN", "a number", hint))
     probabilities, targets = probabilities.cpu(), targets.cpu().long()  # for the product below
     pairs = targets * n_classes + probabilities.argmax(1)
     confusion = torch.bincount(pairs, minlength=n_classes**2).view(n_classes, n_classes)
@@ -112,9 +108,6 @@ def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> _VideoProba
         model: called as `model(clips, None) -> (logits, state)`, logits (B, S, C), in evaluation mode.
         views: the views, in any order and in batches of any size. A view whose last target is `IGNORED_TARGET` is
             skipped.
-
-    Raises:
-        ValueError: there is no view to score.
     """
     device = next(model.parameters()).device
     totals: dict[int, Tensor] = {}
@@ -132,8 +125,8 @@ def classify_videos(model: nn.Module, views: Iterable[ViewBatch]) -> _VideoProba
                     n_views[video] += 1
                     targets[video] = target
     if not totals:
-        mend = "check that the dataset has videos and that they can be decoded"
-        raise ValueError(sentence("views", "without a view to score", "at least one", mend))
+        hint = "check that the dataset has videos and that they can be decoded"
+        raise ValueError(sentence("views", "without a view to score", "at least one", hint))
     videos = sorted(totals)
     return _VideoProbabilities(
         torch.stack([totals[video] / n_views[video] for video in videos]),

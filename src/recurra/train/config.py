@@ -47,18 +47,14 @@ def _soap(
         betas: decay rates of the first and the second moment, the latter also that of the averages above.
         eps: the term in the denominator.
         precondition_frequency: how many updates it takes until the basis is brought nearer to the eigenvectors.
-
-    Raises:
-        ValueError: a parameter is complex, or sharded over ranks.
-        ModuleNotFoundError: the package is missing.
     """
     from pytorch_optimizer import SOAP
 
     groups = list(groups)
     for parameter in (parameter for group in groups for parameter in group["params"]):
         if parameter.is_complex():
-            came = f"a parameter of {parameter.dtype} and shape {tuple(parameter.shape)}"
-            raise ValueError(sentence("optimizer.algorithm soap", came, "real parameters"))
+            got = f"a parameter of {parameter.dtype} and shape {tuple(parameter.shape)}"
+            raise ValueError(sentence("optimizer.algorithm soap", got, "real parameters"))
         if hasattr(parameter, "device_mesh"):  # its statistics need whole gradients
             raise ValueError(sentence("training.strategy", "fsdp", "ddp with optimizer.algorithm soap"))
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
@@ -96,9 +92,6 @@ def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optim
     Args:
         name: one of `list_optimizers()`.
         options: those it is going to be called with.
-
-    Raises:
-        ValueError: the name or an option is unknown; the message lists those that exist.
     """
     factory = _optimizers[name]
     parameters = inspect.signature(factory).parameters.values()
@@ -107,8 +100,8 @@ def optimizer_factory(name: str, options: dict[str, Any]) -> Callable[..., Optim
         for option in options:
             if option not in allowed:
                 others = ", ".join(allowed)
-                came = f"options with {option!r} for {name}"
-                raise ValueError(sentence("optimizer.own_options", came, f"some of {others}"))
+                got = f"options with {option!r} for {name}"
+                raise ValueError(sentence("optimizer.own_options", got, f"some of {others}"))
     return factory
 
 
@@ -133,9 +126,6 @@ def _chosen_options(
         section: the recipe section of the config.
         choice: the field that chooses.
         options: the options of each choice, with their defaults.
-
-    Raises:
-        ValueError: the choice is unknown, or an option of another choice is set.
     """
     chosen = getattr(config, choice)
     defaults = choose(f"{section}.{choice}", options, chosen)
@@ -217,8 +207,8 @@ class OptimizerConfig:
         known = {name: OPTIMIZER_OPTIONS.get(name, {}) for name in list_optimizers()}
         chosen = _chosen_options(self, "optimizer", "algorithm", known)
         own = self.algorithm not in OPTIMIZER_OPTIONS
-        came, expected = self.own_options, f"none when optimizer.algorithm is {self.algorithm}"
-        require(own or not came, "optimizer.own_options", came, expected)
+        got, expected = self.own_options, f"none when optimizer.algorithm is {self.algorithm}"
+        require(own or not got, "optimizer.own_options", got, expected)
         return {**chosen, **self.own_options}
 
 

@@ -46,9 +46,6 @@ class Ranks:
         rank: of this process, from 0.
         count: how many there are; above 1, torch.distributed must be initialised.
         n_pieces: into how many pieces a sequence is cut.
-
-    Raises:
-        ValueError: `n_pieces` does not divide `count`.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, n_pieces: int = 1) -> None:
@@ -86,11 +83,7 @@ class Ranks:
         return Pieces.of(self.mesh("cpu").get_group("sequence"))
 
     def cut(self, batch: Batch) -> Batch:
-        """Take this rank's piece of the sequences of a batch.
-
-        Raises:
-            ValueError: they are shorter than there are pieces, or packed.
-        """
+        """Take this rank's piece of the sequences of a batch."""
         if self.n_pieces == 1:
             return batch
         n, most = self.n_pieces, batch.targets.shape[1]
@@ -158,14 +151,11 @@ def recompute_blocks(model: nn.Module) -> None:
 
     Outputs and gradients stay the same, dropout included. Without gradients nothing changes. (Chen et al., arXiv
     1604.06174.)
-
-    Raises:
-        ValueError: the model has no blocks.
     """
     blocks = _blocks_of(model)
     if not blocks:
-        came = f"true, and {type(model).__name__} has none"
-        raise ValueError(sentence("training.checkpoint_blocks", came, "false for this model"))
+        got = f"true, and {type(model).__name__} has none"
+        raise ValueError(sentence("training.checkpoint_blocks", got, "false for this model"))
     for block in blocks:
         # A partial of a bound method, because copies of the model then call their own blocks.
         block.forward = partial(_recomputed, block.forward)

@@ -83,12 +83,7 @@ class _Writer:
         self._pending: _Pending | None = None
 
     def write(self, target: Path, payload: Mapping[str, Any], done: Callable[[], None]) -> None:
-        """Write a checkpoint, or begin to. `done` is called on the first rank once it is there under its name.
-
-        Raises:
-            OSError: this checkpoint or the one before it could not be written, on any rank.
-            ValueError: the payload has something that a checkpoint cannot hold.
-        """
+        """Write a checkpoint, or begin to. `done` is called on the first rank once it is there under its name."""
         self.finish()
         plain, tensors = split_tensors(payload, target)
         temporary = target.with_name(f".{target.name}.{self._ranks.from_first(secrets.token_hex(8))}.tmp")
@@ -130,8 +125,8 @@ class _Writer:
                 error, parts[0] = failed, (digest, pending.boxes, str(failed))
         reasons = self._ranks.from_first([reason for *_, reason in parts if reason is not None])
         if reasons:
-            came = f"a checkpoint that cannot be written ({reasons[0]})"
-            raise OSError(sentence(str(pending.target), came, "a folder that can be written")) from error
+            got = f"a checkpoint that cannot be written ({reasons[0]})"
+            raise OSError(sentence(str(pending.target), got, "a folder that can be written")) from error
 
     def poll(self) -> None:
         """Name a checkpoint that has been written in the meantime; returns at once if it has not."""
@@ -180,13 +175,7 @@ def _name(pending: _Pending, parts: list[tuple[str, dict[str, _Box]]]) -> None:
 
 
 def load_sharded(path: Path, target: Target | None = None) -> Payload:
-    """Check and read a checkpoint folder: all of it in this process, or, with a `target`, this rank's part.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-        LookupError, TypeError, AttributeError, RuntimeError: it is something else.
-    """
+    """Check and read a checkpoint folder: all of it in this process, or, with a `target`, this rank's part."""
     manifest = read_stamped(path / MANIFEST, most_bytes=_MOST_BYTES, allow_nan=True)
     require_files(path, manifest["files"])
     parts = [safe_open(path / name, framework="pt") for name in sorted(manifest["files"])]

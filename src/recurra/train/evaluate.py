@@ -31,10 +31,6 @@ def perplexity(total_negative_log_likelihood: float, n_tokens: int) -> float:
 
     Returns:
         The perplexity: infinity if it overflows a float, NaN if the total is NaN.
-
-    Raises:
-        ValueError: `n_tokens` is below 1.
-        TypeError: `n_tokens` is not an integer.
     """
     nats = _nats_per_token(total_negative_log_likelihood, n_tokens)
     try:
@@ -107,10 +103,6 @@ def _accuracy_by_span(
         spans: integers of the same shape: how many tokens the target at a position depends on.
         edges: increasing integers; bin i holds edges[i] <= span < edges[i + 1]. They must cover every span, so that
             no position is lost silently. None gives each span from 0 to the largest a bin of its own.
-
-    Raises:
-        TypeError: `correct` is not bool, or `spans` or `edges` are not integers.
-        ValueError: the shapes differ, a span is negative or outside the edges, or the edges do not increase.
     """
     _check(correct, spans)
     flat = spans.reshape(-1).long()
@@ -240,10 +232,6 @@ def evaluate(
         temperature: logits are divided by it. Above 1 it mends a model that is too sure of itself.
         total: for ranks that each read a part of the batches: adds up numbers over them. The scores are then those of
             all parts, on every rank.
-
-    Raises:
-        ValueError: every target is ignored, the temperature is not above 0, or `observe` is given with a model that has
-            no logits.
     """
     require_positive(temperature=temperature)
     by_logits = _needs_logits(model, observe, temperature)
@@ -318,9 +306,6 @@ def evaluate_by_span(
         source: as for `evaluate`.
         spans: a function from inputs (B, L) to the memory span of each position, (B, L) integers, such as
             `recurra.data.memory_horizon.memory_spans`.
-
-    Raises:
-        ValueError: every target is ignored.
     """
     correct: list[Tensor] = []
     reach: list[Tensor] = []
@@ -367,8 +352,8 @@ def _needs_logits(model: nn.Module, observe: _Observer | None, temperature: floa
     """Whether the scores come from logits, and not from the losses that a model computes without them."""
     by_logits = getattr(model, "forms_logits", not hasattr(model, "loss")) or temperature != 1.0
     if observe is not None and not by_logits:
-        came = f"{kind_of(observe)}, with a {type(model).__name__}"
-        raise ValueError(sentence("observe", came, "None", "this model computes its loss without predictions"))
+        got = f"{kind_of(observe)}, with a {type(model).__name__}"
+        raise ValueError(sentence("observe", got, "None", "this model computes its loss without predictions"))
     return by_logits
 
 

@@ -92,11 +92,7 @@ class Experiment:
 
 
 def sections_of(experiment: str) -> dict[str, type]:
-    """Return the sections of an experiment by its name, with their configurations, in a recipe's order.
-
-    Raises:
-        ValueError: there is no such experiment.
-    """
+    """Return the sections of an experiment by its name, with their configurations, in a recipe's order."""
     task, model = find_experiment(experiment)
     return {"data": task.data, "model": model.config, **_SECTIONS}
 
@@ -141,32 +137,24 @@ def _plain(value: Any) -> Any:
 
 
 def require_same_model(saved: Mapping[str, Any], experiment: Experiment, config: str, checkpoint: str) -> None:
-    """Refuse a configuration that describes another model than a checkpoint was made with.
-
-    Raises:
-        ValueError: a setting of the model differs; the message names the keys and both values.
-    """
+    """Refuse a configuration that describes another model than a checkpoint was made with."""
     changed = _changes(saved, experiment, _describes_model)
     if changed:
-        came = f"not the configuration of {checkpoint} in {', '.join(changed)}"
+        got = f"not the configuration of {checkpoint} in {', '.join(changed)}"
         raise ValueError(
             sentence(
-                config, came, "the model that was trained", "put the values back, or choose a checkpoint of this run"
+                config, got, "the model that was trained", "put the values back, or choose a checkpoint of this run"
             )
         )
 
 
 def require_resumable(saved: Mapping[str, Any], experiment: Experiment) -> None:
-    """Refuse to resume from a checkpoint with other settings than its own.
-
-    Raises:
-        ValueError: a setting outside `RESUMABLE` differs; the message names the keys and both values.
-    """
+    """Refuse to resume from a checkpoint with other settings than its own."""
     changed = _changes(_with_numbered_mixture(saved), experiment, lambda key: key not in RESUMABLE)
     if changed:
-        came = f"not that of the checkpoint in {', '.join(changed)}"
-        mend = f"only {', '.join(sorted(RESUMABLE))} may change"
-        raise ValueError(sentence("the experiment", came, "the same settings", mend))
+        got = f"not that of the checkpoint in {', '.join(changed)}"
+        hint = f"only {', '.join(sorted(RESUMABLE))} may change"
+        raise ValueError(sentence("the experiment", got, "the same settings", hint))
 
 
 def _with_numbered_mixture(plain: Mapping[str, Any]) -> Mapping[str, Any]:

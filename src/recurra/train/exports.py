@@ -33,11 +33,7 @@ class OnnxExport(NamedTuple):
 
 
 def _onnx_files(path: Path) -> tuple[Path, ...]:
-    """Name the three files of an export: FILE.onnx, FILE.tokenizer.json and FILE.py.
-
-    Raises:
-        ValueError: `path` does not end in .onnx.
-    """
+    """Name the three files of an export: FILE.onnx, FILE.tokenizer.json and FILE.py."""
     if path.suffix != ".onnx":
         raise ValueError(sentence("FILE", str(path), "a name that ends in .onnx"))
     return path, path.with_suffix(".tokenizer.json"), path.with_suffix(".py")
@@ -51,17 +47,12 @@ def export_onnx(run: Run, path: Path, *, int8: bool = False, force: bool = False
         path: the ONNX file; the tokenizer and the program are written beside it.
         int8: store matrices as 8-bit integers, which is smaller and less exact.
         force: overwrite files that exist.
-
-    Raises:
-        FileExistsError: one of the files exists.
-        ValueError: the name does not end in .onnx; the run is not over text, or its model cannot be exported; a package
-            is missing; or the logits differ by more than 1e-4 of the largest.
     """
     files = _onnx_files(path)
     existing = [file for file in files if file.exists()]
     if existing and not force:
-        came = f"{existing[0]}, which exists"
-        raise FileExistsError(sentence("target", came, "another name", "--force overwrites it"))
+        got = f"{existing[0]}, which exists"
+        raise FileExistsError(sentence("target", got, "another name", "--force overwrites it"))
     encoder = run.tokenizer  # first: only text runs have one
     model = require_exportable(run.model)
     try:
@@ -134,22 +125,17 @@ def export_web(
         weights: "int8", "float16" or "float32".
         webgpu: add what runs models with WebGPU, 27 MB; the page uses it where it agrees with WebAssembly.
         force: write into a folder that is not empty.
-
-    Raises:
-        FileExistsError: the folder is a file, is not empty, or contains a run.
-        ValueError: there is no run, or two have one name; a run's model cannot be exported or shown; a package is
-            missing; or the outputs differ.
     """
     names = [run.name for run in runs]
     require(bool(names) and len(set(names)) == len(names), "runs", ", ".join(names), "folders with distinct names")
     if RunFolder(folder).config.exists():  # whose tokenizer.json would be written over
-        came = f"{folder}, which contains a run"
-        raise FileExistsError(sentence("target", came, "another name", "a run is never overwritten"))
+        got = f"{folder}, which contains a run"
+        raise FileExistsError(sentence("target", got, "another name", "a run is never overwritten"))
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(sentence("target", f"{folder}, which is a file", "the name of a folder"))
     if folder.is_dir() and any(folder.iterdir()) and not force:
-        came = f"{folder}, which is not empty"
-        raise FileExistsError(sentence("target", came, "another name", "--force writes into it"))
+        got = f"{folder}, which is not empty"
+        raise FileExistsError(sentence("target", got, "another name", "--force writes into it"))
     for run in runs:
         _require_task(run)
     files = {name: page_file(name) for name in PAGE + RUNTIME + (WEBGPU if webgpu else ())}
@@ -208,9 +194,6 @@ def _explored(run: Run, model: LanguageModelShell) -> dict[str, Any]:
     Args:
         run: a run over text or on Memory Horizon.
         model: its model, on the CPU in float32.
-
-    Raises:
-        ValueError: the run is of another kind, or its model cannot be exported.
     """
     config: Any = model.config
     layers = gate_layers(model)

@@ -43,9 +43,6 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
 
     Returns:
         the files.
-
-    Raises:
-        ValueError: two runs have the same name, or a video run has not been scored.
     """
     require_different_names(runs)
     # Measure everything before anything is drawn: a run that cannot be read then leaves no figures of the others.
@@ -61,11 +58,7 @@ def draw_runs(runs: Sequence[Run], folder: Path | None = None) -> list[Path]:
 
 
 def require_different_names(runs: Sequence[Run]) -> None:
-    """Refuse runs of the same name, which a table or figure could not tell apart.
-
-    Raises:
-        ValueError: naming all of them.
-    """
+    """Refuse runs of the same name, which a table or figure could not tell apart."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ValueError(sentence("runs", f"several with the names {', '.join(names)}", "folders with different names"))
@@ -76,8 +69,8 @@ def _drawn_scores(run: Run) -> dict[str, Any]:
     scores = find_scores(run.folder, "test", run.changes, *run.task.drawn_scores)
     scored = scores.get("checkpoint", run.checkpoint)
     if scored != run.checkpoint:
-        came = f"scored with the checkpoint {scored}"
-        raise ValueError(sentence(str(run.folder.path), came, f"scores of {run.checkpoint}", AGAIN))
+        got = f"scored with the checkpoint {scored}"
+        raise ValueError(sentence(str(run.folder.path), got, f"scores of {run.checkpoint}", AGAIN))
     if stale := staleness(run.folder, scores):
         raise ValueError(f"{run.folder.path} was {stale}: {AGAIN}")
     return scores
@@ -146,9 +139,6 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
         split: where the text is from.
         segments: segments to measure, at least 2.
         warm_up: segments to read before them, so that the memory is no longer zeros.
-
-    Raises:
-        ValueError: the run's model has no memory vector, a number is too small, or the split is too short.
     """
     try:
         memory_rnn(run.model)
@@ -162,8 +152,8 @@ def measured_tokens(run: Run, split: Split = "test", *, segments: int = 3, warm_
     tokens = data.tokens(split)
     if len(tokens) < n_tokens:
         expected = f"at least {n_tokens} for {warm_up} + {segments} segments"
-        came = f"{len(tokens)} tokens long"
-        raise ValueError(sentence(f"split {split} of run {run.name}", came, expected, "lower segments or warm_up"))
+        got = f"{len(tokens)} tokens long"
+        raise ValueError(sentence(f"split {split} of run {run.name}", got, expected, "lower segments or warm_up"))
     return torch.from_numpy(tokens[:n_tokens].astype("int64"))[None]
 
 
@@ -230,11 +220,6 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
         word: a recipe, FILE or FILE#VARIANT, or the folder of a run.
         overrides: values set over it.
         vocabulary: the size of the vocabulary; None takes that of the run, or of the recipe's corpus.
-
-    Raises:
-        FileNotFoundError: the folder does not contain a run.
-        ValueError: the recipe is impossible, its corpus is missing while `vocabulary` is None, or its model is of a
-            kind that cannot be counted.
     """
     run = open_run(word, overrides=overrides) if Path(word).is_dir() else None
     experiment = load_recipe(word, overrides) if run is None else run.experiment
@@ -252,31 +237,22 @@ def cost_of(word: str, overrides: Sequence[str] = (), *, vocabulary: int | None 
 
 
 def _model_cost(name: str, experiment: Experiment, model: Any) -> CostRow:
-    """Count the cost of an experiment's model.
-
-    Raises:
-        ValueError: it is of a kind that cannot be counted.
-    """
+    """Count the cost of an experiment's model."""
     n_steps = experiment.task.n_steps(experiment)
     measured = measured_cost(model, n_steps)
     return CostRow(name, model_kind(model), model.config.n_layer, n_steps, published_cost(model), measured)
 
 
 def scored_perplexity(word: str, overrides: Sequence[str] = ()) -> float:
-    """Read the test perplexity that `recurra eval` measured of a run, with the same overrides.
-
-    Raises:
-        FileNotFoundError: the folder does not contain a run.
-        ValueError: this is not a folder, or the run has not been scored; the message says how to.
-    """
+    """Read the test perplexity that `recurra eval` measured of a run, with the same overrides."""
     if not Path(word).is_dir():
         raise ValueError(sentence("run", word, "the folder of a run that was scored", "train the recipe first"))
     run = open_run(word, overrides=overrides)
     scores = find_scores(run.folder, "test", run.changes, "perplexity")
     if (scored := scores.get("checkpoint", "best")) != "best":
         raise ValueError(sentence("scores", f"those of the checkpoint {scored}", "those of the best one", AGAIN))
-    if came := staleness(run.folder, scores):
-        raise ValueError(sentence("scores", came, "those of the run as it is now", AGAIN))
+    if got := staleness(run.folder, scores):
+        raise ValueError(sentence("scores", got, "those of the run as it is now", AGAIN))
     return float(scores["perplexity"])
 
 

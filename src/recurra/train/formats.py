@@ -42,12 +42,7 @@ FORMATS = ("run", "hf", "safetensors", "published")
 
 
 def _format_of(path: Path) -> str:
-    """Recognise the format of the model at `path`.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it is none of `FORMATS`.
-    """
+    """Recognise the format of the model at `path`."""
     if not path.exists():
         raise FileNotFoundError(sentence("model", f"{path}, which does not exist", "a file or folder"))
     if path.is_file() and path.suffix == ".safetensors":
@@ -80,12 +75,6 @@ def convert_model(
 
     Returns:
         the largest difference between the logits.
-
-    Raises:
-        OSError: the source cannot be read, or the target exists.
-        ValueError: the source is damaged, is not a language model, has this format already or is the target; the
-            target's format cannot hold the model, or gives logits that differ by more than 1e-5; or a package is
-            missing.
     """
     if to == _format_of(source):
         raise ValueError(sentence("source", f"{source}, which has the format {to} already", "a model in another one"))
@@ -97,17 +86,12 @@ def convert_model(
 
 
 def _read_model(path: Path, *, checkpoint: str = "best", overrides: Sequence[str] = ()) -> PortableModel:
-    """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or not a language model; or a package is missing.
-    """
+    """Read a model in any format; `checkpoint` and `overrides` are for runs, as in `open_run`."""
     found = _format_of(path)
     if found != "run":
         if overrides or checkpoint != "best":
-            mend = "--checkpoint and values of a recipe are for runs"
-            raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", mend))
+            hint = "--checkpoint and values of a recipe are for runs"
+            raise ValueError(sentence("model", f"{path}, a model in the format {found}", "a run", hint))
         readers = {"safetensors": load_single_file, "published": _read_published}
         return readers.get(found, lambda path: _huggingface().load_folder(path))(path)
     run = open_run(path, checkpoint=checkpoint, overrides=overrides)
@@ -127,10 +111,6 @@ def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path
 
     Returns:
         the largest difference between the logits.
-
-    Raises:
-        FileExistsError: the target exists.
-        ValueError: the logits differ by more than 1e-5, or the format cannot hold the model.
     """
     writers = {"run": _write_run, "hf": _write_hf, "safetensors": _write_single_file, "published": _write_published}
     write = choose("to", writers, to)
@@ -140,10 +120,8 @@ def _write_model(portable: PortableModel, to: str, target: Path, *, source: Path
         written = write(portable, scratch, target, source)
         difference = _require_same(portable, written, target)
         if portable.tokenizer is None and target.is_dir() and (target / "tokenizer.json").exists():
-            came = "that of another model, and the new one has none"
-            raise ValueError(
-                sentence(f"the tokenizer in {target}", came, "a folder without one", "nothing was written")
-            )
+            got = "that of another model, and the new one has none"
+            raise ValueError(sentence(f"the tokenizer in {target}", got, "a folder without one", "nothing was written"))
         _put(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)
@@ -178,10 +156,10 @@ def _write_run(portable: PortableModel, scratch: Path, target: Path, source: Pat
 
 
 def _require_same(
-    portable: PortableModel, written: PortableModel, target: Path, mend: str = "nothing was written"
+    portable: PortableModel, written: PortableModel, target: Path, hint: str = "nothing was written"
 ) -> float:
     if _plain_tokenizer(portable) != _plain_tokenizer(written):
-        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", mend))
+        raise ValueError(sentence(f"the tokenizer in {target}", "another one", "the model's", hint))
     return require_equal(portable.model, written.model, f"{target}")
 
 
@@ -243,9 +221,6 @@ def _save_run(portable: PortableModel, path: Path, *, target: Path, source: Path
         path: the folder to write.
         target: where that folder will be.
         source: where the model is from; config.yaml names it.
-
-    Raises:
-        ValueError: the model has no tokenizer, or its experiment describes another model.
     """
     if portable.tokenizer is None:
         raise ValueError(sentence("source", f"{source}, which has no tokenizer", "a model with one, as a run has"))
@@ -307,8 +282,8 @@ def _require_its_model(experiment: Experiment, portable: PortableModel, source: 
             if getattr(ours, name) != value
         ]
     if different:
-        came = f"that of another model: {', '.join(different)}"
-        raise ValueError(sentence(f"the experiment in {source}", came, "that of the model beside it"))
+        got = f"that of another model: {', '.join(different)}"
+        raise ValueError(sentence(f"the experiment in {source}", got, "that of the model beside it"))
 
 
 def _header(portable: PortableModel, source: Path) -> str:

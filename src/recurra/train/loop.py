@@ -295,12 +295,12 @@ class Trainer(ResumableRun):
             raise self._diverged(bad or "a weight of another rank", "a tensor with values that are not finite")
         return self.snapshot()
 
-    def _diverged(self, name: str, came: object) -> TrainingDiverged:
-        mend = (
+    def _diverged(self, name: str, got: object) -> TrainingDiverged:
+        hint = (
             "lower optimizer.learning_rate, increase schedule.warmup_steps or set optimizer.gradient_clip; "
             f"the checkpoints saved before this step are in {self.folder.checkpoints}"
         )
-        return TrainingDiverged(f"step {self.position.step}: {sentence(name, came, 'finite numbers', mend)}")
+        return TrainingDiverged(f"step {self.position.step}: {sentence(name, got, 'finite numbers', hint)}")
 
     def summary(self) -> dict[str, Any]:
         """Return the results so far, and the versions and hardware that they were measured with."""

@@ -176,10 +176,6 @@ class Objective(nn.Module):
         model: the model in training.
         config: the penalties, and the form of the loss.
         pieces: the ranks that share a sequence, each of which computes a piece of it; None for whole sequences.
-
-    Raises:
-        ValueError: `config` has penalties, and the model is no language model; or FSDP and ranks that share sequences,
-            and the model is one whose ranks take turns.
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig, pieces: Pieces | None = None) -> None:
@@ -188,12 +184,12 @@ class Objective(nn.Module):
         self._has_parts = isinstance(model, LanguageModelShell)
         if config.has_penalties and not self._has_parts:
             given, kind = (config.activation_penalty, config.change_penalty), type(model).__name__
-            names, came = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
-            raise ValueError(sentence(names, came, "0 but for a language model"))
+            names, got = "training.activation_penalty and .change_penalty", f"{given[0]} and {given[1]}, for a {kind}"
+            raise ValueError(sentence(names, got, "0 but for a language model"))
         if config.sequence_parallel > 1 and config.strategy == "fsdp" and not isinstance(model, LanguageModel):
             expected = "ddp with training.sequence_parallel for a model that reads segments"
-            mend = "its ranks take turns, and FSDP needs all of them at once"
-            raise ValueError(sentence("training.strategy", "fsdp", expected, mend))
+            hint = "its ranks take turns, and FSDP needs all of them at once"
+            raise ValueError(sentence("training.strategy", "fsdp", expected, hint))
 
     def forward(
         self, inputs: Tensor, targets: Tensor, n_targets: int, state: Any, **extra: Any

@@ -105,10 +105,6 @@ class JsonLog:
         path: the file; it is made if it does not exist.
         last_step: records of later steps are dropped, together with any line that a killed process left unfinished. A
             run that resumes at this step writes them again, so the file has no gaps and no duplicates.
-
-    Raises:
-        OSError: the file cannot be read or written.
-        ValueError: it is damaged.
     """
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
@@ -148,9 +144,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ValueError: it is no log.
     """
     records = []
-    for number, line in enumerate(read_text(path, most_bytes=_MOST_BYTES, mend=_MEND).split("\n")[:-1], 1):
+    for number, line in enumerate(read_text(path, most_bytes=_MOST_BYTES, hint=_MEND).split("\n")[:-1], 1):
         where = f"{path}:{number}"
-        record = parse_json(line, where, allow_nan=True, mend=_MEND)
+        record = parse_json(line, where, allow_nan=True, hint=_MEND)
         if "step" not in record or not record.keys() <= _COLUMNS.keys():
             expected = f"step, and keys among {', '.join(_COLUMNS)}"
             raise ValueError(sentence(where, f"a record of {', '.join(record) or 'nothing'}", expected, _MEND))

@@ -38,9 +38,6 @@ class Muon(Optimizer):
         nesterov: look ahead along the momentum.
         betas, eps: of AdamW.
         bfloat16: multiply in bfloat16 on a CPU too, as is done on a GPU.
-
-    Raises:
-        ValueError: a group with `orthogonal` set has a parameter that is not a real matrix.
     """
 
     def __init__(

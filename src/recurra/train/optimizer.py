@@ -235,8 +235,8 @@ def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, st
     for pattern in config.parameter_learning_rates:
         fitting = dict.fromkeys((name for name in names if fnmatchcase(name, pattern)), pattern)
         if not fitting:
-            came, expected = f"a mapping with {pattern!r}, which fits no parameter", "patterns of their names"
-            raise ValueError(sentence("optimizer.parameter_learning_rates", came, f"{expected}, such as {names[-1]}"))
+            got, expected = f"a mapping with {pattern!r}, which fits no parameter", "patterns of their names"
+            raise ValueError(sentence("optimizer.parameter_learning_rates", got, f"{expected}, such as {names[-1]}"))
         found |= fitting
     return found
 
@@ -244,16 +244,12 @@ def _fitting_patterns(model: nn.Module, config: OptimizerConfig) -> dict[str, st
 def _require_no_transition_settings(config: OptimizerConfig) -> None:
     for name in ("transition_learning_rate", "transition_weight_decay"):
         if (value := getattr(config, name)) is not None:
-            came = f"{value}, for a model without parameters that make a state transition"
-            raise ValueError(sentence(f"optimizer.{name}", came, "null (none)"))
+            got = f"{value}, for a model without parameters that make a state transition"
+            raise ValueError(sentence(f"optimizer.{name}", got, "null (none)"))
 
 
 def _transition_parameter_ids(model: nn.Module) -> set[int]:
-    """Collect the `id` of every parameter that a submodule names in `transition_parameters()`.
-
-    Raises:
-        ValueError: one of them is not a parameter of `model`, so that no rule would ever reach it.
-    """
+    """Collect the `id` of every parameter that a submodule names in `transition_parameters()`."""
     own = {id(parameter) for parameter in model.parameters()}
     found: set[int] = set()
     for name, module in model.named_modules():
@@ -263,8 +259,8 @@ def _transition_parameter_ids(model: nn.Module) -> set[int]:
         ids = {id(parameter) for parameter in offers()}
         if not ids <= own:
             method = f"{name or type(module).__name__}.transition_parameters()"
-            came = f"a list with {len(ids - own)} tensor(s) that are not parameters of the model"
-            raise ValueError(sentence(method, came, "the module's own nn.Parameter objects"))
+            got = f"a list with {len(ids - own)} tensor(s) that are not parameters of the model"
+            raise ValueError(sentence(method, got, "the module's own nn.Parameter objects"))
         found |= ids
     return found
 
@@ -280,8 +276,8 @@ def _check_groups(model: nn.Module, groups: Iterable[_ParameterGroup]) -> None:
     repeated = [name for key, name in names.items() if counts[key] > 1]
     foreign = sum(key not in names for key in counts)
     if missing or repeated or foreign:
-        came = f"a list with parameters missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
-        raise ValueError(sentence("groups", came, "every trainable parameter of the model exactly once"))
+        got = f"a list with parameters missing: {missing}, repeated: {repeated}, not of this model: {foreign}"
+        raise ValueError(sentence("groups", got, "every trainable parameter of the model exactly once"))
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

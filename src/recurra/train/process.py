@@ -158,9 +158,6 @@ def set_up_process(config: TrainingConfig) -> "lightning_fabric.Fabric":
 
     Args:
         config: `settled`.
-
-    Raises:
-        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
     """
     # Takes a second or two to import; reading a run, scoring it and generating text do without it.
     from lightning_fabric import Fabric
@@ -191,24 +188,16 @@ def reseed(config: TrainingConfig, rank: int) -> None:
 
 
 def settled(config: TrainingConfig) -> TrainingConfig:
-    """Replace what `config` leaves to this machine and a run has to keep: `precision: auto`.
-
-    Raises:
-        ValueError: `config` asks for CUDA by name and PyTorch finds no CUDA device.
-    """
+    """Replace what `config` leaves to this machine and a run has to keep: `precision: auto`."""
     return _known_precision(config, chosen_device(config.accelerator))
 
 
 def chosen_device(wanted: str, name: str = "training.accelerator") -> str:
-    """Turn "auto", "cpu" or "cuda" into what there is; `name` is that of the option.
-
-    Raises:
-        ValueError: CUDA is asked for by name and PyTorch finds no CUDA device.
-    """
+    """Turn "auto", "cpu" or "cuda" into what there is; `name` is that of the option."""
     # Fabric's "auto" would also choose devices without float64 and complex numbers, such as Apple's.
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
-        came = "cuda, and PyTorch finds no CUDA device"
-        raise ValueError(sentence(name, came, "cpu or auto on this machine"))
+        got = "cuda, and PyTorch finds no CUDA device"
+        raise ValueError(sentence(name, got, "cpu or auto on this machine"))
     return wanted

@@ -67,9 +67,9 @@ def find_recipe(word: Path | str) -> Path:
     if name in names:
         return recipes_folder() / f"{name}.yaml"
     near = _near(name, names)
-    mend = f"did you mean {' or '.join(near)}?" if near else "`recurra recipes` lists the names"
-    came = f"{word}, which is neither a file nor the name of a recipe"
-    raise RecipeError(sentence("recipe", came, "a YAML file, or the name of a recipe that comes with Recurra", mend))
+    hint = f"did you mean {' or '.join(near)}?" if near else "`recurra recipes` lists the names"
+    got = f"{word}, which is neither a file nor the name of a recipe"
+    raise RecipeError(sentence("recipe", got, "a YAML file, or the name of a recipe that comes with Recurra", hint))
 
 
 def _near(name: str, names: list[str]) -> list[str]:
@@ -116,8 +116,8 @@ class RecipeFamily:
         """
         if name not in self.variants:
             close = difflib.get_close_matches(name, self.variants, n=3)
-            mend = f"did you mean {' or '.join(close)}?" if close else ""
-            raise RecipeError(sentence(f"the variant of {self.path}", repr(name), _one_of(self.variants), mend))
+            hint = f"did you mean {' or '.join(close)}?" if close else ""
+            raise RecipeError(sentence(f"the variant of {self.path}", repr(name), _one_of(self.variants), hint))
         return self.variants[name]
 
 
@@ -131,12 +131,7 @@ def split_variant(word: str | Path) -> tuple[Path, str | None]:
 
 
 def _read_recipe(word: str | Path) -> dict[str, Any]:
-    """Read the keys and values of a recipe, FILE or FILE#VARIANT; FILE is a path or a name (see `find_recipe`).
-
-    Raises:
-        RecipeError: the file cannot be found or read, or it is a family and no variant is named, or the other way
-            round.
-    """
+    """Read the keys and values of a recipe, FILE or FILE#VARIANT; FILE is a path or a name (see `find_recipe`)."""
     path, variant = split_variant(word)
     path = find_recipe(path)
     content = _read(path)
@@ -187,10 +182,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _family(path: Path, content: Mapping[str, Any]) -> RecipeFamily:
-    def require(condition: bool, name: str, came: str, expected: str) -> None:
+    def require(condition: bool, name: str, got: str, expected: str) -> None:
         if not condition:
-            came = came if len(came) <= _SHOWN else f"{came[:_SHOWN]}..."
-            raise RecipeError(f"{path}: {sentence(name, came, expected)}")
+            got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
+            raise RecipeError(f"{path}: {sentence(name, got, expected)}")
 
     for key in content:
         require(key in _SECTIONS, key, "an unknown key", f"only {', '.join(_SECTIONS)}")
@@ -335,10 +330,6 @@ def _with_entries(
 
     Returns:
         the recipe with those overrides applied, and the words that are left.
-
-    Raises:
-        ValueError: one reaches into what an earlier word sets as a whole, which the parser would set again, or has no
-            value.
     """
     tree, rest, words, whole = copy.deepcopy(dict(recipe)), [], iter(overrides), set()
     for word in words:
@@ -387,5 +378,5 @@ def _require_known(path: Path | str, key: str, known: set[str]) -> None:
     section = key.partition(".")[0] + "."
     beside = {other for other in known if other.startswith(section)} or {other.partition(".")[0] for other in known}
     close = difflib.get_close_matches(key, known, n=1)
-    mend = f"did you mean {close[0]}?" if close else ""
-    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), mend)}")
+    hint = f"did you mean {close[0]}?" if close else ""
+    raise RecipeError(f"{path}: {sentence(key, 'an unknown key', 'one of ' + ', '.join(sorted(beside)), hint)}")

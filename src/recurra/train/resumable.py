@@ -37,19 +37,16 @@ def _resumed_state(saved: Payload, path: Path, model: nn.Module, optimizer: Opti
         model: the model that continues, with weights of any values.
         optimizer: its optimiser.
         algorithm: the optimiser's name. One that is registered by others may keep tensors of any shape.
-
-    Raises:
-        CheckpointError: the optimiser's state is missing, or weights, state or random numbers' states do not fit.
     """
     parts = ("optimizer", "random", "window", "levels", "resumed_at")
     if any(saved.get(part) is None for part in parts):
-        came = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
-        raise CheckpointError(sentence(str(path), came, "one that training can continue from"))
+        got = "a checkpoint without the optimiser's state, as `recurra convert` writes it"
+        raise CheckpointError(sentence(str(path), got, "one that training can continue from"))
     weights = [saved["model"]] + ([] if saved["average"] is None else [saved["average"]["weights"]])
     for own in weights:
         if difference := shape_difference(model, own):
-            came = f"a checkpoint of another model (it has {difference})"
-            raise CheckpointError(sentence(str(path), came, "one of this model"))
+            got = f"a checkpoint of another model (it has {difference})"
+            raise CheckpointError(sentence(str(path), got, "one of this model"))
     _require_optimizer_state(saved["optimizer"], path, optimizer, any_shape=algorithm not in OPTIMIZER_OPTIONS)
     try:
         for state in saved["random"] if isinstance(saved["random"], list) else [saved["random"]]:  # one for each rank
@@ -63,8 +60,8 @@ def _require_optimizer_state(saved: dict[str, Any], path: Path, optimizer: Optim
     own = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
     found = [group["params"] for group in saved["param_groups"]]
     if list(map(len, found)) != list(map(len, own)):
-        came = f"one with groups of {list(map(len, found))} parameters"
-        raise CheckpointError(sentence(f"the optimiser in {path}", came, f"{list(map(len, own))}, as in this model"))
+        got = f"one with groups of {list(map(len, found))} parameters"
+        raise CheckpointError(sentence(f"the optimiser in {path}", got, f"{list(map(len, own))}, as in this model"))
     shapes = {number: shape for numbers, group in zip(found, own) for number, shape in zip(numbers, group)}
     for number, values in saved["state"].items():
         for name, value in values.items():
@@ -98,17 +95,13 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 
 def _require_random_state(state: dict[str, Any]) -> None:
-    """Refuse what `random_state` could not have returned, without changing any generator in use.
-
-    Raises:
-        ValueError: a generator cannot take its state.
-    """
+    """Refuse what `random_state` could not have returned, without changing any generator in use."""
     try:
         _set(state, random.Random(), np.random.RandomState(), torch.Generator())
     except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        came = f"one that a generator does not take ({reason})"
-        raise ValueError(sentence("the state of the random numbers", came, "what random_state returned")) from error
+        got = f"one that a generator does not take ({reason})"
+        raise ValueError(sentence("the state of the random numbers", got, "what random_state returned")) from error
 
 
 def _set(state: dict[str, Any], python: Any, numpy: Any, generator: torch.Generator) -> None:
@@ -145,9 +138,6 @@ class ResumableRun:
         experiment: what to train, on which data, and how.
         folder: the folder of the run; nothing is written to it here.
         open_data: opens the data.
-
-    Raises:
-        ValueError: the experiment is impossible for this model or these ranks.
     """
 
     def __init__(self, experiment: Experiment, folder: RunFolder, open_data: OpenData) -> None:
@@ -161,8 +151,8 @@ class ResumableRun:
         self.levels, self.validation = Levels(data.source("train"), self.fabric.device), data.source("valid")
         self.model = experiment.build_model(data)
         if self.config.monitor == "accuracy" and not getattr(self.model, "forms_logits", True):
-            came = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
-            raise ValueError(sentence("training.monitor", came, "loss for this model"))
+            got = f"accuracy, which needs logits, and {type(self.model).__name__} computes its loss without them"
+            raise ValueError(sentence("training.monitor", got, "loss for this model"))
         self._set_up_model()
         self.checkpoints = self._open_checkpoints()
         self.steps_per_epoch, self.total_steps = self.config.n_steps(len(self.source))
@@ -217,9 +207,6 @@ class ResumableRun:
 
         Returns:
             a line that says where the weights are from; empty for fresh weights.
-
-        Raises:
-            ValueError: the weights cannot be read, or do not fit the model.
         """
         if self._begun is None:
             self._begun = self._load_initial_weights() if self.position.step == 0 else ""
@@ -262,12 +249,6 @@ class ResumableRun:
 
         As many ranks as there are continue what as many as there were have saved: weights, optimiser and carried states
         are shared out anew. Random numbers are those of the ranks that there were.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model; the trainer is as it was.
-            ValueError: the experiment differs from that of the checkpoint in a setting that may not change, or ends
-                before it.
-            BlockingIOError: another process trains the run.
         """
         if which == "last" and not self.checkpoints.steps():
             if not self.checkpoints.best.exists():
@@ -277,8 +258,8 @@ class ResumableRun:
         path, saved = self.checkpoints.load(which, self._loaded_to, target=target)
         require_resumable(saved["config"], self.experiment)
         if (at := saved["position"]["step"]) > self.total_steps:  # before anything changes, here or in the folder
-            came, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
-            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", came, expected))
+            got, expected = f"{self.total_steps} steps in all", f"at least {at}, which the run has already made"
+            raise ValueError(sentence("the run's length (training.epochs, training.max_steps)", got, expected))
         if self.ranks.several:
             if not path.is_dir():
                 saved = self._layout.lay_out(saved)

@@ -84,40 +84,32 @@ def staleness(folder: RunFolder, scores: Mapping[str, Any]) -> str:
 
 
 def find_scores(folder: RunFolder, split: str, changes: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Read the scores of a split, measured with `changes`, that have values for `keys`.
-
-    Raises:
-        ValueError: there are none, or the file is damaged; the message says how to measure them.
-    """
+    """Read the scores of a split, measured with `changes`, that have values for `keys`."""
     file = _score_file(folder, split, changes)
-    came = f"{file}, which does not have {' and '.join(keys) or 'them'}"
+    got = f"{file}, which does not have {' and '.join(keys) or 'them'}"
     scores: dict[str, Any] = {}
     if file.is_file():
         try:
             scores = _read(file)
         except ValueError as error:
-            came = f"{file}, which is damaged ({error})"
+            got = f"{file}, which is damaged ({error})"
     if not scores or any(scores.get(key) is None for key in keys):
         words = ["recurra", "eval", str(folder.path)]
         for key, value in changes.items():
             words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
         command = shlex.join(words)
-        raise ValueError(sentence("scores", came, "those of a run", f"score it first with\n  {command}"))
+        raise ValueError(sentence("scores", got, "those of a run", f"score it first with\n  {command}"))
     return scores
 
 
 def read_scores(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17.
-
-    Raises:
-        ValueError: a file is not what `recurra eval` writes; the message names it.
-    """
+    """Read all scores of a run, by the names of their files without the prefix and suffix: test-segment_length-17."""
     return {file.stem.removeprefix(_PREFIX): _read(file) for file in sorted(folder.path.glob(f"{_PREFIX}*.json"))}
 
 
 def _read(file: Path) -> dict[str, Any]:
     # What could not be measured may be NaN, and the perplexity of a bad model infinite.
-    scores = read_json(file, "the file of scores", allow_nan=True, mend=AGAIN)
+    scores = read_json(file, "the file of scores", allow_nan=True, hint=AGAIN)
     require_fields(scores, _TYPES, str(file), finite=False)
     return scores
 
@@ -175,12 +167,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model with the checkpoint's weights (the averaged ones, if it has them), on the CPU, in evaluation mode.
-
-        Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another model.
-            ValueError: config.yaml describes another model than the checkpoint is from.
-        """
+        """The model with the checkpoint's weights (averaged ones if it has them), on the CPU, in evaluation mode."""
         return self._loaded[0]
 
     @property
@@ -208,34 +195,18 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> TextEncoder:
-        """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it.
-
-        Raises:
-            ValueError: the run is not over text.
-            FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
-        """
+        """The tokenizer of a text run: from its folder, or from the corpus for older runs, which did not save it."""
         encoder: TextEncoder = self.task.tokenizer(self)
         return encoder
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes of a video run: from its folder, or from the videos if it has none.
-
-        Raises:
-            ValueError: the run is not over videos.
-            OSError: the folder has no classes.txt, and the videos are not there either.
-        """
+        """The names of the classes of a video run: from its folder, or from the videos if it has none."""
         return self.task.class_names(self)
 
     @cached_property
     def data(self) -> DataSet:
-        """The data set, opened or generated; a text is read with the run's own vocabulary.
-
-        Raises:
-            OSError: it is not where the configuration says.
-            ValueError: it cannot be read, `data.tokenizer` is another vocabulary than the run's, or the videos have
-                other classes.
-        """
+        """The data set, opened or generated; a text is read with the run's own vocabulary."""
         return self.task.open_data(self.experiment.data, self.folder)
 
     @cached_property
@@ -243,9 +214,6 @@ class Run:
         """What `recurra eval` wrote into the folder, by split: `run.scores["test"]["perplexity"]`.
 
         Scores that were measured with overrides have these in their name, as in "test-segment_length-17".
-
-        Raises:
-            ValueError: a file of scores is damaged.
         """
         return read_scores(self.folder)
 
@@ -283,10 +251,6 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
     Returns:
         plain data: the split, the checkpoint and its step, the overrides that changed the experiment, the lengths that
         were used, and the scores. Of videos, the scores of all views averaged.
-
-    Raises:
-        OSError: the data are not where the configuration says.
-        ValueError: the split is missing or empty, or a video run has a temperature.
     """
     measured = run.task.score(run, split, temperature)
     return {
@@ -300,20 +264,11 @@ def score_run(run: Run, split: Split = "test", *, temperature: float | None = No
 
 
 def calibrated_temperature(run: Run) -> float:
-    """Find the temperature, from 0.3 to 8, with which a run has the lowest loss on its validation split.
-
-    Raises:
-        OSError: the data are not where the configuration says.
-        ValueError: the split is missing or empty, or it is a run over videos.
-    """
+    """Find the temperature, from 0.3 to 8, with which a run has the lowest loss on its validation split."""
     return run.task.best_temperature(run)
 
 
 def score_by_span(run: Run) -> tuple[EvaluationResult, SpanAccuracy]:
-    """Score a Memory Horizon run on its test split, overall and by memory span.
-
-    Raises:
-        ValueError: the run is not on Memory Horizon.
-    """
+    """Score a Memory Horizon run on its test split, overall and by memory span."""
     scores: tuple[EvaluationResult, SpanAccuracy] = run.task.score_by_span(run)
     return scores

@@ -52,12 +52,7 @@ class _RunLock:
         return self._held is not None
 
     def acquire(self) -> None:
-        """Take the lock, and make the folder if it does not exist. Does nothing if this object has it already.
-
-        Raises:
-            BlockingIOError: another process trains the run; the message names it.
-            OSError: the folder cannot be written.
-        """
+        """Take the lock, and make the folder if it does not exist. Does nothing if this object has it already."""
         if self._identity is not None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -65,9 +60,9 @@ class _RunLock:
         try:
             self._held = take_lock(self._path)
         except BlockingIOError:
-            came = f"{self._folder}, which {holder or 'another process'} trains"
-            mend = "wait until it ends, or stop it"
-            raise BlockingIOError(sentence("run", came, "a run that nobody trains", mend)) from None
+            got = f"{self._folder}, which {holder or 'another process'} trains"
+            hint = "wait until it ends, or stop it"
+            raise BlockingIOError(sentence("run", got, "a run that nobody trains", hint)) from None
         with suppress(OSError):  # a full disk will be noticed by what matters more
             self._path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._identity = self._path.stat()
@@ -89,8 +84,8 @@ class _RunLock:
             pass
         except OSError:
             return  # a network that does not answer just now says nothing about the folder
-        came = f"{self._folder}, which was removed, moved or replaced while it was trained"
-        raise FileNotFoundError(sentence("run", came, "a folder that stays until its training ends"))
+        got = f"{self._folder}, which was removed, moved or replaced while it was trained"
+        raise FileNotFoundError(sentence("run", got, "a folder that stays until its training ends"))
 
 
 class RunFolder:
@@ -122,15 +117,15 @@ class RunFolder:
     def require_new(self) -> None:
         """Raise FileExistsError if the folder already contains a run."""
         if self.config.exists():
-            mend = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run"
-            came = f"{self.path}, which already contains a run"
-            raise FileExistsError(sentence("run", came, "a folder without a run", mend))
+            hint = f"continue it with `recurra train --resume {self.path}`, or choose another folder with --run"
+            got = f"{self.path}, which already contains a run"
+            raise FileExistsError(sentence("run", got, "a folder without a run", hint))
 
     def require_run(self) -> None:
         """Raise FileNotFoundError if the folder does not contain a run."""
         if not self.config.is_file():
-            came = f"{self.path}, which has no {self.config.name}"
-            raise FileNotFoundError(sentence("run", came, "the folder of a run"))
+            got = f"{self.path}, which has no {self.config.name}"
+            raise FileNotFoundError(sentence("run", got, "the folder of a run"))
 
     def lock(self) -> None:
         """Make this the only process that trains the run, and remove what killed ones left half written.
@@ -170,7 +165,7 @@ class RunFolder:
             OSError: it cannot be read.
             ValueError: it is damaged.
         """
-        content = read_json(self.summary, allow_nan=True, mend=_SUMMARY_AGAIN)
+        content = read_json(self.summary, allow_nan=True, hint=_SUMMARY_AGAIN)
         require_fields(content, _SUMMARY_TYPES, str(self.summary), finite=False)
         return content
 
@@ -181,11 +176,7 @@ def is_checkpoint(place: Path) -> bool:
 
 
 def load_best_checkpoint(place: Path) -> tuple[Path, Payload]:
-    """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
+    """Read the best checkpoint of a run's folder, or the checkpoint that `place` is; return its file and contents."""
     if RunFolder(place).checkpoints.is_dir():
         return CheckpointFolder(RunFolder(place).checkpoints).load("best")
     return place, load_checkpoint(place)

@@ -38,10 +38,6 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
 
     Returns:
         a line that says what was done.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: it has no weights of a language model, or of another shape or vocabulary.
     """
     place = Path(path).expanduser()
     if not place.exists():
@@ -60,8 +56,8 @@ def start_language_model(model: nn.Module, path: str, encoder: TextEncoder | Non
     if differing:
         raise ValueError(sentence(what, f"a model with {'; '.join(differing)}", "one of the recipe's shape"))
     if None not in (encoder, tokenizer) and encoder.fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
-        mend = "set data.tokenizer to its tokenizer.json"
-        raise ValueError(sentence(what, "a model with another vocabulary of the same size", "that of the data", mend))
+        hint = "set data.tokenizer to its tokenizer.json"
+        raise ValueError(sentence(what, "a model with another vocabulary of the same size", "that of the data", hint))
     load_weights(model, weights, place)
     return f"starts from {what}"
 
@@ -105,11 +101,6 @@ def start_run(recipe: Path | str, folder: Path | str | None = None, overrides: S
         recipe: a YAML file, or FILE#VARIANT for a variant of a family.
         folder: where to write; None is `default_run_folder`.
         overrides: values set over the recipe, as words of a command line.
-
-    Raises:
-        FileExistsError: the folder already contains a run.
-        BlockingIOError: another process trains a run in it.
-        ValueError: the recipe is impossible. Like missing data, it leaves no run behind.
     """
     experiment = load_recipe(recipe, overrides)
     run = RunFolder(folder or default_run_folder(str(recipe)))
@@ -132,13 +123,6 @@ def resume_run(folder: Path | str, *, checkpoint: str = "last", overrides: Seque
         checkpoint: "last", "previous", "best" or the path of a checkpoint file.
         overrides: values set over the run's config.yaml; only some may differ from what the run started with. The
             precision stays what it was, also on a machine where `auto` would choose another.
-
-    Raises:
-        FileNotFoundError: the folder does not contain a run.
-        BlockingIOError: another process trains the run.
-        CheckpointError: the checkpoint cannot be used.
-        ValueError: an override changes what may not change or ends the run before its checkpoint, or the data have
-            other classes than the run.
     """
     run = RunFolder(folder)
     run.require_run()

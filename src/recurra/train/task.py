@@ -205,11 +205,7 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str) -> tuple[Task, ModelEntry]:
-    """Return the task and the model of an experiment by its name.
-
-    Raises:
-        ValueError: there is none of this name; the message lists those that exist.
-    """
+    """Return the task and the model of an experiment by its name."""
     known = _experiments()
     if name not in known:
         raise ValueError(sentence("experiment", repr(name), f"one of {', '.join(known)}"))

@@ -217,8 +217,8 @@ class PoseFolder:
         files = [self.file(video.path) for video in listed]
         found = [file for file in files if file is not None]
         if not found:
-            came = f"{folder}, which has no file for any of {len(files)} videos"
-            raise ValueError(sentence("data.poses", came, "files named like the videos, .npz or .json"))
+            got = f"{folder}, which has no file for any of {len(files)} videos"
+            raise ValueError(sentence("data.poses", got, "files named like the videos, .npz or .json"))
         if missing := len(files) - len(found):
             warnings.warn(f"{missing} of {len(files)} videos have no poses in {folder}", stacklevel=3)
         joints, features = read_poses(found[0])
@@ -245,10 +245,10 @@ class PoseFolder:
             nothing = None if self.d_features is None else torch.full((n_segments, self.d_features), math.nan)
             return torch.full((len(times), self.n_joints, 2), math.nan), nothing
         joints, features = read_poses(file)
-        came = (joints.shape[1], None if features is None else features.shape[1])
-        if came != (self.n_joints, self.d_features):
+        got = (joints.shape[1], None if features is None else features.shape[1])
+        if got != (self.n_joints, self.d_features):
             expected = f"as in the other files ({self.n_joints} and {self.d_features})"
-            raise ValueError(sentence(str(file), f"a file of {came[0]} joints and {came[1]} features", expected))
+            raise ValueError(sentence(str(file), f"a file of {got[0]} joints and {got[1]} features", expected))
         where = (times + _SAME_TIME) / video.info.duration
         chosen = torch.from_numpy(joints[_rows(where, len(joints))])
         if features is None:

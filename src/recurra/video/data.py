@@ -296,8 +296,8 @@ class VideoConfig:
         require_whole_number(0, **fields_of(self, "data", "workers", "seed"))
         require_positive(**fields_of(self, "data", "frame_rate"))
         if self.frame_rate is not None and self.frame_stride is not None:
-            came = f"{self.frame_rate} with data.frame_stride {self.frame_stride}"
-            raise ValueError(sentence("data.frame_rate", came, "only one of the two"))
+            got = f"{self.frame_rate} with data.frame_stride {self.frame_stride}"
+            raise ValueError(sentence("data.frame_rate", got, "only one of the two"))
         low, high = self.short_sides
         require_whole_number(self.image_size, **{"data.scale_jitter[0]": low})
         require_whole_number(low, **{"data.scale_jitter[1]": high})
@@ -335,8 +335,8 @@ class VideoConfig:
         """
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
-            came = f"{self.path}, {'a file' if folder.exists() else 'which does not exist'}"
-            raise FileNotFoundError(sentence("data.path", came, "a folder"))
+            got = f"{self.path}, {'a file' if folder.exists() else 'which does not exist'}"
+            raise FileNotFoundError(sentence("data.path", got, "a folder"))
         listing = VIDEO_LAYOUTS[self.layout](folder, self.protocol)
         return VideoData(self, listing, folder=folder, rank=rank, world_size=world_size)
 
@@ -384,9 +384,9 @@ class VideoData:
         require_choice(SPLITS, split=split)
         if split not in self._checked:
             if not self._listed.get(split):
-                mend = "set data.valid_share to hold out some training videos" if split == "valid" else ""
+                hint = "set data.valid_share to hold out some training videos" if split == "valid" else ""
                 listed = ", ".join(self._listed) or "none"
-                raise ValueError(sentence("split", repr(split), f"a split of {self.config.path} ({listed})", mend))
+                raise ValueError(sentence("split", repr(split), f"a split of {self.config.path} ({listed})", hint))
             self._checked[split] = check_videos(
                 self._in_words(split),
                 self._listed[split],

@@ -118,8 +118,8 @@ def _folders_listing(folder: Path, protocol: str | None = None) -> Listing:
         here = _class_folders(root)
         unknown = sorted(here - set(names))
         if unknown:
-            came = f"a folder with other classes than the training videos ({_some(unknown)})"
-            raise ValueError(sentence(str(root), came, "the same classes"))
+            got = f"a folder with other classes than the training videos ({_some(unknown)})"
+            raise ValueError(sentence(str(root), got, "the same classes"))
         labels = [(label, root / name) for label, name in enumerate(names) if name in here]
         videos[split] = [Video(path, label) for label, place in labels for path in _video_files(place)]
     return Listing(names, videos)
@@ -152,8 +152,8 @@ def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
     names = tuple(sorted({path.parent.name for path in lists["train"]}))
     unknown = sorted({path.parent.name for path in lists["test"]} - set(names))
     if unknown:
-        came = f"a list with other classes than the training list ({_some(unknown)})"
-        raise ValueError(sentence("the test list", came, "the same classes"))
+        got = f"a list with other classes than the training list ({_some(unknown)})"
+        raise ValueError(sentence("the test list", got, "the same classes"))
     numbers = {name: label for label, name in enumerate(names)}
     _require_files(path for paths in lists.values() for path in paths)
     return Listing(
@@ -199,8 +199,8 @@ def _read_list(path: Path) -> list[tuple[str, str, str]]:
             expected = "path,label or path,pose,label, the same in all lines"
             raise ValueError(sentence(f"{path}:{number}", repr(line[:_SHOWN]), expected))
         if _label_differs(labels.setdefault(columns[0], columns[-1]), columns[-1]):
-            came = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
-            raise ValueError(f"{path}:{number}: {sentence('label', came, 'one label for each video')}")
+            got = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
+            raise ValueError(f"{path}:{number}: {sentence('label', got, 'one label for each video')}")
         entries.append((columns[0], columns[-1], f"{path}:{number}"))
     return entries
 
@@ -257,9 +257,9 @@ def _is_file(path: Path) -> bool:
 def _require_files(paths: Iterable[Path]) -> None:
     missing = [path for path in paths if not _is_file(path)]
     if missing:
-        came = f"one with {len(missing)} files that do not exist ({_some(missing)})"
-        mend = "paths in a list are relative to the folder of the list"
-        raise FileNotFoundError(sentence("the list of videos", came, "files that exist", mend))
+        got = f"one with {len(missing)} files that do not exist ({_some(missing)})"
+        hint = "paths in a list are relative to the folder of the list"
+        raise FileNotFoundError(sentence("the list of videos", got, "files that exist", hint))
 
 
 # --- toyota Smarthome: its file names, classes and three protocols (S. Das et al., ICCV 2019) ---
@@ -354,8 +354,8 @@ def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
         else:
             videos.setdefault(split, []).append(Video(path, numbers[name.activity]))
     if len(misnamed) == len(files):
-        came = f"{folder}, which has no such videos" + (f" but {_some(misnamed)}" if misnamed else "")
-        raise ValueError(sentence("path", came, "a folder with names like Cook.Cleandishes_p02_r00_v02_c03.mp4"))
+        got = f"{folder}, which has no such videos" + (f" but {_some(misnamed)}" if misnamed else "")
+        raise ValueError(sentence("path", got, "a folder with names like Cook.Cleandishes_p02_r00_v02_c03.mp4"))
     reasons = {
         "whose name is not of the form ACTIVITY_pSS_rRR_vVV_cCC": misnamed,
         "of activities outside the protocol": other_classes,
@@ -404,8 +404,8 @@ def check_videos(
         else:
             good.append(CheckedVideo(video.path, video.label, finding))
     if bad and (not skip or not good):
-        came = f"{len(videos)} files, {len(bad)} of them unusable ({_some(bad)})"
-        raise VideoError(sentence(what, came, f"videos with at least {min_frames} frames"))
+        got = f"{len(videos)} files, {len(bad)} of them unusable ({_some(bad)})"
+        raise VideoError(sentence(what, got, f"videos with at least {min_frames} frames"))
     if bad:
         warnings.warn(f"skipping {len(bad)} of {len(videos)} files of {what}, unusable: {_some(bad)}", stacklevel=3)
     return good

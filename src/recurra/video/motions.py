@@ -285,11 +285,11 @@ def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
     try:
         found = read_stamped(folder / "motions.json")
     except FileNotFoundError:
-        came = f"{folder}, which has other files"
-        raise ValueError(sentence("path", came, "a new or empty folder, or one with these motions")) from None
+        got = f"{folder}, which has other files"
+        raise ValueError(sentence("path", got, "a new or empty folder, or one with these motions")) from None
     if found != made_from:
-        came = f"{folder}, which has other motions ({found})"
-        raise ValueError(sentence("path", came, f"a new folder for {made_from}"))
+        got = f"{folder}, which has other motions ({found})"
+        raise ValueError(sentence("path", got, f"a new folder for {made_from}"))
     return True
 
 

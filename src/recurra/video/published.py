@@ -161,11 +161,6 @@ def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> 
 
     Returns:
         The model in evaluation mode, in the type of the weights.
-
-    Raises:
-        ValueError: names are missing or unknown; an option is missing or not supported; or shapes and options
-            contradict each other. The message says which.
-        TypeError: an option does not exist.
     """
     weights = weights_of(state_dict)
     plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
@@ -183,11 +178,6 @@ def _timesformer_from_huggingface(state_dict: Mapping[str, Any], **config: Any) 
 
     Returns:
         The model in evaluation mode, in the type of the weights.
-
-    Raises:
-        ValueError: names are missing or unknown, as those of the biases where the port was made with qkv_bias=False; or
-            shapes and options contradict each other. The message says which.
-        TypeError: an option does not exist.
     """
     return _convert(weights_of(state_dict), _HUGGING_FACE, config)
 
@@ -200,8 +190,8 @@ def _convert(weights: Mapping[str, Tensor], names: _Names, options: dict[str, An
             raise ValueError(f"{name} is given as {options[name]}; in the weights it is {fixed[name]}")
     of_data = _data_sizes(weights, names, fixed["patch_size"])
     if fixed["attention"] == "space" and "n_frames" not in options:
-        mend = "with attention over space alone the weights do not tell"
-        raise ValueError(sentence("n_frames", "missing", "the frames of a segment (num_frames)", mend))
+        hint = "with attention over space alone the weights do not tell"
+        raise ValueError(sentence("n_frames", "missing", "the frames of a segment (num_frames)", hint))
     if "n_heads" not in options:
         fixed["n_heads"] = _n_heads(fixed["d_model"])
     model = TimeSformer(TimeSformerConfig(**{**of_data, **fixed, **options}))
@@ -344,10 +334,6 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
 
     Returns:
         a line that says what was done.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: it has no weights of such a model, or weights of other sizes.
     """
     place = Path(path).expanduser()
     source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(model, place)
@@ -374,12 +360,12 @@ def _of_checkpoint(model: TimeSformer | CompactRecurrentViT, place: Path) -> _So
     file, saved = load_best_checkpoint(place)
     weights = scored_weights(saved)
     if "embedding.positions" not in weights:
-        came = f"a checkpoint of a {saved['config'].get('experiment')} run"
-        raise ValueError(sentence(str(file), came, "one of a video model"))
+        got = f"a checkpoint of a {saved['config'].get('experiment')} run"
+        raise ValueError(sentence(str(file), got, "one of a video model"))
     n_heads = saved["config"]["model"]["n_heads"]
     if n_heads != model.config.n_heads:
-        came, expected = f"a model with model.n_heads {n_heads}", f"one with model.n_heads {model.config.n_heads}"
-        raise ValueError(sentence(str(file), came, expected))
+        got, expected = f"a model with model.n_heads {n_heads}", f"one with model.n_heads {model.config.n_heads}"
+        raise ValueError(sentence(str(file), got, expected))
     n_classes = len(weights["head.weight"])
     return _Source(_resized(weights, model.config), n_classes, f"{file}, step {saved['position']['step']}")
 

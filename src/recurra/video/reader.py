@@ -381,8 +381,8 @@ class _errors_of:
         if isinstance(error, (FileNotFoundError, PermissionError)):
             return
         if isinstance(error, self._av.error.ArgumentError):
-            came = "a list of other files, which are not followed, or damaged"
-            raise VideoError(sentence(self._path, came, "a video")) from error
+            got = "a list of other files, which are not followed, or damaged"
+            raise VideoError(sentence(self._path, got, "a video")) from error
         if isinstance(error, (self._av.error.FFmpegError, EOFError)):
             raise VideoError(sentence(self._path, f"unreadable ({error})", "a video")) from error
 

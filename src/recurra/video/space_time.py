@@ -105,17 +105,12 @@ class VideoTransformerConfig(ModelConfig):
 
 
 def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
-    """Refuse a clip that is not (B, T, C, H, W) with frames of the model's size and a whole number of its segments.
-
-    Raises:
-        TypeError: the clip is not a tensor.
-        ValueError: naming what came and what was expected.
-    """
+    """Refuse a clip that is not (B, T, C, H, W) with frames of the model's size and a whole number of its segments."""
     require_tensor("clip", clip)
     channels, edge = config.n_channels, config.image_size
     if clip.dim() != 5 or tuple(clip.shape[2:]) != (channels, edge, edge):
-        mend = f"the model reads frames of {channels} channels and image_size = {edge}"
-        raise ValueError(sentence("clip", kind_of(clip), f"(batch, frames, {channels}, {edge}, {edge})", mend))
+        hint = f"the model reads frames of {channels} channels and image_size = {edge}"
+        raise ValueError(sentence("clip", kind_of(clip), f"(batch, frames, {channels}, {edge}, {edge})", hint))
     if not clip.is_floating_point():
         raise ValueError(sentence("clip", kind_of(clip), "a floating-point type", "normalise the frames"))
     n_frames = clip.shape[1]

@@ -142,12 +142,7 @@ class MotionsTask(VideoTask):
 
 
 def read_classes(folder: RunFolder) -> tuple[str, ...]:
-    """Read the names of the classes in a video run's folder, in their order.
-
-    Raises:
-        OSError: it has none.
-        ValueError: the file is damaged.
-    """
+    """Read the names of the classes in a video run's folder, in their order."""
     names = tuple(read_text(folder.classes).removesuffix("\n").split("\n"))
     if len(set(names)) < len(names) or not all(map(_can_be_listed, names)):
         raise ValueError(sentence(str(folder.classes), "damaged", "the distinct names of the classes, one per line"))
@@ -192,9 +187,6 @@ def _classify_stream(
         frames: (time in seconds, normalised frame (C, H, W)), in order.
         n_frames: frames in a segment.
         frame_seconds: the duration of a frame.
-
-    Raises:
-        ValueError: there are no frames.
     """
     device = next(model.parameters()).device
     state: Any = None
@@ -262,10 +254,6 @@ def classify_video(
         path: the video.
         rate: frames per second; None is the rate of training.
         sheet: collects what is needed to draw a contact sheet.
-
-    Raises:
-        VideoError: the file is not a video.
-        ValueError: the run is not over videos, or `rate` is no finite number above 0.
     """
     if rate is not None:
         require_positive(rate=rate)

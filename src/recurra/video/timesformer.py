@@ -66,11 +66,6 @@ class VideoModel(nn.Module, ABC):
             clip: normalised frames, a whole number S >= 1 of segments.
             state: the state after the previous segments; None starts a stream. The streams of a batch may be at
                 different positions.
-
-        Raises:
-            TypeError: the state is another module's.
-            ValueError: the frames have another size or are not a whole number of segments, or the state has another
-                batch, size, dtype or device.
         """
         require_clip(clip, self.config)
         if state is None:
@@ -87,10 +82,6 @@ class VideoModel(nn.Module, ABC):
         Args:
             clip, state: as `forward`.
             targets: the class of each segment; `IGNORED_TARGET` gives 0.
-
-        Raises:
-            IndexError: a target is not a class.
-            TypeError, ValueError: as `forward`.
         """
         logits, state = self(clip, state)
         require_targets(targets, logits.shape[:2])
@@ -102,12 +93,7 @@ class VideoModel(nn.Module, ABC):
         return self.start(batch, weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32)))
 
     def require_state(self, state: Any, batch: int) -> None:
-        """Refuse anything but a state of `batch` streams that this model could have returned.
-
-        Raises:
-            TypeError: it is another module's state, or not a state.
-            ValueError: a tensor has another shape, dtype or device.
-        """
+        """Refuse anything but a state of `batch` streams that this model could have returned."""
         expected = self.initial_state(batch)
         if type(state) is not type(expected):
             expected_kind = f"a {type(expected).__name__}, or None to start a stream"

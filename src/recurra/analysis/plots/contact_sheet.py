@@ -48,8 +48,8 @@ def contact_sheet(
     n_frames = len(frames)
     require(len(frame_times) == n_frames, "frame_times", list(frame_times), f"a time for each of {n_frames} frames")
     fits = len(ends) > 0 and tuple(probabilities.shape) == (len(ends), len(names))
-    mend = f"there are {len(ends)} ends of segments and {len(names)} names of classes"
-    require(fits, "probabilities.shape", tuple(probabilities.shape), "(segments, classes), at least one each", mend)
+    hint = f"there are {len(ends)} ends of segments and {len(names)} names of classes"
+    require(fits, "probabilities.shape", tuple(probabilities.shape), "(segments, classes), at least one each", hint)
     n_rows = math.ceil(len(frames) / _COLUMNS)
     row_height = _WIDTH / _COLUMNS * frames.shape[1] / frames.shape[2] + 0.22
     figure = new_figure(_WIDTH, n_rows * row_height + 2.6)

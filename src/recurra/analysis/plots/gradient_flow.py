@@ -38,8 +38,8 @@ def gradient_over_distance(runs: Mapping[str, GradientFlow]) -> Figure:
     """
     n_targets = {len(run.targets) for run in runs.values()}
     if len(n_targets) != 1:
-        came = f"{len(runs)} runs with {sorted(n_targets)} targets"
-        raise ValueError(sentence("runs", came, "at least one run, all with the same number of targets"))
+        got = f"{len(runs)} runs with {sorted(n_targets)} targets"
+        raise ValueError(sentence("runs", got, "at least one run, all with the same number of targets"))
     (columns,) = n_targets
     figure = new_figure(max(5.4, 3.6 * columns), 5.6)
     grid = figure.subplots(2, columns, sharex="col", sharey="row", squeeze=False)

@@ -123,9 +123,6 @@ def _pooled_accuracies(run: SpanAccuracy, smoothing: int) -> Float[Tensor, " bin
 
     Positions are pooled instead of averaging accuracies, so that bins with few positions have little weight. The result
     is NaN where there are no positions.
-
-    Raises:
-        ValueError: `smoothing` is not an odd number above 0.
     """
     n_correct, counts = _pooled(run, smoothing)
     return n_correct / counts

@@ -25,9 +25,6 @@ def step_to_executorch(model: LanguageModelShell, *, batch: int = 1) -> bytes:
     Args:
         model: a language model on the CPU, in float32.
         batch: number of streams, which is fixed.
-
-    Raises:
-        ValueError: the model cannot be exported; the message says why.
     """
     step = step_program(model, batch=batch)
     arguments = torch.zeros(batch, 1, dtype=torch.int64), *zero_state(step.state, batch)

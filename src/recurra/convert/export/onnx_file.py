@@ -184,9 +184,6 @@ class OnnxModel:
     Args:
         source: the file, or its content.
         threads: number of threads for onnxruntime; all cores if None.
-
-    Raises:
-        ValueError: the file was not written by this package.
     """
 
     def __init__(self, source: Path | bytes, *, threads: int | None = None) -> None:
@@ -244,9 +241,6 @@ def to_onnx(model: LanguageModelShell, *, tokenizer: str | None = None) -> onnx.
     Args:
         model: a language model on the CPU, in float32.
         tokenizer: JSON as the package tokenizers reads it, kept with the graph.
-
-    Raises:
-        ValueError: the model cannot be exported; the message says why.
     """
     n_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if n_bytes > _LARGEST_FILE:

@@ -15,11 +15,7 @@ WEBGPU = ("worker-webgpu.js", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-s
 
 
 def page_file(name: str) -> bytes:
-    """Return the content of one of the files of `PAGE`, `RUNTIME` and `WEBGPU`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Return the content of one of the files of `PAGE`, `RUNTIME` and `WEBGPU`."""
     folder = files("recurra.convert.export") / "page"
     if name not in PAGE + RUNTIME + WEBGPU:
         raise FileNotFoundError(f"the file is {name}; expected one of {', '.join(PAGE + RUNTIME + WEBGPU)}")

@@ -196,11 +196,7 @@ class _FlatModel(nn.Module):
 def _trace(
     model: LanguageModelShell, batch: int | None, length: int | None, flat: type[_FlatModel] = _FlatModel
 ) -> StreamProgram:
-    """Trace a model, as `flat` calls it, for any or one number of streams and tokens.
-
-    Raises:
-        ValueError: the model cannot be exported; the message says why.
-    """
+    """Trace a model, as `flat` calls it, for any or one number of streams and tokens."""
     require_exportable(model)
     if batch is not None and batch < 1:
         raise ValueError(f"batch is {batch}; expected at least 1, or None for any number of streams")
@@ -263,9 +259,6 @@ def gated_step_program(model: LanguageModelShell) -> tuple[StreamProgram, tuple[
 
     Args:
         model: a language model on the CPU, in float32.
-
-    Raises:
-        ValueError: the model cannot be exported; the message says why.
     """
     return _trace(model, 1, 1, GatedModel), gate_layers(model)
 

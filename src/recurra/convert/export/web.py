@@ -55,9 +55,6 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
     Args:
         model: a language model on the CPU, in float32.
         weights: "int8", "float16" or "float32".
-
-    Raises:
-        ValueError: the choice of weights does not exist, or the model cannot be exported; the message says why.
     """
     require_choice(_WEIGHTS, weights=weights)
     twin, codes = _rounded(model, weights)

@@ -34,10 +34,6 @@ def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
     Returns:
         the manifest: the run's whole experiment as plain data and the update after which the weights were saved, None
         where they are unknown; and the digests. Empty without a manifest.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: naming the file.
     """
     manifest = read_manifest(folder)
     require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
@@ -53,8 +49,8 @@ def _require_no_code(folder: Path) -> None:
     for name in _WITH_CODE:
         path = folder / name
         if path.is_file() and "auto_map" in read_json(path, allow_nan=True):
-            came = "a file with auto_map, which names code to run"
-            raise ValueError(sentence(str(path), came, "a folder without code of its own", "remove auto_map"))
+            got = "a file with auto_map, which names code to run"
+            raise ValueError(sentence(str(path), got, "a folder without code of its own", "remove auto_map"))
 
 
 def _require_own_weights(folder: Path) -> None:
@@ -304,9 +300,9 @@ class RecurrentCache(Cache):
         calls = [*self._calls, *([] if self.again is None else [self.again])]
         n_kept = sum(call.tokens.shape[1] for call in calls)
         most = f"{-n_kept} to 0" if n_kept else "0"
-        mend = f"make it as RecurrentCache(keeps={-tokens_to_remove}), or continue from a copy.copy(cache) made before"
+        hint = f"make it as RecurrentCache(keeps={-tokens_to_remove}), or continue from a copy.copy(cache) made before"
         fits = -tokens_to_remove <= n_kept
-        require(fits, "tokens_to_remove", tokens_to_remove, f"{most}, as many tokens as this cache can take back", mend)
+        require(fits, "tokens_to_remove", tokens_to_remove, f"{most}, as many tokens as this cache can take back", hint)
         left = -tokens_to_remove
         self.n_tokens -= left
         while left:

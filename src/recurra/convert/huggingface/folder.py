@@ -66,8 +66,8 @@ def load_folder(folder: Path) -> PortableModel:
     # Besides these, transformers raises what a strange file leads to.
     except Exception as error:
         reason = " ".join(str(error).split())
-        came = f"a folder that transformers cannot read ({type(error).__name__}: {reason})"
-        raise ValueError(sentence(str(folder), came, "one that save_pretrained wrote")) from error
+        got = f"a folder that transformers cannot read ({type(error).__name__}: {reason})"
+        raise ValueError(sentence(str(folder), got, "one that save_pretrained wrote")) from error
     if tokenizer is not None and len(tokenizer) != config.vocab_size:
         raise ValueError(
             f"{folder} has a tokenizer of {len(tokenizer)} tokens and a model of {config.vocab_size}; remove "

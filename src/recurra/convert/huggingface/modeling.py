@@ -198,8 +198,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
                 the new tokens alone.
         """
         if not input_ids.shape[1]:
-            mend = "begin with a token, such as the one that starts a text"
-            raise ValueError(sentence("input_ids", f"of shape {tuple(input_ids.shape)}", "at least one token", mend))
+            hint = "begin with a token, such as the one that starts a text"
+            raise ValueError(sentence("input_ids", f"of shape {tuple(input_ids.shape)}", "at least one token", hint))
         if past_key_values is not None and next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
                 f"the cache has read {past_key_values.get_seq_length()} tokens and input_ids has {input_ids.shape[1]}; "
@@ -358,8 +358,8 @@ def _refuse_adapters(model: nn.Module) -> None:
     """Refuse layers with adapters, which the copy for decoding would leave out or keep for good."""
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "peft" or hasattr(module, "active_adapters"):
-            came = f"one with an adapter, the {type(module).__name__} {name}"
-            raise ValueError(sentence("model", came, "one without", "call merge_and_unload first"))
+            got = f"one with an adapter, the {type(module).__name__} {name}"
+            raise ValueError(sentence("model", got, "one without", "call merge_and_unload first"))
 
 
 @contextmanager

@@ -53,8 +53,8 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
     elif isinstance(encoder, BytePairEncoding):
         tokenizer = _of_byte_pairs(encoder)
     else:
-        came = f"a {type(encoder).__name__}"
-        raise ValueError(sentence("the tokenizer", came, "words or byte pairs, which transformers has, too"))
+        got = f"a {type(encoder).__name__}"
+        raise ValueError(sentence("the tokenizer", got, "words or byte pairs, which transformers has, too"))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **options
     )
@@ -93,8 +93,8 @@ def _words_of(numbers: Mapping[str, int] | None, path: Path) -> Vocabulary:
         raise ValueError(sentence(f"the vocabulary in {path}", kind_of(numbers), "words and their numbers"))
     words = sorted(numbers, key=numbers.__getitem__)
     if sorted(numbers.values()) != list(range(len(words))):
-        came = "one whose words are not numbered from 0 without gaps"
-        raise ValueError(sentence(f"the vocabulary in {path}", came, f"numbers 0 to {len(words) - 1}"))
+        got = "one whose words are not numbered from 0 without gaps"
+        raise ValueError(sentence(f"the vocabulary in {path}", got, f"numbers 0 to {len(words) - 1}"))
     try:
         return Vocabulary(words)
     except ValueError as error:

@@ -99,8 +99,8 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
     settings.finish()
     weights = _read_folder_weights(folder)
     if config.n_layer > len(weights):
-        came = f"{config.n_layer} blocks for {len(weights)} tensors"
-        raise ValueError(sentence(str(folder), came, "at least one tensor a block"))
+        got = f"{config.n_layer} blocks for {len(weights)} tensors"
+        raise ValueError(sentence(str(folder), got, "at least one tensor a block"))
     weights = split_fused(weights, architecture.fused(config), str(folder))
     try:
         with on_meta():  # takes no memory, whatever the sizes
@@ -126,12 +126,7 @@ def _with_memory(outline: LanguageModel, dtype: torch.dtype) -> LanguageModel:
 
 
 def _read_folder_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a folder, in one file or in shards that an index lists.
-
-    Raises:
-        OSError: there are none, or a shard is missing.
-        ValueError: a file is damaged, or the index names tensors that its shards lack.
-    """
+    """Read the weights of a folder, in one file or in shards that an index lists."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return read_weights(folder / name)

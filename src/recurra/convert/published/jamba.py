@@ -44,8 +44,8 @@ def _refuse_experts(settings: Settings, n_layer: int) -> None:
     settings.ignore("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
     n_sparse = sum(number % period == offset for number in range(n_layer))
     if n_experts > 1 and n_sparse:
-        came = f"{n_experts} in {n_sparse} of {n_layer} layers"
-        raise ValueError(sentence("num_experts", came, "1", "mixtures of experts are not supported"))
+        got = f"{n_experts} in {n_sparse} of {n_layer} layers"
+        raise ValueError(sentence("num_experts", got, "1", "mixtures of experts are not supported"))
 
 
 def _mamba_options(settings: Settings, d_model: int, epsilon: float) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _require_published(config: LanguageModelConfig, mamba: dict[str, Any], atten
         ("window of rotary-attention", attention.get("window", 128), None),
         ("output_bias of rotary-attention", attention.get("output_bias", False), False),
     ]
-    for name, came, wanted in asked:
-        require(came == wanted, name, came, f"{wanted}, {what}")
+    for name, got, wanted in asked:
+        require(got == wanted, name, got, f"{wanted}, {what}")
     d_head = attention.get("d_head")
     require(d_head in (None, config.d_model // _heads(attention)[0]), "d_head", d_head, f"d_model / n_heads, {what}")
 

@@ -57,9 +57,9 @@ def _refuse_experts(settings: Settings, n_layer: int) -> None:
     settings.ignore(*_OF_EXPERTS)
     sparse = [number for number in range(n_layer) if number not in dense and (number + 1) % step == 0]
     if n_experts and sparse:
-        came = f"{n_experts} in {len(sparse)} of {n_layer} layers"
-        mend = "mixtures of experts are not supported"
-        raise ValueError(sentence("num_experts", came, "0, or all layers in mlp_only_layers", mend))
+        got = f"{n_experts} in {len(sparse)} of {n_layer} layers"
+        hint = "mixtures of experts are not supported"
+        raise ValueError(sentence("num_experts", got, "0, or all layers in mlp_only_layers", hint))
 
 
 def _linear_options(settings: Settings, epsilon: float) -> dict[str, Any]:

@@ -157,10 +157,10 @@ def _require_published(config: LanguageModelConfig, attention: dict[str, Any], n
     """Refuse options that transformers' class does not have."""
     d_head = config.d_model // n_heads
     wanted = {"n_heads": n_heads, "rotation_base": 10000.0, "output_bias": True, "d_head": d_head}
-    came = {"n_heads": 4, "rotation_base": 10000.0, "output_bias": False, **attention}
-    came["d_head"] = attention.get("d_head") or d_head
+    got = {"n_heads": 4, "rotation_base": 10000.0, "output_bias": False, **attention}
+    got["d_head"] = attention.get("d_head") or d_head
     for name, value in wanted.items():
-        require(came[name] == value, f"{name} of rotary-attention", came[name], f"{value}, as of a {_CLASS}")
+        require(got[name] == value, f"{name} of rotary-attention", got[name], f"{value}, as of a {_CLASS}")
     window = attention.get("window", 128)
     require(window is not None, "window of rotary-attention", window, f"a number of steps, as of a {_CLASS}")
 

@@ -54,9 +54,6 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
         weights: by the other code's names.
         rules: one for every name of a parameter here.
         what: what messages call the weights.
-
-    Raises:
-        ValueError: names are missing or unknown, or shapes differ.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     places = _places(parameters, rules)
@@ -70,19 +67,15 @@ def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rul
         raise ValueError(sentence(what, f"not one model's ({'; '.join(parts)})", "the weights of a whole model"))
     for place in given:
         for name, part in zip(place.theirs, place.rule.write(parameters[place.own].detach()), strict=True):
-            came, wanted = tuple(weights[name].shape), tuple(part.shape)
-            if came != wanted:
-                raise ValueError(sentence(f"the shape of {name} in {what}", came, f"{wanted}, as its config.json says"))
+            got, wanted = tuple(weights[name].shape), tuple(part.shape)
+            if got != wanted:
+                raise ValueError(sentence(f"the shape of {name} in {what}", got, f"{wanted}, as its config.json says"))
     return given
 
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor], places: Sequence[_Place], what: str) -> None:
-    """Fill every parameter of `model` from where `matched` found it.
-
-    Raises:
-        ValueError: two tensors differ that the model ties.
-    """
+    """Fill every parameter of `model` from where `matched` found it."""
     first: dict[int, str] = {}
     for place in places:
         parameter = model.get_parameter(place.own)
@@ -91,8 +84,8 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], places: Sequence[_Plac
         if name == place.theirs[0]:
             parameter.copy_(values)
         elif not torch.equal(values, parameter):
-            came = f"one in which {name} and {place.theirs[0]} differ"
-            raise ValueError(sentence(what, came, "one in which they are equal, as its config.json ties them"))
+            got = f"one in which {name} and {place.theirs[0]} differ"
+            raise ValueError(sentence(what, got, "one in which they are equal, as its config.json ties them"))
 
 
 def weights_by_their_names(model: nn.Module, rules: Sequence[Rule]) -> dict[str, Tensor]:
@@ -142,20 +135,16 @@ class Fused(NamedTuple):
 
 
 def split_fused(weights: dict[str, Tensor], fused: Sequence[Fused], what: str) -> dict[str, Tensor]:
-    """Replace fused matrices by their parts; those that are missing stay so.
-
-    Raises:
-        ValueError: a matrix has another number of rows.
-    """
+    """Replace fused matrices by their parts; those that are missing stay so."""
     weights = dict(weights)
     for one in fused:
         if (whole := weights.pop(one.name, None)) is None:
             continue
         n_rows = one.n_groups * sum(one.sizes)
         if whole.dim() != 2 or len(whole) != n_rows:
-            came = tuple(whole.shape)
+            got = tuple(whole.shape)
             raise ValueError(
-                sentence(f"the shape of {one.name} in {what}", came, f"{n_rows} rows, as its config.json says")
+                sentence(f"the shape of {one.name} in {what}", got, f"{n_rows} rows, as its config.json says")
             )
         parts = whole.unflatten(0, (one.n_groups, -1)).split(list(one.sizes), 1)
         weights |= zip(one.names, (part.flatten(0, 1) for part in parts), strict=True)
@@ -180,9 +169,6 @@ def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
     """Take the base of the angles and the share of the channels that turn, which is `share` by default.
 
     Both are in `rope_parameters`, or in older files beside it.
-
-    Raises:
-        ValueError: an entry is something else, or the angles are not those of a plain rotation.
     """
     rotation = settings.section("rope_parameters")
     base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))

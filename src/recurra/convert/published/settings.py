@@ -89,27 +89,19 @@ class Settings:
         self._name = name
 
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
-        """Take a whole number from `least` to `most`.
-
-        Raises:
-            ValueError: it is missing and has no default, or is something else.
-        """
+        """Take a whole number from `least` to `most`."""
         value = self._left.pop(key, default)
         if not _is_whole(value, least, most):
-            came = "missing" if value is None else repr(value)
+            got = "missing" if value is None else repr(value)
             if most < _MOST:
                 expected = f"a whole number from {least} to {most}"
             else:
                 expected = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
-            raise self._refusal(key, came, expected)
+            raise self._refusal(key, got, expected)
         return int(value)
 
     def optional_size(self, key: str, default: int | None = None, *, absent: str | None = None) -> int | None:
-        """Take a whole number above 0; None if it is null or the word `absent`, or missing without a default.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take a whole number above 0; None if it is null or the word `absent`, or missing without a default."""
         value = self._left.pop(key, default)
         if value is None or (absent is not None and value == absent):
             return None
@@ -119,11 +111,7 @@ class Settings:
         return int(value)
 
     def number(self, key: str, default: float) -> float:
-        """Take a finite number.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take a finite number."""
         value = self._left.pop(key, default)
         # of a whole number of any length, unlike math.isfinite
         if not _is_number(value) or not abs(value) <= sys.float_info.max:
@@ -131,55 +119,35 @@ class Settings:
         return float(value)
 
     def words(self, key: str, known: Iterable[str]) -> list[str] | None:
-        """Take a list of one or more of the words `known`; None if it is null or missing.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take a list of one or more of the words `known`; None if it is null or missing."""
         value, known = self._left.pop(key, None), list(known)
         if value is not None and not (isinstance(value, list) and value and all(word in known for word in value)):
             raise self._refusal(key, repr(value), f"a list of {', '.join(known)}")
         return value
 
     def numbers(self, key: str) -> list[int]:
-        """Take a list of whole numbers from 0 up; empty if it is null or missing.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take a list of whole numbers from 0 up; empty if it is null or missing."""
         value = self._left.pop(key, None)
         if value is not None and not (isinstance(value, list) and all(_is_whole(number, 0, _MOST) for number in value)):
             raise self._refusal(key, repr(value), "a list of whole numbers")
         return value or []
 
     def section(self, key: str) -> "Settings":
-        """Take an object, whose own entries are then taken one by one; without entries if it is null or missing.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take an object, whose own entries are then taken one by one; without entries if it is null or missing."""
         value = self._left.pop(key, None)
         if value is not None and not isinstance(value, dict):
             raise self._refusal(key, repr(value), "an object")
         return Settings(value or {}, f"{key} in {self._name}")
 
     def flag(self, key: str, default: bool) -> bool:
-        """Take true or false.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Take true or false."""
         value = self._left.pop(key, default)
         if not isinstance(value, bool):
             raise self._refusal(key, repr(value), "true or false")
         return value
 
     def only(self, key: str, *neutral: Any) -> None:
-        """Take an entry that must have one of these values, or be missing.
-
-        Raises:
-            ValueError: it has another.
-        """
+        """Take an entry that must have one of these values, or be missing."""
         value = self._left.pop(key, neutral[0])
         if not any(value is one or value == one for one in neutral):
             raise self._refusal(key, f"{value!r}, which is not supported", " or ".join(map(repr, neutral)))
@@ -190,17 +158,13 @@ class Settings:
             self._left.pop(key, None)
 
     def finish(self) -> None:
-        """Refuse what nobody took.
-
-        Raises:
-            ValueError: naming the entries.
-        """
+        """Refuse what nobody took."""
         if self._left:
-            came = f"one with {', '.join(sorted(self._left))}"
-            raise ValueError(sentence(self._name, came, "no entries that this converter does not know"))
+            got = f"one with {', '.join(sorted(self._left))}"
+            raise ValueError(sentence(self._name, got, "no entries that this converter does not know"))
 
-    def _refusal(self, key: str, came: str, expected: str) -> ValueError:
-        return ValueError(sentence(f"{key} in {self._name}", came, expected))
+    def _refusal(self, key: str, got: str, expected: str) -> ValueError:
+        return ValueError(sentence(f"{key} in {self._name}", got, expected))
 
 
 def _is_number(value: object) -> bool:

@@ -21,12 +21,7 @@ _has_warned = False
 
 
 def choose_backend(backend: str, device: torch.device) -> str:
-    """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`.
-
-    Raises:
-        ValueError: the backend does not exist.
-        RuntimeError: it cannot run here; the message says why.
-    """
+    """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`."""
     require_choice(BACKENDS, backend=backend)
     if backend in ("numba", "triton"):
         obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)

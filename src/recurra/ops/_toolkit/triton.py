@@ -137,12 +137,7 @@ def look_up(table: Table, device: str, capability: str, kernel: str, number: tor
 
 
 def read_table(path: Path) -> Table:
-    """Read a table of sizes.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no such table.
-    """
+    """Read a table of sizes."""
     content = read_json(path, "the table of tiles")
     require(content.get("format") == FORMAT, f"the format of {path}", content.get("format"), f"{FORMAT}")
     devices = content.get("devices")

@@ -34,9 +34,6 @@ def gru_after(projected: Float[Tensor, "B L gates"], h: Float[Tensor, "B H"], we
 
     Returns:
         The states after every step and the last of them, in float32; so is all arithmetic between products with x.
-
-    Raises:
-        ValueError: a tensor has another shape than above, or another type or device than the kernels take.
     """
     size = h.shape[-1]
     for name, tensor, shape in (

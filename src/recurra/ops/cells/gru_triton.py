@@ -197,11 +197,7 @@ def forward(
 def backward(
     steps: Steps, of_gates: Tensor, of_candidate: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
-    """Return the gradients of the projected inputs, which are those of the products with U too, and of the state.
-
-    Raises:
-        ValueError: a tensor does not fit the others.
-    """
+    """Return the gradients of the projected inputs, which are those of the products with U too, and of the state."""
     length, batch, size = steps.c.shape
     number, device = steps.c.dtype, steps.c.device
     require_layout("steps.ru", steps.ru, (length, batch, 2 * size), number, device)

@@ -105,11 +105,11 @@ class Cayley(nn.Module):
 
     def _check(self, distance: Tensor, a: Tensor) -> None:
         if not float(torch.linalg.matrix_norm(distance)) < _NOT_ORTHOGONAL:
-            came = f"{float(torch.linalg.matrix_norm(distance)):.1e}"
-            raise ValueError(sentence("||U^T U - I||", came, f"below {_NOT_ORTHOGONAL}, for an orthogonal matrix"))
+            got = f"{float(torch.linalg.matrix_norm(distance)):.1e}"
+            raise ValueError(sentence("||U^T U - I||", got, f"below {_NOT_ORTHOGONAL}, for an orthogonal matrix"))
         if not float(torch.linalg.matrix_norm(a)) < _TOO_LARGE:
-            mend = "choose another rho (even if det U = 1, odd if it is -1)"
-            raise ValueError(sentence("an eigenvalue of U D", "close to -1", "one that a finite A can give", mend))
+            hint = "choose another rho (even if det U = 1, odd if it is -1)"
+            raise ValueError(sentence("an eigenvalue of U D", "close to -1", "one that a finite A can give", hint))
 
 
 def _exact_rotation(entries: Tensor, size: int) -> Tensor:
@@ -199,8 +199,8 @@ class NeumannCayley(Cayley):
             TypeError: `entries` is neither float32 nor float64; products in a shorter type give no orthogonal U.
         """
         if entries.dtype not in (torch.float32, torch.float64):
-            mend = "use the exact inverse for other types"
-            raise TypeError(sentence("A", kind_of(entries), "float32 or float64", mend))
+            hint = "use the exact inverse for other types"
+            raise TypeError(sentence("A", kind_of(entries), "float32 or float64", hint))
         buffers = self.reference, self.latest, self.age, self.inverse, self.current
         settings = self.settings.order, self.settings.refresh_interval, self.settings.tolerance
         inverse = _neumann_inverse(entries.detach(), *buffers, *settings)

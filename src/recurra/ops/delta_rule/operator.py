@@ -22,10 +22,6 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: 
         v: (B, L, H, d_v).
         a, b: (B, L, H) or (B, L, H, 1).
         state: (B, H, d_qk, d_v), or None.
-
-    Raises:
-        TypeError: one is not a tensor of real floating-point numbers.
-        ValueError: one has another shape, or is on another device than q.
     """
     require_tensor("q", q)
     for name, tensor in (("q", q), ("k", k), ("v", v)):

@@ -72,9 +72,6 @@ def fused(
         state: the state that enters, planes of (B, D) of a's type; one plane or both, like a.
         backend: "numba", "triton" or "reference".
         keep_states: return all states. Otherwise `states` holds only the last step if no gradient is recorded.
-
-    Raises:
-        ValueError: from the kernels, if a tensor does not fit.
     """
     if backend == "reference":
         return _fused_reference(q, k, v, a, state)

@@ -27,9 +27,6 @@ def chunk_by_heads(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) ->
 
     Real q, k and v can go with a complex a; the type of a and the state counts. Under torch.func and forward
     derivatives, for which the kernels have no rule, it is `chunk.chunk`.
-
-    Raises:
-        ValueError: from the operator, if a tensor does not fit.
     """
     y, last, _ = _heads(q.to(a.dtype), k.to(a.dtype), v.to(a.dtype), a, state)
     return y, last
@@ -218,9 +215,6 @@ def chunk_by_kernels(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) 
     q, k and v have one type: float16, bfloat16, or that of a and the state, float32 or complex64. Real ones can go with
     a complex a. y has the type of q if everything is real, else that of a. Under torch.func and forward derivatives,
     for which the kernels have no rule, it is `chunk.chunk`.
-
-    Raises:
-        ValueError: from the kernels, if a tensor does not fit.
     """
     if q.is_complex() or k.is_complex() or v.is_complex():
         kind = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.promote_types(v.dtype, a.dtype))

@@ -217,11 +217,7 @@ def _join(planes: Planes) -> Tensor:
 def _choose_mode(
     mode: str, q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None = None, backend: str = "auto"
 ) -> str:
-    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto" for this backend.
-
-    Raises:
-        ValueError: the mode is "fused", which does not take such inputs.
-    """
+    """Return the mode in which `gate_loop` computes: `mode` itself, or the choice of "auto" for this backend."""
     obstacle = ""
     if q.shape[-1] != 1 or v.shape[-1] != 1:
         obstacle = f"'fused' takes d_qk = d_v = 1, not {q.shape[-1]} and {v.shape[-1]}"

@@ -17,12 +17,7 @@ from recurra.ops.scan.operator import linear_scan
 
 
 def check_numbers(name: str, tensor: Tensor, like: Tensor, dimensions: str) -> None:
-    """Refuse anything but floating-point or complex numbers in four dimensions on the device of `like`.
-
-    Raises:
-        TypeError: it is not a tensor, or of another type.
-        ValueError: it has other dimensions, or is on another device.
-    """
+    """Refuse anything but floating-point or complex numbers in four dimensions on the device of `like`."""
     require_tensor(name, tensor)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(sentence(name, kind_of(tensor), "floating-point or complex numbers"))
@@ -45,10 +40,6 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, a: Tensor, n_steps: int | None
         q: (B, L, H, d_qk).
         k, v, a: (B, n_steps, H, ...), of d_qk, d_v, and 1 or d_qk channels.
         n_steps: L if None.
-
-    Raises:
-        TypeError: one is not a tensor of floating-point or complex numbers.
-        ValueError: one has another shape, or is on another device than q.
     """
     require_tensor("q", q)
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a)):

@@ -59,10 +59,6 @@ def scan_into(h: Tensor, a: Tensor, b: Tensor, h0: Tensor, reverse: bool) -> Non
     """Run the forward kernel into `h` (B, L, D), which is contiguous.
 
     h can be a or b itself: the kernels read a number of either before they write its place. h0 can lie anywhere.
-
-    Raises:
-        ValueError: a tensor does not have b's shape, type and device, h is not contiguous, or h overlaps a or b in any
-            other way.
     """
     _check("b", b, {"a": a, "h": h}, h0)
     if not h.is_contiguous() or h.is_conj() or h.is_neg():
@@ -345,12 +341,7 @@ def _flattened(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool, backend: 
 
 
 def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
-    """Return the type that the arguments of a scan promote to.
-
-    Raises:
-        TypeError: an argument is not a tensor, or not of floating-point or complex numbers.
-        ValueError: an argument is on another device than b.
-    """
+    """Return the type that the arguments of a scan promote to."""
     named = {"a": a, "b": b} if h0 is None else {"a": a, "b": b, "h0": h0}
     for name, tensor in named.items():
         require_tensor(name, tensor)
@@ -365,18 +356,13 @@ def common_dtype(a: Tensor, b: Tensor, h0: Tensor | None) -> torch.dtype:
 
 
 def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None = None) -> None:
-    """Refuse shapes that do not make a scan, of a batch or of packed sequences.
-
-    Raises:
-        TypeError: `cu_seqlens` is not a tensor of integers.
-        ValueError: a shape does not fit b's, or the borders do not fit b.
-    """
+    """Refuse shapes that do not make a scan, of a batch or of packed sequences."""
     if b.dim() < 2:
         raise ValueError(sentence("b", kind_of(b), "(B, L, *channels)"))
     shape = tuple(b.shape)
     if a.dim() > b.dim() or not all(n in (1, m) for n, m in zip(a.shape[::-1], shape[::-1])):
-        mend = "each of its dimensions, counted from the last, must be 1 or b's"
-        raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", mend))
+        hint = "each of its dimensions, counted from the last, must be 1 or b's"
+        raise ValueError(sentence("a", kind_of(a), f"a shape that broadcasts to b's {shape}", hint))
     n_sequences = shape[0]
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *shape[:2])
@@ -387,13 +373,13 @@ def check_shapes(a: Tensor, b: Tensor, h0: Tensor | None, cu_seqlens: Tensor | N
 
 def _check_out(out: Tensor, a: Tensor, b: Tensor, h0: Tensor | None, dtype: torch.dtype, backend: str) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (out, a, b, h0)):
-        mend = "omit it or call under torch.no_grad()"
-        raise RuntimeError(sentence("out", "given where a gradient is needed", "None", mend))
+        hint = "omit it or call under torch.no_grad()"
+        raise RuntimeError(sentence("out", "given where a gradient is needed", "None", hint))
     if transforms_are_active():
         raise RuntimeError(sentence("out", "given under torch.func or forward derivatives", "None"))
     if backend != "numba":
-        mend = "omit it, for only the CPU kernel writes into a given tensor"
-        raise RuntimeError(sentence("out", f"given for the backend {backend!r}", "None", mend))
+        hint = "omit it, for only the CPU kernel writes into a given tensor"
+        raise RuntimeError(sentence("out", f"given for the backend {backend!r}", "None", hint))
     if dtype in HALF:
         raise ValueError(sentence("out", kind_of(out), "None: float16 and bfloat16 cannot be written in place"))
     require_layout("out", out, tuple(b.shape), dtype, b.device)

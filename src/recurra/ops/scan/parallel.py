@@ -72,8 +72,8 @@ def sharded_scan(
     choose_backend(backend, b.device)
     if dtype != torch.promote_types(a.dtype, b.dtype):
         widest = torch.promote_types(a.dtype, b.dtype)
-        mend = "convert it, or a and b on every process"
-        raise TypeError(sentence("h0", kind_of(h0), f"a type no wider than a's and b's {widest}", mend))
+        hint = "convert it, or a and b on every process"
+        raise TypeError(sentence("h0", kind_of(h0), f"a type no wider than a's and b's {widest}", hint))
     records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, h0))
     computed = torch.float32 if dtype in HALF else dtype
     start = b.new_zeros(b.shape[:1] + b.shape[2:], dtype=computed) if h0 is None else h0.to(computed)
@@ -101,9 +101,9 @@ class _ShardedScan(torch.autograd.Function):
         asked = torch.cat([flag for _, _, flag in gathered]).real.tolist()
         if 0 < sum(asked) < len(asked):
             ranks = [r for r, yes in enumerate(asked) if yes]
-            mend = "let a, b or h0 require one on each of them, because backward is an exchange too"
-            came = f"True on ranks {ranks} of {len(asked)} alone"
-            raise ValueError(sentence("requires_grad", came, "the same on every rank", mend))
+            hint = "let a, b or h0 require one on each of them, because backward is an exchange too"
+            got = f"True on ranks {ranks} of {len(asked)} alone"
+            raise ValueError(sentence("requires_grad", got, "the same on every rank", hint))
         if rank > 0:
             entering = gathered[0][1]
             for product, last, _ in gathered[1:rank]:
@@ -151,8 +151,8 @@ def _gather(tensors: list[Tensor], group: Any) -> list[list[Tensor]]:
 
 def _check_group(group: Any) -> None:
     if not (dist.is_available() and dist.is_initialized()):
-        mend = "call torch.distributed.init_process_group"
-        raise RuntimeError(sentence("torch.distributed", "not initialised in this process", "a process group", mend))
+        hint = "call torch.distributed.init_process_group"
+        raise RuntimeError(sentence("torch.distributed", "not initialised in this process", "a process group", hint))
     if not isinstance(group, dist.ProcessGroup):
         expected = "a torch.distributed.ProcessGroup that contains this process, such as torch.distributed.group.WORLD"
         raise TypeError(sentence("group", repr(group), expected))

@@ -27,11 +27,7 @@ def _kernels_take(*tensors: Tensor) -> bool:
 
 
 def _by_kernels(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (y, last h), with derivatives of any order.
-
-    Raises:
-        ValueError: from the operators, if a tensor does not fit.
-    """
+    """Compute (y, last h), with derivatives of any order."""
     y, last, _ = _selective_scan(x, step, a, b, c, h0)
     return y, last
 

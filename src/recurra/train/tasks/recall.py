@@ -37,9 +37,6 @@ def _associative_recall(
         vocab_size: tokens in all; more than twice n_pairs.
         power: the exponent of the gaps' law; small values put queries near the pairs.
         random_filler: whether the places between hold random tokens; if not, they hold token 0.
-
-    Raises:
-        ValueError: the length is odd or the pairs do not fit.
     """
     require(length % 2 == 0, "length", length, "an even number of tokens")
     require(4 * n_pairs <= length, "n_pairs", n_pairs, f"at most {length // 4}, a quarter of the length")

@@ -70,20 +70,16 @@ class TextTask(TokenTask):
         return True
 
     def tokenizer(self, run: Any) -> Any:
-        """Load the tokenizer from the folder, or from the corpus for older runs, which did not save it.
-
-        Raises:
-            FileNotFoundError: the folder has no tokenizer, and the corpus cannot be read either.
-        """
+        """Load the tokenizer from the folder, or from the corpus for older runs, which did not save it."""
         file = run.folder.tokenizer
         if file.exists():
             return run.experiment.data.load_tokenizer(file)
         try:
             return run.data.corpus.encoder
         except OSError as error:
-            came = f"{run.folder.path}, which has no {file.name} and a corpus that cannot be read"
-            mend = f"say where the corpus is with --data.path FOLDER ({error})"
-            raise FileNotFoundError(sentence("run", came, "one of the two", mend)) from error
+            got = f"{run.folder.path}, which has no {file.name} and a corpus that cannot be read"
+            hint = f"say where the corpus is with --data.path FOLDER ({error})"
+            raise FileNotFoundError(sentence("run", got, "one of the two", hint)) from error
 
     def explored(self, run: Any) -> dict[str, Any]:
         """Say what a text begins with."""
@@ -127,5 +123,5 @@ def _require_own_vocabulary(data: TextConfig, own: Path) -> None:
     if data.tokenizer is None or not Path(data.tokenizer).is_file():
         return
     if data.load_tokenizer(data.tokenizer).fingerprint != data.load_tokenizer(own).fingerprint:
-        mend = "omit it, for the run has a vocabulary of its own"
-        raise ValueError(sentence("data.tokenizer", f"{data.tokenizer}, another vocabulary", f"that in {own}", mend))
+        hint = "omit it, for the run has a vocabulary of its own"
+        raise ValueError(sentence("data.tokenizer", f"{data.tokenizer}, another vocabulary", f"that in {own}", hint))
