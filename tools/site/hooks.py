@@ -2,8 +2,8 @@
 
 - `reference/*.md` has a page for each package of the public API (see `tools.public_api`).
 - CONTRIBUTING.md, CHANGELOG.md and the model card become pages.
-- A link to one of these files, or to a package of the public API (`src/recurra/mixers`), leads to its page; a link to any
-  other file of the repository becomes plain text. So the same link works on a forge.
+- A link to one of these files, or to a package of the public API (`src/recurra/mixers`), leads to its page. A link to
+  any other file of the repository becomes plain text. So the same link works on a forge.
 - `<!-- scan: METHOD -->` becomes the figures of a scan, step by step.
 """
 
