@@ -34,7 +34,7 @@ PAGES = [
     "docs/guide.md",
     "docs/platforms.md",
     "docs/reference/index.md",
-    "src/recurra/pretrained/memory-horizon.md",
+    "src/recurra/pretrained_models/memory-horizon.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/decisions.md",

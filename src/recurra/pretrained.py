@@ -13,11 +13,11 @@ from recurra.convert.portable import PortableModel, load_single_file
 from recurra.data.memory_horizon import MemoryHorizon, MemoryHorizonConfig
 from recurra.streams.stream import Stream
 
-__all__ = ["_HorizonModel", "memory_horizon"]
+__all__ = ["memory_horizon"]
 
-
-_WEIGHTS = Path(__file__).with_name("memory-horizon.safetensors")
-_CARD = Path(__file__).with_name("memory-horizon.md")
+_FOLDER = Path(__file__).with_name("pretrained_models")
+_WEIGHTS = _FOLDER / "memory-horizon.safetensors"
+_CARD = _FOLDER / "memory-horizon.md"
 
 
 def memory_horizon() -> "_HorizonModel":

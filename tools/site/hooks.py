@@ -24,7 +24,7 @@ OPTIONAL = {"serving.md", "explorer.md", "scale.md"}
 COPIES = {
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
-    "models/memory-horizon.md": ROOT / "src/recurra/pretrained/memory-horizon.md",
+    "models/memory-horizon.md": ROOT / "src/recurra/pretrained_models/memory-horizon.md",
 }
 PAGE_OF = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
