@@ -53,5 +53,5 @@ def test_a_reference_page_names_every_public_name():
     hooks = pytest.importorskip("tools.site.hooks", reason="needs the extra docs: pip install recurra[docs]")
     page = hooks.reference_page("recurra.ops.scan")
     assert page.startswith("# recurra.ops.scan\n")
-    assert "::: recurra.ops.scan.operator.linear_scan\n" in page
-    assert "[recurra.ops.scan](recurra.ops.scan.md)" in hooks.reference_page("recurra")
+    assert "::: recurra.ops.scan.linear_scan\n" in page
+    assert "[recurra.state](recurra.state.md)" in hooks.reference_page("recurra")

@@ -27,7 +27,9 @@ COPIES = {
     "models/memory-horizon.md": ROOT / "src/recurra/pretrained_models/memory-horizon.md",
 }
 PAGE_OF = {source.relative_to(ROOT).as_posix(): page for page, source in COPIES.items()} | {"README.md": "index.md"}
-PAGE_OF |= {f"src/{package.replace('.', '/')}{end}": f"reference/{package}.md" for package in PACKAGES for end in ("", ".py")}
+PAGE_OF |= {
+    f"src/{package.replace('.', '/')}{end}": f"reference/{package}.md" for package in PACKAGES for end in ("", ".py")
+}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _SCAN = re.compile(r"^<!-- scan: (\w+) -->$", flags=re.MULTILINE)
 TITLES = {
