@@ -166,7 +166,7 @@ class _AnyToken(TorchDispatchMode):
 
 
 class PublishedCost(NamedTuple):
-    """A row of Table 1, evaluated.
+    """A row of CRT Table 1, evaluated.
 
     flops: of one forward over a segment, as the paper counts them (see above).
     parameters: without embedding and softmax.

@@ -328,7 +328,8 @@ class GradientFlow:
     """Spectral norms between outputs of different segments, and their bounds; float64, on the CPU.
 
     The T sources are all outputs of the segments before the last, and the K targets are chosen outputs of the last one.
-    Positions count from 0 at the first token measured. Bounds are base-10 logarithms, because they can exceed float64.
+    `direct` is the product of CRT Theorem 3. Positions count from 0 at the first token measured. Bounds are base-10
+    logarithms, because they can exceed float64.
     """
 
     segment_length: int
