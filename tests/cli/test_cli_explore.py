@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 from tests.cli.conftest import failure
 
-from recurra.cli.explore import _open_when_ready, _page_address
+from recurra.cli.serve import _open_when_ready, _page_address
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.printed_tables import printed_columns
 
 from recurra.analysis.gradient_flow import GradientFlow, measure_gradient_flow
 from recurra.cli import main
-from recurra.cli.gradients import _scientific, _step_table
+from recurra.cli.figures import _scientific, _step_table
 from recurra.train.run import Run, open_run
 
 N = 4

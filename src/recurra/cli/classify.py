@@ -24,7 +24,7 @@ Videos that cannot be read are named at the end, and the others classified."""
 _Write = Callable[[str, SegmentPrediction], None]
 
 
-def run(words: Sequence[str]) -> int:
+def classify(words: Sequence[str]) -> int:
     """Classify; print a line for each segment and the path of each picture."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)

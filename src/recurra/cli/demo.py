@@ -20,7 +20,7 @@ from recurra.train.run_folder import RunFolder
 _TRANSITIONS = ("data-controlled", "fixed")
 
 
-def run(words: Sequence[str]) -> int:
+def demo(words: Sequence[str]) -> int:
     """Train both models on a reduced Memory Horizon, print the comparison and draw the figures."""
     parser = command_parser(
         "demo",

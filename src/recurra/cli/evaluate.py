@@ -29,7 +29,7 @@ _TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
 """The temperatures that `--temperature valid` chooses from."""
 
 
-def run(words: Sequence[str]) -> int:
+def evaluate(words: Sequence[str]) -> int:
     """Score, print and write."""
     own, overrides = split_overrides(words)
     parser = command_parser("eval", _DESCRIPTION)

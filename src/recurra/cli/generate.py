@@ -3,11 +3,13 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+
+import torch.distributed as dist
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
-from recurra.cli.launched import joined_ranks
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.linear import NUMBERS
@@ -27,7 +29,7 @@ _LINE_LENGTH = 2**16
 """Maximum number of characters of the standard input that are fed at once."""
 
 
-def run(words: Sequence[str]) -> int:
+def generate(words: Sequence[str]) -> int:
     """Feed the prompt and print its continuation token by token; report the speed on the standard error."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
@@ -54,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     if arguments.continuations == 1:
         n_written = _write(source, arguments, sampling)
     else:
-        with joined_ranks() as ranks:
+        with _joined_ranks() as ranks:
             n_written = _write_side_by_side(streams, arguments, sampling, ranks)
     write_seconds = perf_counter() - start
     if arguments.save_state:
@@ -245,6 +247,19 @@ def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: Sampli
     for number, text in enumerate(everywhere if ranks.is_first else (), 1):
         print(f"--- {number} ---", text, sep="\n", end="" if text.endswith("\n") else "\n", flush=True)
     return int(ranks.total(sum(streams[name].position - start for name in mine))[0])
+
+
+@contextmanager
+def _joined_ranks() -> Iterator[Ranks]:
+    """Yield the ranks that torchrun started, which can exchange plain data; one rank without torchrun."""
+    if n_launched() == 1:
+        yield Ranks()
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
 
 
 def _speed(n_tokens: int, seconds: float) -> str:

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from recurra.cli.arguments import command_parser
 from recurra.data.documents import SOURCES
-from recurra.data.prepare import Preparation, prepare
+from recurra.data import prepare as preparing
 from recurra.data.shards import ENCODERS
 
 _DESCRIPTION = """\
@@ -17,7 +17,7 @@ begin with the split, or a data set of the Hugging Face hub or on disk. If a pre
 same command again to continue it."""
 
 
-def run(words: Sequence[str]) -> int:
+def prepare(words: Sequence[str]) -> int:
     """Prepare, and print what came of it."""
     parser = command_parser("prepare", _DESCRIPTION, overrides=False)
     parser.add_argument("path", metavar="PATH", help="where the corpus is")
@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     given = vars(parser.parse_args(words))
     began = perf_counter()
-    index = prepare(Preparation(**given), report=lambda line: print(line, flush=True))
+    index = preparing.prepare(preparing.Preparation(**given), report=lambda line: print(line, flush=True))
     seconds = perf_counter() - began
     for split, shards in index["splits"].items():
         print(f"{split}: {sum(shard['tokens'] for shard in shards):,} tokens in {len(shards)} shards")

@@ -1,8 +1,12 @@
-"""`recurra serve`: an HTTP server of trained language models."""
+"""`recurra serve` and `recurra explore`: an HTTP server of trained language models, and its page in the browser."""
 
 import os
+import threading
+import time
+import urllib.request
+import webbrowser
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recurra.checks import sentence
@@ -18,16 +22,16 @@ Without an API key the server listens on this machine only. RECURRA_API_KEY in t
 --api-key-file, are the keys."""
 
 
-def run(words: Sequence[str]) -> int:
+def serve(words: Sequence[str]) -> int:
     """Serve until a signal comes."""
     own, overrides = split_overrides(words)
-    arguments = parser().parse_args(own)
+    arguments = _parser().parse_args(own)
     from recurra.serve.app import serve_runs  # loads FastAPI
 
-    return serve_runs(arguments.runs, settings(arguments), arguments, overrides)
+    return serve_runs(arguments.runs, _settings(arguments), arguments, overrides)
 
 
-def parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
+def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
     """The arguments of a server."""
     made = command_parser(name, description)
     made.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
@@ -67,7 +71,7 @@ def parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPars
     return made
 
 
-def settings(arguments: Namespace):  # type: ignore[no-untyped-def]
+def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
     """The server's limits."""
     from recurra.serve.http import ServeSettings
 
@@ -94,3 +98,48 @@ def _keys_of(path: Path) -> list[str]:
         got = f"{path}, with a line that has blanks inside"
         raise ValueError(sentence("--api-key-file", got, "an API key on each line, and nothing beside it"))
     return keys
+
+
+# --- explore ---
+
+_EXPLORE = """\
+Look into trained runs: serve them on this machine, as `recurra serve` does, and open the explorer in the browser. It
+shows text by surprise, gates as they open and close, and forks of a stream; runs on Memory Horizon become a game. Two
+runs stand side by side. Takes the arguments of `recurra serve`."""
+
+
+def explore(words: Sequence[str]) -> int:
+    """Serve until a signal comes; open the page as soon as it is there."""
+    own, overrides = split_overrides(words)
+    made = _parser("explore", _EXPLORE)
+    made.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
+    arguments = made.parse_args(own)
+    from recurra.serve.app import serve_runs  # loads FastAPI
+
+    address = _page_address(arguments.host, arguments.port)
+    print(f"the explorer: {address} (stop it with Ctrl+C)", flush=True)
+    if not arguments.no_browser:
+        threading.Thread(target=_open_when_ready, args=(address, webbrowser.open), daemon=True).start()
+    return serve_runs(arguments.runs, _settings(arguments), arguments, overrides)
+
+
+def _page_address(host: str, port: int) -> str:
+    """Return the address of the page."""
+    if port == 0:
+        raise ValueError("--port is 0; expected a fixed one: the page finds its streams again at the same address only")
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _open_when_ready(address: str, open_page: Callable[[str], object], *, seconds: float = 300) -> bool:
+    """Wait until a server answers, and open its page; return whether it did."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look on its own machine
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with direct.open(f"{address}health", timeout=5):
+                open_page(address)
+                return True
+        except OSError:
+            time.sleep(0.2)
+    return False

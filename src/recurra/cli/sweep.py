@@ -35,7 +35,7 @@ class _SweptRun:
     scores: Mapping[str, int | float]
 
 
-def run(words: Sequence[str]) -> int:
+def sweep(words: Sequence[str]) -> int:
     """Sweep, and print the table."""
     own, overrides = split_overrides(words)
     parser = command_parser("sweep", _DESCRIPTION)

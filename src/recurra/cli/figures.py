@@ -1,12 +1,15 @@
-"""`recurra gradients`: measure how gradients pass between the segments of trained Compact Recurrent Transformers."""
+"""`recurra plot`, `cost` and `gradients`: figures of runs, and tables of what their models cost and how they learn."""
 
+import json
 import math
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
@@ -14,21 +17,147 @@ from torch import Tensor
 from recurra.analysis.gradient_flow import GradientFlow
 from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
+from recurra.analysis.plots.scores import perplexity_over_flops
+from recurra.checks import require_at_least
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
 from recurra.data.batches import SPLITS
-from recurra.train.figures import measure_gradients, measured_tokens, require_different_names, write_gradients
+from recurra.files.writing import replacing
+from recurra.train.figures import (
+    CostRow,
+    cost_curves,
+    cost_of,
+    draw_runs,
+    measure_gradients,
+    measured_tokens,
+    require_different_names,
+    scored_perplexity,
+    write_gradients,
+)
 from recurra.train.process import keep_large_blocks
 from recurra.train.run import open_run
 
-_DESCRIPTION = """\
+_PLOT = """\
+Draw the figures of one or more runs as PNG and SVG. Each run's gates or, over videos, its confusion matrix go into its
+own folder; the curves, and the accuracy by memory span, compare all the runs."""
+
+
+def plot(words: Sequence[str]) -> int:
+    """Draw, and print the files' paths."""
+    own, overrides = split_overrides(words)
+    parser = command_parser("plot", _PLOT)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder for the figures of all runs (default: the first RUN/figures)"
+    )
+    add_checkpoint(parser)
+    arguments = parser.parse_args(own)
+    runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
+    for file in draw_runs(runs, arguments.out):
+        print(file)
+    return 0
+
+
+# --- cost ---
+
+_COST = """\
+Count what the models of recipes or runs do for one segment, beside the formulas of the CRT paper's Table 1. No weight
+is allocated."""
+_CAPTION = (
+    "One forward pass over a segment of n tokens, batch 1, memory full. counted: FLOPs of the blocks, 2 for a "
+    "multiply-add of a matrix product or scan, without elementwise work; vocabulary: those of embedding and softmax. "
+    "formula: Table 1 of the CRT paper, which omits embedding and softmax and counts FLOPs in some terms and "
+    "multiply-adds in others; CRT-NCGRU gets CRT-GRU's. state: what is carried to the next segment."
+)
+_WIDTH = 200
+"""Columns of the table if the output is not a terminal."""
+_HEADINGS = (
+    "layers",
+    "n",
+    "GFLOPs\nformula",
+    "GFLOPs\ncounted",
+    "counted/\nformula",
+    "GFLOPs\nvocabulary",
+    "M params\nformula",
+    "M params\nblocks",
+    "M params\ntotal",
+    "state\nbytes",
+)
+
+
+def cost(words: Sequence[str]) -> int:
+    """Print a table; write the numbers and draw the figure if asked to."""
+    own, overrides = split_overrides(words)
+    parser = command_parser("cost", _COST)
+    parser.add_argument(
+        "recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, metavar="N", help="size of the vocabulary, so that the corpus is not needed"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FOLDER", help="draw test perplexity over FLOPs into FOLDER; needs scored runs"
+    )
+    arguments = parser.parse_args(own)
+    if arguments.vocabulary is not None:
+        require_at_least(1, **{"--vocabulary": arguments.vocabulary})
+    # Before the counting, which takes longer than finding that a score is missing.
+    perplexities = [scored_perplexity(word, overrides) for word in arguments.recipes] if arguments.plot else []
+    rows = [cost_of(word, overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console.print(_cost_table(rows))
+    if arguments.json:
+        with replacing(arguments.json) as file:
+            file.write((json.dumps([row.as_plain() for row in rows], indent=2) + "\n").encode())
+    if arguments.plot:
+        figure = perplexity_over_flops(cost_curves(rows, perplexities))
+        for path in save(figure, arguments.plot, "perplexity-over-flops"):
+            print(path)
+    return 0
+
+
+def _cost_table(rows: Sequence[CostRow]) -> Table:
+    """Tabulate the costs, a line for each recipe."""
+    table = Table(title="The cost of a segment", caption=_CAPTION, box=box.SIMPLE_HEAD, caption_justify="left")
+    table.add_column("recipe", overflow="fold")
+    table.add_column("model")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        published, measured = row.published, row.measured
+        table.add_row(
+            escape(row.name),
+            escape(row.kind),
+            str(row.n_layer),
+            str(row.segment_length),
+            _in(1e9, published.flops) if published else "-",
+            _in(1e9, measured.block_flops),
+            f"{measured.block_flops / published.flops:.3f}" if published else "-",
+            _in(1e9, measured.vocabulary_flops),
+            _in(1e6, published.parameters) if published else "-",
+            _in(1e6, measured.block_parameters),
+            _in(1e6, measured.parameters),
+            f"{measured.state_bytes:,}",
+        )
+    return table
+
+
+def _in(unit: float, number: int) -> str:
+    return f"{number / unit:,.3f}"
+
+
+# --- gradients ---
+
+_GRADIENTS = """\
 Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
 tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
 
 
-def run(words: Sequence[str]) -> int:
+def gradients(words: Sequence[str]) -> int:
     """Measure, print, write and draw."""
     own, overrides = split_overrides(words)
-    arguments = _parser().parse_args(own)
+    arguments = _gradients_parser().parse_args(own)
     split, segments, warm_up = arguments.split, arguments.segments, arguments.warm_up
     keep_large_blocks()
     runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
@@ -38,7 +167,7 @@ def run(words: Sequence[str]) -> int:
     progress_console = Console(stderr=True)
     with Progress(console=progress_console, transient=True, disable=not progress_console.is_terminal) as progress:
         for trained, text in zip(runs, tokens):
-            track = partial(_track, progress, trained.name)
+            track = partial(_tracked, progress, trained.name)
             flows[trained.name] = measure_gradients(trained, text, warm_up=warm_up, track=track)
     options = {"split": split, "checkpoint": arguments.checkpoint, "segments": segments, "warm_up": warm_up}
     for trained in runs:
@@ -53,8 +182,8 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> ArgumentParser:
-    parser = command_parser("gradients", _DESCRIPTION)
+def _gradients_parser() -> ArgumentParser:
+    parser = command_parser("gradients", _GRADIENTS)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
     parser.add_argument("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
     parser.add_argument(
@@ -74,7 +203,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _track(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
+def _tracked(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
     task = progress.add_task(f"{run}: {name}", total=len(pieces))
     yield from progress.track(pieces, task_id=task)
     progress.remove_task(task)
