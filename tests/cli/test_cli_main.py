@@ -116,7 +116,7 @@ def test_a_reader_that_goes_away_is_no_error():
     # In place of the command's module, which takes as long to import as torch.
     code = "import sys, types; from recurra.cli import main\n"
     code += "def run(words):\n    while True: print('more')\n"
-    code += "sys.modules['recurra.cli.info'] = types.SimpleNamespace(run=run)\nraise SystemExit(main(['info']))"
+    code += "sys.modules['recurra.cli.info'] = types.SimpleNamespace(info=run)\nraise SystemExit(main(['info']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()

@@ -79,7 +79,7 @@ def test_an_optimiser_of_ones_own_trains_and_resumes(text_recipe, tmp_path, monk
     assert expected in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--training.max_steps", "4", *own]) == 0
     assert main([*words, "--training.max_steps", "4", "--run", str(tmp_path / "whole"), *own]) == 0
-    ends = [read_metrics(folder / "metrics.csv")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
+    ends = [read_metrics(folder / "log.jsonl")[-1]["valid_loss"] for folder in (run, tmp_path / "whole")]
     assert ends[0] == ends[1]
 
 

@@ -39,7 +39,7 @@ def test_each_run_has_a_folder_and_a_second_call_trains_nothing(words, tmp_path,
     assert main(words) == 0
     names = [f"seed={seed},learning_rate={rate}" for seed in (0, 1) for rate in ("0.001", "1e30")]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
-    rows = read_metrics(tmp_path / "out" / names[0] / "metrics.csv")
+    rows = read_metrics(tmp_path / "out" / names[0] / "log.jsonl")
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-3, 5e-4])
     assert capsys.readouterr().out.count("diverged") == 2
     fitted, fit = [], sweep.Trainer.fit
@@ -63,7 +63,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     text_recipe.write_text(text_recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
     assert main(words) == 0
     for run in (tmp_path / "out").iterdir():
-        assert read_metrics(run / "metrics.csv")[-1]["step"] == "3"
+        assert read_metrics(run / "log.jsonl")[-1]["step"] == "3"
         length = load_recipe(run / "config.yaml").training
         assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
 
@@ -81,7 +81,7 @@ def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_bes
     for path in CheckpointFolder(tmp_path / "out" / "seed=0" / "checkpoints").steps():
         path.unlink()
     assert main([*words, "--training.eval_every", "1", "--training.max_steps", "3"]) == 0
-    assert read_metrics(tmp_path / "out" / "seed=0" / "metrics.csv")[-1]["step"] == "3"
+    assert read_metrics(tmp_path / "out" / "seed=0" / "log.jsonl")[-1]["step"] == "3"
 
 
 @pytest.mark.parametrize(

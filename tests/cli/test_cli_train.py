@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from tests.cli.conftest import RECIPE, failure, measured
 from tests.killed_runs import Ending, train_until
 
-from recurra.cli import main
+from recurra.cli import main, train
 
 
 def test_train_writes_a_complete_run(trained):
@@ -158,3 +159,15 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys, reci
     assert "--checkpoint previous" in message
     assert main(["train", "--resume", str(run), "--checkpoint", "previous"]) == 0
     assert measured(run) == expected
+
+
+def test_a_command_that_ends_well_leaves_its_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "n_launched", lambda: 2)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with train._reporting_together():
+            assert dist.is_initialized()
+        assert not dist.is_initialized()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

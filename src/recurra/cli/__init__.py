@@ -35,13 +35,14 @@ _MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what
 _INTERRUPTED = 130
 _CLOSED_PIPE = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 _EXTRAS = {
-    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "datasets", "filelock"),
+    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "filelock"),
     "video": ("av",),
     "hf": ("transformers",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "plot": ("matplotlib", "cycler"),
     "serve": ("fastapi", "uvicorn", "pydantic", "starlette", "sse_starlette", "prometheus_client", "jinja2"),
     "executorch": ("executorch",),
+    "data": ("datasets",),
     "optimizers": ("pytorch_optimizer",),
 }
 """The packages beyond the core by the extra that installs them."""

@@ -1,6 +1,6 @@
 """`recurra info`: show what is installed, what can run here, and what there is to choose from; needs no extra."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -12,6 +12,7 @@ from recurra.models.registry import list_models
 from recurra.ops._toolkit.backends import BACKENDS, choose_backend
 from recurra.train.checkpoint import versions
 from recurra.train.process import hardware, has_native_bfloat16
+from recurra.train.task import experiment_names
 
 
 def info(words: Sequence[str]) -> int:
@@ -36,8 +37,8 @@ def _lines() -> Iterator[tuple[str, str]]:
         for backend in BACKENDS:
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
-    yield "models", ", ".join(entry.name for entry in list_models())
-    yield "experiments", _experiments()
+    yield "models", _listed(lambda: [entry.name for entry in list_models()])
+    yield "experiments", _listed(experiment_names)
 
 
 def _installed(library: str) -> str:
@@ -55,11 +56,9 @@ def _availability(backend: str, device: str) -> str:
     return "available" if chosen == backend else f"uses {chosen}"
 
 
-def _experiments() -> str:
+def _listed(names: Callable[[], Iterable[str]]) -> str:
     try:
-        from recurra.train.task import experiment_names
-
-        return ", ".join(experiment_names())
+        return ", ".join(names())
     except ModuleNotFoundError as error:
         if missing := missing_extra(error):
             return missing
