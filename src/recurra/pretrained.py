@@ -38,7 +38,8 @@ class _HorizonModel:
     """
 
     def __init__(self, portable: PortableModel) -> None:
-        assert portable.experiment is not None and portable.step is not None
+        assert portable.experiment is not None
+        assert portable.step is not None
         self.model: nn.Module = portable.model
         self.step: int = portable.step
         self._data = MemoryHorizonConfig(**portable.experiment["data"])

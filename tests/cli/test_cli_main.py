@@ -37,8 +37,8 @@ def test_debug_shows_where_an_error_comes_from(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        ("av", "av is missing: pip install \"recurra[video]\""),
-        ("onnx.checker", "onnx.checker is missing: pip install \"recurra[export]\""),
+        ("av", 'av is missing: pip install "recurra[video]"'),
+        ("onnx.checker", 'onnx.checker is missing: pip install "recurra[export]"'),
     ],
 )
 def test_a_missing_extra_is_named(capsys, monkeypatch, package, said):

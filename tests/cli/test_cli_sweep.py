@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from tests.printed_tables import printed_columns
 
 from recurra.cli import main, sweep
 from recurra.cli.sweep import _sweep_table, _SweptRun
-from recurra.train.checkpoint import CheckpointFolder
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
 from recurra.train.start import start_run
@@ -76,14 +73,6 @@ def test_a_shorter_sweep_does_not_take_longer_runs_for_its_own(words, tmp_path, 
     assert (tmp_path / "out" / "seed=0" / "config.yaml").read_text() == config
 
 
-def test_a_run_killed_before_its_first_checkpoint_of_a_step_goes_on_from_its_best(words, tmp_path):
-    assert main([*words, "--training.eval_every", "1"]) == 0
-    for path in CheckpointFolder(tmp_path / "out" / "seed=0" / "checkpoints").steps():
-        path.unlink()
-    assert main([*words, "--training.eval_every", "1", "--training.max_steps", "3"]) == 0
-    assert read_metrics(tmp_path / "out" / "seed=0" / "log.jsonl")[-1]["step"] == "3"
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -109,22 +98,3 @@ def test_a_column_has_the_values_of_its_key():
     table = _sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
     assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
     assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]
-
-
-def test_values_and_folders_are_whole_on_a_narrow_terminal(capsys):
-    keys = ["optimizer.learning_rate", "training.seed", "model.d_model"]
-    rates = ("0.00123456789", "0.00323456789")
-    folders = [Path(f"runs/memory-horizon-data-controlled-sweep/learning_rate={rate},seed=0") for rate in rates]
-    scores = {"loss": 1.23456, "accuracy": 0.75, "step": 12000}
-    runs = [_SweptRun(folder, dict(zip(keys, (rate, "0", "128"))), scores) for folder, rate in zip(folders, rates)]
-    Console(width=80, markup=False).print(_sweep_table("sweep", keys, runs, "loss"))
-    columns = printed_columns(capsys.readouterr().out)
-    assert columns[0] == "".join(("learning_rate", *rates))
-    assert columns[-1] == "".join(("run", *map(str, folders)))
-
-
-def test_brackets_in_names_are_printed(words, tmp_path, capsys):
-    """In a table of rich they would be markup."""
-    words[3] = str(tmp_path / "[wide]")
-    assert main(words) == 0
-    assert "[wide]" in capsys.readouterr().out

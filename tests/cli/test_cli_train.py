@@ -83,14 +83,6 @@ def test_nothing_is_written_beside_the_data_and_the_cache_is_named(capsys, tmp_p
     assert list(cache.glob("train-*.bin"))
 
 
-def test_a_missing_corpus_leaves_no_run(capsys, tmp_path):
-    (tmp_path / "text.yaml").write_text("experiment: text\n")
-    run, corpus = tmp_path / "run", tmp_path / "nowhere"
-    message = failure(capsys, "train", str(tmp_path / "text.yaml"), "--run", str(run), "--data.path", str(corpus))
-    assert str(corpus) in message
-    assert not run.exists()
-
-
 @pytest.mark.parametrize(
     "words", [[], ["a.yaml", "--resume", "b"], ["--resume", "a", "--run", "b"], ["a.yaml", "--checkpoint", "best"]]
 )

@@ -14,9 +14,6 @@ from tests.processes import Program
 from recurra import open_run
 from recurra.cli import main
 from recurra.cli.serve import _parser, _settings
-from recurra.serve.app import _status_line
-from recurra.serve.http import ServeSettings
-from recurra.serve.service import Service
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -96,9 +93,3 @@ def test_a_file_of_keys_that_has_none_or_more_on_a_line_is_refused(run, tmp_path
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ValueError, match=rf"^--api-key-file is .*, {said}; expected"):
         _settings(_parser().parse_args([str(run), "--api-key-file", str(tmp_path / "keys")]))
-
-
-def test_the_line_on_the_terminal(models):
-    service = Service(models, ServeSettings(), threads=1)
-    assert _status_line(service, 200.0, 0.0).startswith("0 streams  200 tokens/s written")
-    service.store.close()

@@ -161,17 +161,6 @@ def test_more_sessions_than_memory_holds(serving, models):
     assert running.service.sessions.n_resident == 3
 
 
-def test_a_session_on_disk_is_found_while_all_in_memory_are_busy(serving):
-    client = serving(max_resident_sessions=1).client()
-    for name in ("b", "a"):
-        opened(client, name=name)
-    with client.stream("POST", "/v1/sessions/a/generate", json={"max_tokens": 60_000}) as long:
-        lines = long.iter_lines()
-        next(lines)
-        assert client.get("/v1/sessions/b").status_code == 200
-        assert write(client, "b", 3)
-
-
 def test_what_one_turn_forgets_leaves_no_gap_on_the_disk(serving, tmp_path, models):
     kept = {"sessions_file": tmp_path / "sessions.sqlite", "max_tokens": 20}
     with first_server(models, kept) as client:
@@ -224,11 +213,6 @@ def test_what_the_disk_does_not_take_has_not_happened(serving, models, caplog):
     assert write(client, twin, 5) == alone(models, whole[:36], 5)
     assert write(client, "a", 5) == alone(models, whole, 5)
     assert running.service.sessions.n_resident == 2
-
-
-def test_a_text_of_any_length_is_read_as_it_is(client, models):
-    name = opened(client)
-    assert client.post(f"/v1/sessions/{name}/feed", json={"text": "ab" * 1500}).json()["position"] == 3000
 
 
 def test_a_session_has_one_turn_at_a_time(serving):
@@ -398,11 +382,3 @@ def test_bytes_are_bounded_and_the_longest_unused_session_goes_first():
     for name in "abc":
         checkpoints.forget(name)
     assert checkpoints._bytes == 0
-
-
-def test_a_twin_shares_the_checkpoints_before_the_fork():
-    checkpoints = _Checkpoints(10_000)
-    checkpoints.add("a", states(1, 2, 3))
-    checkpoints.add("b", checkpoints.up_to("a", 2))
-    assert nearest(checkpoints, "b", 9).position == 2
-    assert nearest(checkpoints, "b", 9).model_state is nearest(checkpoints, "a", 2).model_state

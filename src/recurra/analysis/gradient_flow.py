@@ -1,4 +1,18 @@
-"""Exact Jacobians by reverse-mode differentiation, a block of rows at a time."""
+"""How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
+
+y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between
+segments is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the start of
+segment t, which is the h of the last output before it:
+
+    dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
+    dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
+
+If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
+changes the segment's outputs, and the RNN reads those. So we measure two things: the `total` derivative along all
+paths, and the `direct` chain, the product of Theorem 3 along the RNN alone. CRT (2) bounds the direct chain for every
+p, and the total derivative for p = t - 1, where the two are equal. (The paper's last factor, dh_j/dy_i, should be
+dh_i/dy_i, as in the proof.)
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -10,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.checks import kind_of, require, sentence
 from recurra.mixers.rnn import RNN, RNNState
 from recurra.models.compact_recurrent_transformer import (
     CompactRecurrentTransformer,
@@ -36,16 +50,7 @@ def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
 def _jacobians(
     output: Float[Tensor, " d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
 ) -> list[Float[Tensor, "d ..."]]:
-    """Differentiate a vector by tensors that it was computed from: all rows, exactly, by batched products v^T J.
-
-    The graph is kept, so that other vectors computed from it can be differentiated too.
-
-    Args:
-        output: the vector.
-        inputs: tensors that require gradients; each Jacobian has the d rows in front of its input's own dimensions.
-        name: the name of this work for `track`.
-        track: iterates over the blocks of `ROWS` rows.
-    """
+    """Differentiate a vector by tensors that it was computed from; each Jacobian's d rows precede its input's shape."""
     rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
     pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
     return [torch.cat(of_input) for of_input in zip(*pieces)]
@@ -54,14 +59,7 @@ def _jacobians(
 def _step_jacobians(
     outputs: Float[Tensor, "steps d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
 ) -> list[Float[Tensor, "steps d _"]]:
-    """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input.
-
-    Args:
-        outputs: a vector per step.
-        inputs: (steps, channels) each, requiring gradients.
-        name: the name of this work for `track`.
-        track: iterates over the blocks of `ROWS` rows.
-    """
+    """Differentiate each step's vector by the inputs of the same step; no output may depend on another step's input."""
     n_steps, d = outputs.shape
     rows = torch.eye(d, dtype=outputs.dtype, device=outputs.device)[:, None].expand(d, n_steps, d)
     pieces = [_products(outputs, inputs, piece) for piece in track(rows.split(_ROWS), name)]
@@ -82,21 +80,13 @@ def _products(output: Tensor, inputs: Sequence[Tensor], vectors: Tensor) -> tupl
     return torch.vmap(lambda v: torch.autograd.grad(output, list(inputs), v, retain_graph=True))(vectors)
 
 
-# --- a bounded sample of a stream of unknown length ---
-
-
 _Item = TypeVar("_Item")
 
 
 class Thinned(Generic[_Item]):
-    """Keeps every n-th item, starting with the first; n is the smallest power of two that keeps at most `limit` items.
-
-    Args:
-        limit: maximum number of items, at least 2.
-    """
+    """Keeps every n-th item from the first on; n is the smallest power of two that keeps at most `limit` (>= 2)."""
 
     def __init__(self, limit: int) -> None:
-        require_at_least(2, limit=limit)
         self.limit = limit
         self.stride = 1
         self.items: list[_Item] = []
@@ -111,11 +101,6 @@ class Thinned(Generic[_Item]):
             if self._n_seen % self.stride == 0:
                 self.items.append(item)
         self._n_seen += 1
-
-
-# --- memory trace ---
-#
-# Run a stream through a Compact Recurrent Transformer and keep the graph between its segments, for derivatives.
 
 
 class _MemoryTrace(NamedTuple):
@@ -147,14 +132,7 @@ def _trace_memory(
     tokens: Int[Tensor, "streams L"],
     state: CompactRecurrentTransformerState | None = None,
 ) -> _MemoryTrace:
-    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN.
-
-    Args:
-        model: a model with a memory; it is left unchanged.
-        tokens: one stream of at least two whole segments.
-        state: the state of the stream before them, at the end of a segment; None starts a stream.
-    """
-    memory_rnn(model)
+    """Run a copy of the model in float64 and in evaluation mode, and keep the inputs and outputs of its memory RNN."""
     _require_whole_segments(tokens, model.config.segment_length, state)
     copy = deepcopy(model).to("cpu", torch.float64).eval().requires_grad_(False)
     rnn = memory_rnn(copy)
@@ -183,9 +161,6 @@ def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTrans
     if state is not None and state.position:
         got = f"{state.position} tokens into a segment"
         raise ValueError(sentence("state", got, f"one at the end of a segment of {n} tokens"))
-
-
-# --- bounds on how much a gradient can grow along a GRU (CRT (5)-(10)) ---
 
 
 class StepBound(NamedTuple):
@@ -221,17 +196,14 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
     values. States and candidates can be negative, and without absolute values the inequality would not hold (h = -0.9
     in all channels would make its term negative).
 
-    Args:
-        cell: the cell; use float64 if rounding must not break the bound.
-        x: the input of each step.
-        h: the state before each step.
+    h is the state before each step. Use float64 if rounding must not break the bound.
     """
     reset, update, candidate = cell.gates(cell.project(x), h, cell.recurrent_weights(x.dtype))
     largest_state, largest_candidate = h.abs().amax(-1), candidate.abs().amax(-1)
-    norms = _RecurrentNorms.of(cell)
-    alpha = _slope(update) * (largest_state + largest_candidate) * norms.update + (1 - update).amax(-1)
-    beta = update.amax(-1) * (_slope(reset) * norms.reset * largest_state + reset.amax(-1))
-    return StepBound(alpha, beta, norms.candidate)
+    reset_norm, update_norm, candidate_norm = _recurrent_norms(cell)
+    alpha = _slope(update) * (largest_state + largest_candidate) * update_norm + (1 - update).amax(-1)
+    beta = update.amax(-1) * (_slope(reset) * reset_norm * largest_state + reset.amax(-1))
+    return StepBound(alpha, beta, candidate_norm)
 
 
 @torch.no_grad()
@@ -240,22 +212,13 @@ def a_priori_step_bound(cell: GRUCell) -> Float[Tensor, ""]:
 
     (||U_u|| / 2 + 1) + (||U_r|| / 4 + 1) ||U_c||, for states within [-1, 1]; a chain that starts there stays there.
     """
-    norms = _RecurrentNorms.of(cell)
-    return norms.update / 2 + 1 + (norms.reset / 4 + 1) * norms.candidate
+    reset_norm, update_norm, candidate_norm = _recurrent_norms(cell)
+    return update_norm / 2 + 1 + (reset_norm / 4 + 1) * candidate_norm
 
 
-class _RecurrentNorms(NamedTuple):
-    """The spectral norms of a cell's recurrent matrices: ||U_r||_2, ||U_u||_2 and ||U_c||_2."""
-
-    reset: Float[Tensor, ""]
-    update: Float[Tensor, ""]
-    candidate: Float[Tensor, ""]
-
-    @classmethod
-    def of(cls, cell: GRUCell) -> "_RecurrentNorms":
-        """Compute the norms of a cell's matrices."""
-        rows = (cell.reset, cell.update, cell.candidate)
-        return cls(*(torch.linalg.matrix_norm(row.recurrent, ord=2) for row in rows))
+def _recurrent_norms(cell: GRUCell) -> list[Float[Tensor, ""]]:
+    """||U_r||_2, ||U_u||_2 and ||U_c||_2 of a cell's recurrent matrices."""
+    return [torch.linalg.matrix_norm(row.recurrent, ord=2) for row in (cell.reset, cell.update, cell.candidate)]
 
 
 def _log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
@@ -274,30 +237,11 @@ def _log10_powers(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
 
 
 def _slope(gate: Tensor) -> Tensor:
-    """Return the largest slope of the gate's sigmoid over the channels, CRT (8)-(9)."""
     return (gate * (1 - gate)).amax(-1)
 
 
 def _of_later_steps(values: Tensor, nothing: float) -> Tensor:
     return torch.cat([values[1:], values.new_full((1,), nothing)])
-
-
-# --- gradient flow ---
-#
-# How gradients flow between the segments of a Compact Recurrent Transformer: ||dy_k/dy_i|| against CRT (2).
-#
-# y are the last block's outputs, numbered along the stream, and h the memory RNN's states. The only path between
-# segments is the memory vector. For y_k in segment t and y_i in an earlier segment p, let m be the memory at the
-# start of segment t, which is the h of the last output before it:
-#
-#     dy_k/dy_i = dy_k/dm  dm/dy_i                                   always
-#     dm/dy_i   = dm/dh_{tn-1} ... dh_{i+1}/dh_i  dh_i/dy_i          if p = t - 1: CRT Theorem 3, CRT (12)
-#
-# If there are segments in between, Theorem 3 is not the whole derivative: the memory that enters such a segment also
-# changes the segment's outputs, and the RNN reads those. Theorem 3's product holds them fixed. So we measure two
-# things: the `total` derivative along all paths, and the `direct` chain, which is the product of Theorem 3 along the
-# RNN alone. CRT (2) bounds the direct chain for every p, and the total derivative for p = t - 1, where the two are
-# equal. (The paper's last factor, dh_j/dy_i, should be dh_i/dy_i, as in the proof.)
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,7 +378,6 @@ def _along_rnn(trace: _MemoryTrace, track: Track) -> Float[Tensor, "d T d"]:
 def _chained_norms(
     from_memory: Float[Tensor, "K d d"], into_memory: Float[Tensor, "d T d"], name: str, track: Track
 ) -> Float[Tensor, "K T"]:
-    """||dy_k/dm dm/dy_i||_2."""
     sources = into_memory.transpose(0, 1)
     return torch.stack([_spectral_norms(of_target @ sources, name, track) for of_target in from_memory])
 

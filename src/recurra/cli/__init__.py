@@ -153,9 +153,6 @@ def _usage() -> str:
     )
 
 
-# --- errors ---
-
-
 def report(command: str, error: BaseException) -> int:
     """Print what happened, for `error` as a command raised it, and return the exit code."""
     if isinstance(error, BrokenPipeError):  # `recurra generate ... | head`

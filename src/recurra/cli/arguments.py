@@ -16,7 +16,6 @@ class _Paragraphs(HelpFormatter):
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
-    """Make a parser of a command's own arguments."""
     return ArgumentParser(
         prog=f"recurra {name}",
         description=description,
@@ -28,7 +27,6 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
 
 
 def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") -> None:
-    """Add the option that chooses a run's checkpoint."""
     parser.add_argument(
         "--checkpoint",
         default="best",
@@ -38,7 +36,6 @@ def add_checkpoint(parser: ArgumentParser, *, of: str = "checkpoint to load") ->
 
 
 def add_device(parser: ArgumentParser, verb: str, *, default: str) -> None:
-    """Add the option that says where a model runs; `verb` is what it does there."""
     which = {
         "auto": f"where to {verb}: cpu, cuda, or auto (default), a CUDA GPU if there is one",
         "cpu": f"where to {verb}: cpu (default), cuda, or auto, a CUDA GPU if there is one",

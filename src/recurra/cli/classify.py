@@ -70,7 +70,6 @@ def _predictions(
 
 
 def _listed(bad: Sequence[str], n_videos: int) -> str:
-    """List the reasons; a single video needs no list."""
     if n_videos == 1:
         return bad[0]
     return "\n  ".join([f"{len(bad)} of {n_videos} videos are not classified to their end:", *bad])
@@ -100,7 +99,6 @@ def _parser() -> ArgumentParser:
 
 
 def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
-    """Print a segment as its times and its likeliest classes."""
     likeliest = prediction.probabilities.topk(min(top, len(names)))
     guesses = (f"{names[i]} {p:.3f}" for p, i in zip(likeliest.values.tolist(), likeliest.indices.tolist()))
     n = prediction.n_repeated
@@ -109,7 +107,6 @@ def _line(prediction: SegmentPrediction, names: Sequence[str], top: int) -> str:
 
 
 def _table(file: BinaryIO, names: Sequence[str]) -> _Write:
-    """Begin a CSV file; the function returned adds a row to it."""
 
     def row(cells: Sequence[object]) -> None:
         text = io.StringIO()

@@ -30,7 +30,6 @@ _TRIED = f"{TEMPERATURES[0]:g} to {TEMPERATURES[-1]:g}"
 
 
 def evaluate(words: Sequence[str]) -> int:
-    """Score, print and write."""
     own, overrides = split_overrides(words)
     parser = command_parser("eval", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="folder of the run")

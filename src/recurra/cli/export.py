@@ -31,7 +31,6 @@ float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied we
 
 
 def convert(words: Sequence[str]) -> int:
-    """Convert, and print how much the logits differ."""
     own, overrides = split_overrides(words)
     classes = ", ".join(architecture.class_name for architecture in ARCHITECTURES.values())
     parser = command_parser("convert", _CONVERT.format(classes=classes))
@@ -57,11 +56,8 @@ def convert(words: Sequence[str]) -> int:
 
 
 def converted(target: Path, difference: float) -> str:
-    """Report a conversion in a line."""
     return f"wrote {target}; the logits of both differ by {difference:.1e} at most"
 
-
-# --- export hf ---
 
 _HF = """\
 Write a text run as a folder that transformers loads after `import recurra.convert.huggingface`: config.json,
@@ -73,7 +69,6 @@ tokenizer of its own, --data.path FOLDER says where its corpus is."""
 
 
 def _export_hf(words: Sequence[str]) -> int:
-    """Export, and print how much the logits differ."""
     own, overrides = split_overrides(words)
     parser = command_parser("export hf", _HF)
     parser.add_argument("run", metavar="RUN", help="folder of a text run")
@@ -94,8 +89,6 @@ def _export_hf(words: Sequence[str]) -> int:
     return 0
 
 
-# --- export onnx ---
-
 _ONNX = """\
 Write a text run as one ONNX file, FILE.onnx: tokens and state in, logits and state out, for any number of tokens and
 streams. Beside it go its tokenizer, FILE.tokenizer.json, and FILE.py, a program that continues a text using onnxruntime
@@ -106,7 +99,6 @@ largest. If the run has no tokenizer of its own, --data.path FOLDER says where i
 
 
 def _export_onnx(words: Sequence[str]) -> int:
-    """Export, and print how much the logits differ."""
     own, overrides = split_overrides(words)
     parser = command_parser("export onnx", _ONNX)
     parser.add_argument("run", metavar="RUN", help="folder of a run of a recurrent language model")
@@ -121,14 +113,11 @@ def _export_onnx(words: Sequence[str]) -> int:
 
 
 def _onnx_report(export: OnnxExport) -> str:
-    """Report an export in lines."""
     lines = [f"the logits differ from the model's by {export.difference:.1e} of the largest at most"]
     if export.int8_difference is not None:
         lines.append(f"with matrices of 8-bit integers, by {export.int8_difference:.1e}")
     return "\n".join([*lines, f"wrote {', '.join(map(str, export.files))}"])
 
-
-# --- export web ---
 
 _WEB = """\
 Write one or more runs as a folder that any static host serves: the explorer's page, each model's step as an ONNX
@@ -141,7 +130,6 @@ To look at it: python -m http.server --directory FOLDER --bind 127.0.0.1"""
 
 
 def _export_web(words: Sequence[str]) -> int:
-    """Export, and print what was written."""
     own, overrides = split_overrides(words)
     parser = command_parser("export web", _WEB)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
@@ -170,7 +158,6 @@ def _export_web(words: Sequence[str]) -> int:
 
 
 def _web_report(export: WebExport, folder: Path) -> str:
-    """Report an export in lines."""
     models = [n_bytes for name, n_bytes in export.files.items() if name.endswith(".onnx")]
     taken = f"the model takes {sum(models) / 1e6:.1f}" if len(models) == 1 else f"models take {sum(models) / 1e6:.1f}"
     return "\n".join(
@@ -182,8 +169,6 @@ def _web_report(export: WebExport, folder: Path) -> str:
     )
 
 
-# --- export ---
-
 _EXPORTS = {
     "hf": (_export_hf, "a folder that transformers loads"),
     "onnx": (_export_onnx, "a file that onnxruntime runs"),
@@ -192,7 +177,6 @@ _EXPORTS = {
 
 
 def export(words: Sequence[str]) -> int:
-    """Run the sub-command of a format."""
     lines = [f"  {name:<6}{text}" for name, (_, text) in _EXPORTS.items()]
     end = "`recurra export FORMAT --help` shows its arguments."
     usage = "\n".join(["usage: recurra export FORMAT RUN ...", "", *lines, "", end])

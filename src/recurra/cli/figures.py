@@ -42,7 +42,6 @@ own folder; the curves, and the accuracy by memory span, compare all the runs.""
 
 
 def plot(words: Sequence[str]) -> int:
-    """Draw, and print the files' paths."""
     own, overrides = split_overrides(words)
     parser = command_parser("plot", _PLOT)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
@@ -56,8 +55,6 @@ def plot(words: Sequence[str]) -> int:
         print(file)
     return 0
 
-
-# --- cost ---
 
 _COST = """\
 Count what the models of recipes or runs do for one segment, beside the formulas of the CRT paper's Table 1. No weight
@@ -85,7 +82,6 @@ _HEADINGS = (
 
 
 def cost(words: Sequence[str]) -> int:
-    """Print a table; write the numbers and draw the figure if asked to."""
     own, overrides = split_overrides(words)
     parser = command_parser("cost", _COST)
     parser.add_argument(
@@ -118,7 +114,6 @@ def cost(words: Sequence[str]) -> int:
 
 
 def _cost_table(rows: Sequence[CostRow]) -> Table:
-    """Tabulate the costs, a line for each recipe."""
     table = Table(title="The cost of a segment", caption=_CAPTION, box=box.SIMPLE_HEAD, caption_justify="left")
     table.add_column("recipe", overflow="fold")
     table.add_column("model")
@@ -147,15 +142,12 @@ def _in(unit: float, number: int) -> str:
     return f"{number / unit:,.3f}"
 
 
-# --- gradients ---
-
 _GRADIENTS = """\
 Measure ||dy_k/dy_i|| between the segments of trained Compact Recurrent Transformers, and its bound, CRT (2). Prints
 tables, writes RUN/gradients.json for each run, and draws one figure of all runs."""
 
 
 def gradients(words: Sequence[str]) -> int:
-    """Measure, print, write and draw."""
     own, overrides = split_overrides(words)
     arguments = _gradients_parser().parse_args(own)
     split, segments, warm_up = arguments.split, arguments.segments, arguments.warm_up
@@ -232,7 +224,6 @@ def _distance_table(name: str, flow: GradientFlow) -> Table:
 
 
 def _step_table(flows: Mapping[str, GradientFlow]) -> Table:
-    """Tabulate what a step of the memory RNN does to a gradient, with a column for each run."""
     table = Table(title="a step of the memory RNN: ||dh_t/dh_t-1||")
     table.add_column(overflow="fold")
     for name in flows:

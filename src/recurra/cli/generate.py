@@ -173,7 +173,6 @@ def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculati
 
 
 def _feed(stream: Stream | Speculation, arguments: Namespace) -> int:
-    """Feed the prompt, and return its number of tokens."""
     before = stream.position
     tokenizer = (stream.stream if isinstance(stream, Speculation) else stream).tokenizer
     if arguments.prompt == "-":
@@ -213,7 +212,6 @@ def _lines(readline: Callable[[int], str], length: int = _LINE_LENGTH) -> Iterat
 
 
 def _write(stream: Stream | Speculation, arguments: Namespace, sampling: SamplingConfig) -> int:
-    """Print the text as it comes and a line feed at its end; return the number of tokens."""
     before, last = stream.position, ""
     pieces = stream.generate_text(arguments.max_tokens, stop=arguments.stop, sampling=sampling, seed=arguments.seed)
     for last in pieces:

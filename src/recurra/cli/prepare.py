@@ -5,8 +5,8 @@ from pathlib import Path
 from time import perf_counter
 
 from recurra.cli.arguments import command_parser
-from recurra.data.documents import SOURCES
 from recurra.data import prepare as preparing
+from recurra.data.documents import SOURCES
 from recurra.data.shards import ENCODERS
 
 _DESCRIPTION = """\
@@ -18,7 +18,6 @@ same command again to continue it."""
 
 
 def prepare(words: Sequence[str]) -> int:
-    """Prepare, and print what came of it."""
     parser = command_parser("prepare", _DESCRIPTION, overrides=False)
     parser.add_argument("path", metavar="PATH", help="where the corpus is")
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="folder to write")

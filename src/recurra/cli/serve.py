@@ -23,7 +23,6 @@ Without an API key the server listens on this machine only. RECURRA_API_KEY in t
 
 
 def serve(words: Sequence[str]) -> int:
-    """Serve until a signal comes."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     from recurra.serve.app import serve_runs  # loads FastAPI
@@ -32,7 +31,6 @@ def serve(words: Sequence[str]) -> int:
 
 
 def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
-    """The arguments of a server."""
     made = command_parser(name, description)
     made.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
     add = made.add_argument
@@ -72,7 +70,6 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
 
 
 def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
-    """The server's limits."""
     from recurra.serve.http import ServeSettings
 
     keys = [os.environ["RECURRA_API_KEY"]] if os.environ.get("RECURRA_API_KEY") else []
@@ -100,8 +97,6 @@ def _keys_of(path: Path) -> list[str]:
     return keys
 
 
-# --- explore ---
-
 _EXPLORE = """\
 Look into trained runs: serve them on this machine, as `recurra serve` does, and open the explorer in the browser. It
 shows text by surprise, gates as they open and close, and forks of a stream; runs on Memory Horizon become a game. Two
@@ -124,7 +119,6 @@ def explore(words: Sequence[str]) -> int:
 
 
 def _page_address(host: str, port: int) -> str:
-    """Return the address of the page."""
     if port == 0:
         raise ValueError("--port is 0; expected a fixed one: the page finds its streams again at the same address only")
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # every address of this machine, this one among them

@@ -36,7 +36,6 @@ class _SweptRun:
 
 
 def sweep(words: Sequence[str]) -> int:
-    """Sweep, and print the table."""
     own, overrides = split_overrides(words)
     parser = command_parser("sweep", _DESCRIPTION)
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
@@ -100,7 +99,6 @@ def _resumed(recipe: str, folder: RunFolder, words: Sequence[str]) -> Trainer:
 
 
 def _sweep_table(title: str, keys: Sequence[str], runs: Sequence[_SweptRun], monitor: str) -> Table:
-    """Tabulate the runs of a sweep with the values of the keys that vary, the best first."""
     table = Table(title=title)
     short = [key.rpartition(".")[2] for key in keys]
     names = [key if short.count(name) > 1 else name for key, name in zip(keys, short)]

@@ -86,7 +86,6 @@ def _parser() -> ArgumentParser:
 
 
 def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
-    """Refuse arguments that contradict each other."""
     if (arguments.recipe is None) == (arguments.resume is None):
         parser.error("give either a RECIPE or --resume RUN")
     if arguments.resume and arguments.run:
@@ -96,7 +95,6 @@ def _require_one_way(parser: ArgumentParser, arguments: Namespace) -> None:
 
 
 def _result(trainer: Trainer) -> str:
-    """Report a finished run, and name the next command."""
     best = trainer.scores.get("best")
     if best is None:  # resumed with an end that it had reached
         return (
@@ -109,8 +107,6 @@ def _result(trainer: Trainer) -> str:
         f"{accuracy}; score it on the test split with:\n  recurra eval {trainer.folder.path}"
     )
 
-
-# --- errors of several ranks: each is reported once, by the rank that it came from ---
 
 _WAIT = 1.0
 """Seconds that other ranks wait before they report: an error of all ranks has then been reported by the first, and
@@ -149,17 +145,12 @@ def _reporting_together() -> Iterator[None]:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Say whether an error is what torch.distributed raises when another rank is gone."""
     text = str(error)
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "NCCL error")
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(x in text for x in lost)
 
 
-# --- recipes ---
-
-
 def recipes(words: Sequence[str]) -> int:
-    """Print a table of all recipes, or the text of one."""
     parser = command_parser(
         "recipes",
         "List the recipes that come with Recurra: `recurra train NAME` trains one. With a NAME, print that recipe; to "
@@ -188,6 +179,5 @@ def _recipe_table() -> Table:
 
 
 def _first_sentence(path: Path) -> str:
-    """Return the first sentence of the comment that a recipe begins with."""
     comment = itertools.takewhile(lambda line: line.strip("# "), read_text(path).splitlines())
     return re.split(r"(?<!et al)\. ", " ".join(line.removeprefix("# ") for line in comment))[0].rstrip(".")

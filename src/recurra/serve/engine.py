@@ -79,7 +79,6 @@ class _SequenceBatch:
         return len(self.sequences)
 
     def join(self, sequences: list[Sequence], states: list[Any]) -> None:
-        """Add sequences with their states."""
         if not sequences:
             return
         is_ragged = isinstance(self._state, Ragged)
@@ -92,13 +91,12 @@ class _SequenceBatch:
 
     def step(self) -> Tensor:
         """Let every sequence read its last token; return the logits after it, (sequences, outputs)."""
-        tokens = torch.tensor([[sequence.recent[-1]] for sequence in self.sequences])
+        tokens = torch.tensor([[sequence.stream.recent[-1]] for sequence in self.sequences])
         logits, after = self.model.runner(tokens, self._state)
         self._state, self._before = after, self._state
         return logits[:, 0]
 
     def state_of(self, index: int) -> Any:
-        """Return the state of one sequence, in its own memory."""
         return _state_at(self._state, index)
 
     def leave(self, leaving: list[int], *, undone: Collection[int] = ()) -> list[Any]:
@@ -115,7 +113,6 @@ class _SequenceBatch:
         return states
 
     def take_over(self, other: "_SequenceBatch") -> None:
-        """Move all sequences of another batch here."""
         self.join(other.sequences, [] if other._state is None else split(other._state))
         other.sequences, other._state = [], None
 
@@ -148,14 +145,10 @@ class Engine:
         self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="recurra-engine", daemon=True)
 
-    # --- from any thread ---
-
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request."""
         with self._lock:
             self.scheduler.add(request)
         self._wake.put(None)
@@ -167,7 +160,6 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self._batches) or not self.scheduler.is_idle
 
     def stop(self) -> None:
@@ -176,8 +168,6 @@ class Engine:
         self._wake.put(None)
         if self._thread.is_alive():
             self._thread.join()
-
-    # --- the thread ---
 
     def _run(self) -> None:
         if self._threads is not None:
@@ -220,8 +210,6 @@ class Engine:
         if self._outbox:
             events, self._outbox = self._outbox, {}
             self._deliver(events)
-
-    # --- reading ---
 
     def _read(self, chunk: PrefillChunk) -> None:
         start = time.perf_counter()
@@ -274,8 +262,6 @@ class Engine:
         for sequence in sequences:
             self._batch_for(request.model).join([sequence], [model_state])
 
-    # --- writing ---
-
     def _batch_for(self, model: ServedModel) -> _SequenceBatch:
         """Return the fullest batch of the model that takes another sequence."""
         open_batches = [one for one in self._batches if one.model is model and len(one) < _BATCH_SIZE]
@@ -291,7 +277,7 @@ class Engine:
         if not group.sequences:
             return
         start = time.perf_counter()
-        positions = [sequence.position for sequence in group.sequences]
+        positions = [sequence.stream.position for sequence in group.sequences]
         try:
             logits = group.step()
             failed = self._choose(group, logits)
@@ -310,7 +296,9 @@ class Engine:
     def _choose(self, group: _SequenceBatch, logits: Tensor) -> list[int]:
         """Write a token of every sequence; return the indices of those that have none to choose."""
         now, failed = time.monotonic(), []
-        tokens = choose(logits, [sequence.generation.token_choice(sequence.recent) for sequence in group.sequences])
+        tokens = choose(
+            logits, [sequence.generation.token_choice(sequence.stream.recent) for sequence in group.sequences]
+        )
         for index, (sequence, token) in enumerate(zip(group.sequences, tokens)):
             request, details = sequence.request, sequence.request.details
             if isinstance(token, ValueError):
@@ -327,7 +315,7 @@ class Engine:
                 (gates,) = gates_of(request.model, [token], group.state_of(index), details.gates)
             text = sequence.append(token)  # last of all: a token counts once it is reported
             self._put(request, TokenEvent(sequence.choice, token, text, False, logprob, alternatives, (), gates))
-            if request.checkpoint_every and sequence.position % request.checkpoint_every == 0:
+            if request.checkpoint_every and sequence.stream.position % request.checkpoint_every == 0:
                 request.add_checkpoint(sequence.state(group.state_of(index)))
         return failed
 
@@ -354,8 +342,6 @@ class Engine:
                 other.take_over(one)
                 self._batches.remove(one)
                 return
-
-    # --- ends ---
 
     def _drop(self, request: Request, is_admitted: bool, reason: str, message: str = "") -> None:
         """End a request that has written nothing; its stream stays where it was."""

@@ -66,8 +66,6 @@ class ServeSettings:
             raise ValueError(sentence("host", got, "127.0.0.1, or a key", "set RECURRA_API_KEY or --api-key-file"))
 
 
-# --- errors ---
-
 _TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 
@@ -89,12 +87,10 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param, self.retry_after = status, message, code, param, retry_after
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return its JSON."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """Return the answer."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else None
         return JSONResponse(self.body(), self.status, headers)
 
@@ -102,9 +98,6 @@ class ApiError(Exception):
 def request_failed(message: str = "the model failed on this request") -> ApiError:
     """The error of a request that ended with reason "error"."""
     return ApiError(500, message, code="turn_failed")
-
-
-# --- refusals ---
 
 
 class _BodyTooLarge(HTTPException):
@@ -137,7 +130,6 @@ class Guard:
         self._app, self._max_body_bytes, self._hosts, self._note = app, max_body_bytes, hosts, note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -206,11 +198,8 @@ async def _send_error(send: Send, error: ApiError) -> None:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without the port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0].lower()
 
-
-# --- the page ---
 
 _MEDIA_TYPES = {
     ".html": "text/html",

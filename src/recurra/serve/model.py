@@ -45,7 +45,6 @@ class StreamState(NamedTuple):
 
     @property
     def unread(self) -> tuple[int, ...]:
-        """The last token; nothing at the start of a stream."""
         return self.recent[-1:]
 
     def after(self, tokens: Sequence[int], model_state: Any) -> "StreamState":
@@ -100,8 +99,6 @@ class ServedModel:
             for size in sorted({recorded_rows(size) for size in range(1, MOST_VECTORS + 1)}):
                 self.runner.program(size)
 
-    # --- running ---
-
     @torch.inference_mode()
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read tokens (B, L); return the head's input after each of them, and the state."""
@@ -112,8 +109,6 @@ class ServedModel:
         """Return the logits for the output of `read`."""
         return self.runner.head(hidden)  # type: ignore[operator]
 
-    # --- text ---
-
     def encode(self, text: str, *, is_first: bool) -> list[int]:
         """Return a text's tokens; is_first: it begins a stream. Raises ApiError if the model has no tokenizer."""
         if self.tokenizer is None:
@@ -121,7 +116,6 @@ class ServedModel:
         return (encode_first(self.tokenizer, text) if is_first else self.tokenizer.encode(text)).tolist()
 
     def text_of(self, token: int) -> str:
-        """Return the text of one token; for a model without a tokenizer, its number."""
         return str(token) if self.tokenizer is None else self.tokenizer.decode([token])
 
     def text_pieces(self, before: Sequence[int]) -> Callable[[int], str]:
@@ -145,8 +139,6 @@ class ServedModel:
             return template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=_Unknown())
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-
-    # --- what clients are told ---
 
     @property
     def predicts_tokens(self) -> bool:
@@ -178,7 +170,6 @@ class ServedModel:
         return int(getattr(self.config, name, 0))
 
     def description(self) -> dict[str, Any]:
-        """Describe the model to clients."""
         return {
             "task": self.task,
             "weights": self.weights or "as trained",
@@ -193,9 +184,6 @@ class ServedModel:
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "gates": [{"layer": layer, "channels": channels} for layer, channels in self.gate_layers.items()],
         }
-
-
-# --- chat templates ---
 
 
 def _template_environment() -> ImmutableSandboxedEnvironment:
@@ -222,7 +210,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[Node]:
-        """Return what is inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

@@ -1,7 +1,4 @@
-"""A request to a stream: tokens to read, tokens to write, and the events that report on them.
-
-The HTTP side makes requests and submits them to the engine; from then on only the engine changes them.
-"""
+"""A request to a stream, which only the engine changes once it is submitted, and the events that report on it."""
 
 import base64
 import math
@@ -37,7 +34,6 @@ class TokenDetails(NamedTuple):
 
     @property
     def of_prediction(self) -> bool:
-        """Whether the logits before the token are needed."""
         return self.logprob or self.alternatives > 0
 
 
@@ -119,7 +115,6 @@ class Request:
 
     @property
     def n_sequences(self) -> int:
-        """How many of the engine's slots it takes."""
         return max(1, len(self.configs))
 
     @property
@@ -134,12 +129,10 @@ class Request:
 
     @property
     def is_reported(self) -> bool:
-        """Whether there is anything to report about the tokens that it reads."""
         return self.reports_prompt and bool(self.tokens) and any(self.details)
 
     @cached_property
     def prompt_report(self) -> "_PromptReport":
-        """Reports the tokens that are read."""
         return _PromptReport(self)
 
     @property
@@ -150,7 +143,6 @@ class Request:
         return 1 + self.details.alternatives + self.details.answers + n_gates // 64
 
     def interruption(self, now: float) -> str | None:
-        """Return the reason why it must end now, if there is one."""
         if self.is_cancelled:
             return "cancelled"
         return "timeout" if now > self.deadline else None
@@ -164,41 +156,23 @@ class Request:
 
 
 class Sequence:
-    """One continuation of a request, while it is written in a batch.
-
-    Args:
-        request: the request.
-        choice: the index of the continuation.
-        start: where it begins; its model state moves into the batch.
-    """
+    """One continuation of a request, while it is written in a batch, which holds its model state."""
 
     def __init__(self, request: Request, choice: int, start: StreamState) -> None:
         self.request, self.choice = request, choice
         config = request.configs[choice]
         self.generation = Generation(config)
-        self._stream = start._replace(model_state=None)
+        self.stream = start._replace(model_state=None)
         tokenizer = request.model.tokenizer
         self._text = None if tokenizer is None else GeneratedText(tokenizer, start.recent, config.stop)
         self.finish_reason: str | None = None
 
-    @property
-    def recent(self) -> tuple[int, ...]:
-        """The last tokens, oldest first."""
-        return self._stream.recent
-
-    @property
-    def position(self) -> int:
-        """The number of tokens of the stream."""
-        return self._stream.position
-
     def state(self, model_state: Any) -> StreamState:
-        """Return the stream, given its part of the batch's state."""
-        return self._stream._replace(model_state=model_state)
+        return self.stream._replace(model_state=model_state)
 
     def append(self, token: int) -> str:
-        """Append a chosen token; return the text that it settles."""
         self.generation.count(token)
-        self._stream = self._stream.after((token,), None)
+        self.stream = self.stream.after((token,), None)
         text = str(token) if self._text is None else self._text.add(token)
         if self._text is not None and self._text.is_over:
             self.finish_reason = "stop"
@@ -207,11 +181,7 @@ class Sequence:
         return text
 
     def flush(self) -> str:
-        """Return the text that is still held back."""
         return "" if self._text is None else self._text.flush()
-
-
-# --- details ---
 
 
 class _PromptReport:

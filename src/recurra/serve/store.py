@@ -59,7 +59,6 @@ class Transcript:
         return self.first + len(self._tokens)
 
     def append(self, token: int, logprob: float | None, origin: int) -> None:
-        """Add a token."""
         self._tokens.append(token)
         self._logprobs.append(float("nan") if logprob is None else logprob)
         self._origins.append(origin)
@@ -71,13 +70,11 @@ class Transcript:
         self.first += count
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Return the tokens from `start` to before `end`."""
         if not self.first <= start <= end <= len(self):
             raise LookupError(f"positions {start} to {end} of tokens {self.first} to {len(self)}")
         return self._tokens[start - self.first : end - self.first].tolist()
 
     def entries(self, start: int, end: int) -> list[tuple[int, float, int]]:
-        """Return kept tokens with their log-probabilities and origins."""
         part = slice(start - self.first, end - self.first)
         return list(zip(self._tokens[part], self._logprobs[part], self._origins[part]))
 
@@ -88,7 +85,6 @@ class Transcript:
         del self._tokens[n:], self._logprobs[n:], self._origins[n:]
 
     def copy(self, end: int) -> "Transcript":
-        """Return the transcript up to `end`."""
         twin = Transcript(self._most, self.first)
         twin._tokens, twin._logprobs, twin._origins = self._tokens[:], self._logprobs[:], self._origins[:]
         twin.cut(end)
@@ -113,8 +109,6 @@ class Transcript:
         return made
 
 
-# --- states as bytes ---
-
 _STRUCTURE = "structure"
 
 
@@ -128,7 +122,6 @@ def pack(state: Any) -> bytes:
 
 
 def unpack(packed: bytes, model: nn.Module) -> Any:
-    """Return the state of `model` that was packed."""
     try:
         # copies, each in its own memory: views would keep the bytes of all alive
         tensors = {name: tensor.clone() for name, tensor in safetensors.load(packed).items()}
@@ -137,8 +130,6 @@ def unpack(packed: bytes, model: nn.Module) -> Any:
     except Exception as error:  # safetensors has errors of its own
         raise ValueError(f"a saved state cannot be read: {error}") from error
 
-
-# --- the database ---
 
 _APPLICATION = 0x52656331
 """Marks a database as ours, in this layout."""
@@ -204,8 +195,6 @@ class SessionStore:
         """Commit what waits, and close the database."""
         self._calls.put(None)
         self._thread.join()
-
-    # --- the thread ---
 
     def _run(self, path: Path | None) -> None:
         try:
@@ -290,9 +279,6 @@ def _set_up(database: sqlite3.Connection, path: Path | None) -> None:
     database.executescript(f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; COMMIT;")
 
 
-# --- actions ---
-
-
 def write(
     record: SessionRecord, part: TranscriptPart | None, *, is_all: bool = False
 ) -> Callable[[sqlite3.Connection], None]:
@@ -335,13 +321,11 @@ def read(owner: str, name: str) -> Callable[[sqlite3.Connection], tuple[SessionR
 
 
 def delete(owner: str, name: str) -> Callable[[sqlite3.Connection], bool]:
-    """Delete a session; return whether there was one."""
     query = "DELETE FROM sessions WHERE owner = ? AND name = ?"
     return lambda database: database.execute(query, (owner, name)).rowcount > 0
 
 
 def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connection], list[SessionInfo]]:
-    """List the sessions of an owner by name, those after `after`."""
     query = (
         "SELECT name, model, created, used, position FROM sessions WHERE owner = ? AND name > ? ORDER BY name LIMIT ?"
     )
@@ -349,6 +333,5 @@ def infos(owner: str, limit: int, after: str = "") -> Callable[[sqlite3.Connecti
 
 
 def count(owner: str) -> Callable[[sqlite3.Connection], int]:
-    """Count the sessions of an owner."""
     query = "SELECT count(*) FROM sessions WHERE owner = ?"
     return lambda database: int(database.execute(query, (owner,)).fetchone()[0])

@@ -41,7 +41,6 @@ class EventQueue(AsyncIterator[list[Event]]):
         self._changed = asyncio.Event()
 
     def put(self, events: list[Event]) -> None:
-        """Add events."""
         # the new ones do not count: the engine may report more at once, and nobody had the time to take them
         if len(self._waiting) * self._request.numbers_per_token > self._most and not self._request.is_cancelled:
             self._cancel(self._request)
@@ -78,7 +77,6 @@ class AsyncEngine(Engine):
         self._queues: dict[Request, EventQueue] = {}
 
     def start(self) -> None:
-        """Start the thread; events go to the running loop."""
         self._loop = asyncio.get_running_loop()
         super().start()
 

@@ -182,7 +182,6 @@ def test_spread_places(places, gap):
     ("runs", "panels", "options", "words"),
     [
         ({}, {"L": ["loss"]}, {}, "runs is {}; expected at least one run"),
-        ({"a": rows()}, {}, {}, "panels is {}; expected at least one panel"),
         (
             {"a": rows()},
             {"L": ["loss"]},
@@ -190,19 +189,6 @@ def test_spread_places(places, gap):
             "a column is 'loss'; expected one that some run has.* train_loss",
         ),
         ({"a": rows()}, {"L": ["valid_loss"]}, {"x": "epoch"}, "a column is 'epoch'; expected one"),
-        ({"a": rows()}, {"L": ["valid_loss"]}, {"smoothing": -1}, "smoothing is -1; expected at least 0"),
-        (
-            {"a": rows()},
-            {"L": ["valid_loss"]},
-            {"logarithmic": ["M"]},
-            r"logarithmic is \['M'\]; expected titles of panels among \['L'\]",
-        ),
-        (
-            {"a": rows("step,loss\n1,x\n")},
-            {"L": ["loss"]},
-            {},
-            "a cell of column 'loss' in run 'a' is 'x'; expected a number",
-        ),
     ],
 )
 def test_bad_curves_are_named(runs, panels, options, words):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.analysis.plots.figure import save_png
-from recurra.analysis.plots.scores import _pooled_accuracies, accuracy_over_span
+from recurra.analysis.plots.scores import _pooled, accuracy_over_span
 from recurra.data.memory_horizon import SpanAccuracy
 from recurra.train.evaluate import _accuracy_by_span
 
@@ -70,7 +70,8 @@ def test_many_runs_and_long_names_stay_inside(assert_inside):
 def test_pooling_against_a_loop(bins, window):
     n_correct = [min(pair) for pair in bins]
     counts = [max(pair) for pair in bins]
-    pooled = _pooled_accuracies(counted(n_correct, counts), window).tolist()
+    right, total = _pooled(counted(n_correct, counts), window)
+    pooled = (right / total).tolist()
     for middle, value in enumerate(pooled):
         near = slice(max(0, middle - window // 2), middle + window // 2 + 1)
         total = sum(counts[near])
@@ -78,7 +79,7 @@ def test_pooling_against_a_loop(bins, window):
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-@pytest.mark.parametrize("n_runs", [1, 2, 9])
+@pytest.mark.parametrize("n_runs", [1, 9])
 def test_any_number_of_runs(tmp_path, n_runs):
     torch.manual_seed(0)
     spans = torch.randint(0, 50, (400,))

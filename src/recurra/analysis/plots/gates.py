@@ -1,4 +1,4 @@
-"""One channel-by-time heat map, the building block of Figures 5 and 8 of GateLoop."""
+"""The transitions of a model as heat maps of channels by time (GateLoop, Figures 4, 5 and 8)."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from recurra.analysis.gates import GateRecord
 from recurra.analysis.plots.figure import COLOURS, GREY, house_style, new_figure
-from recurra.checks import require, require_positive
+from recurra.checks import require
 
 _MAGNITUDE_COLOURS = "viridis"
-SHARP_STEPS, SHARP_CHANNELS = 1500, 80
+_SHARP_STEPS, _SHARP_CHANNELS = 1500, 80
 """The numbers that get a pixel each in the smallest heat map of a saved PNG."""
 
 
@@ -25,20 +25,11 @@ def _heat_map(
 ) -> ScalarMappable:
     """Fill the axes with values: time to the right, the first channel on top.
 
-    If each value gets a pixel, values are drawn sharply, and an SVG holds each of them once. Otherwise neighbours are
-    averaged, because omitting some could hide a gate that closes for one step.
-
-    Args:
-        axes: where to draw.
-        values: one per step and channel.
-        colours: the name of a matplotlib colour map.
-        limits: the values of the first and the last colour.
-
-    Returns:
-        The image, for a colour bar.
+    If each value gets a pixel, values are drawn sharply. Otherwise neighbours are averaged, because omitting some could
+    hide a gate that closes for one step. Returns the image, for a colour bar.
     """
     n_steps, n_channels = values.shape
-    sharp = n_steps <= SHARP_STEPS and n_channels <= SHARP_CHANNELS
+    sharp = n_steps <= _SHARP_STEPS and n_channels <= _SHARP_CHANNELS
     image = axes.imshow(
         values.T.numpy(),
         aspect="auto",
@@ -71,9 +62,6 @@ def _mark_steps(axes: Axes, steps: Sequence[int]) -> None:
         color=GREY,
         clip_on=False,
     )
-
-
-# --- gateLoop Figure 5: the magnitude of all transitions over time, and its means ---
 
 
 @house_style()
@@ -124,7 +112,6 @@ def _sorted_by_mean(
 def _draw_means(
     by_layer: Axes, total: Axes, means: Float[Tensor, "L layers"], layers: Sequence[int], resets: list[int]
 ) -> ScalarMappable:
-    """Draw the two means below the channels, and return the image for the colour bar."""
     image = _heat_map(by_layer, means, _MAGNITUDE_COLOURS, (0.0, 1.0))
     by_layer.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
     _label_row(by_layer, "mean\nby layer")
@@ -138,9 +125,6 @@ def _draw_total_mean(axes: Axes, mean: Float[Tensor, " L"], resets: list[int]) -
     axes.plot(mean.numpy(), color=COLOURS[0], linewidth=1.0, clip_on=False)  # a mean of 0 or 1 lies on the edge
     axes.set(xlabel="time step", ylim=(0, 1), yticks=[0, 0.5, 1], xlim=(-0.5, len(mean) - 0.5))
     _label_row(axes, "mean\nover all")
-
-
-# --- gateLoop Figure 8: magnitude and phase of the transitions side by side, layer by layer ---
 
 
 _PHASE_COLOURS = "twilight_shifted"
@@ -192,12 +176,9 @@ def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] 
 
 
 def _wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
-    """Wrap angles to [-pi, pi)."""
     return torch.remainder(phase + math.pi, 2 * math.pi) - math.pi
 
 
-# --- gateLoop Figure 4: the two activations of a transition's magnitude ---
-#
 # "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
 # exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope
 # shows the bias towards magnitudes near 1 that the paper mentions. Close to 1 both functions flatten in the same way,
@@ -215,11 +196,7 @@ def magnitude_activations(largest: float = 6.0) -> Figure:
 
     Left: the functions. LRU's falls as alpha grows; its mirror image can be compared with the sigmoid. Right: the
     slope |d|a|/dalpha| of each against its magnitude.
-
-    Raises:
-        ValueError: `largest` is not a finite number above 0.
     """
-    require_positive(largest=largest)
     figure = new_figure(7.2, 2.9)
     functions, speeds = figure.subplots(1, 2, width_ratios=[1.3, 1])
 

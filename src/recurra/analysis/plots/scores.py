@@ -1,4 +1,4 @@
-"""The confusion matrix of a classifier."""
+"""Scores of runs: a confusion matrix, accuracy by memory span (GateLoop Figure 7), perplexity over FLOPs (CRT)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -74,9 +74,6 @@ def _write_shares(axes: Axes, shares: np.ma.MaskedArray) -> None:
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=colour)
 
 
-# --- gateLoop Figure 7: accuracy by the memory span that a prediction needs ---
-
-
 _FEW_POSITIONS = 20
 """An accuracy over fewer positions is not drawn at the end of a curve."""
 
@@ -118,18 +115,8 @@ def accuracy_over_span(runs: Mapping[str, SpanAccuracy], *, smoothing: int = 1, 
     return figure
 
 
-def _pooled_accuracies(run: SpanAccuracy, smoothing: int) -> Float[Tensor, " bins"]:
-    """Return the accuracy over each bin and its neighbours, `smoothing` bins in all and fewer at both ends.
-
-    Positions are pooled instead of averaging accuracies, so that bins with few positions have little weight. The result
-    is NaN where there are no positions.
-    """
-    n_correct, counts = _pooled(run, smoothing)
-    return n_correct / counts
-
-
 def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"]]:
-    """Count the correct positions and all positions of each bin and its neighbours."""
+    """Count the correct and all positions of each bin and its neighbours, so that bins with few have little weight."""
     is_odd = smoothing >= 1 and smoothing % 2 == 1
     require(is_odd, "smoothing", smoothing, "an odd number of bins, at least 1")
     kernel = torch.ones(1, 1, smoothing, dtype=torch.float64)
@@ -138,22 +125,12 @@ def _pooled(run: SpanAccuracy, smoothing: int) -> tuple[Float[Tensor, " bins"], 
     return n_correct, counts
 
 
-# --- perplexity over flops ---
-#
-# Figures 5 and 6 of the Compact Recurrent Transformer: perplexity against cost, for several segment lengths.
-
-
 _CORNERS = (("left", "bottom"), ("right", "top"), ("right", "bottom"), ("left", "top"))
 """The corner of a label that touches its point. It differs by curve, because points of two curves often coincide."""
 
 
 class CostPoint(NamedTuple):
-    """The cost and the perplexity of a model.
-
-    segment_length: tokens per segment.
-    flops: of one forward over a segment.
-    perplexity: on the test split.
-    """
+    """Tokens per segment of a model, FLOPs of one forward over a segment, and perplexity on the test split."""
 
     segment_length: int
     flops: int
