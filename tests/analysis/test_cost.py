@@ -18,14 +18,7 @@ from recurra.ops.cells.orthogonal import Neumann
 
 V, N, D, HEADS, D_HEAD, FF = 11, 5, 8, 3, 5, 7
 C = HEADS * D_HEAD
-SIZES = {
-    "vocab_size": V,
-    "segment_length": N,
-    "d_model": D,
-    "n_heads": HEADS,
-    "d_head": D_HEAD,
-    "d_channel_mixing": FF,
-}
+SIZES = {"vocab_size": V, "segment_length": N, "d_model": D, "n_heads": HEADS, "d_head": D_HEAD, "d_channel_mixing": FF}
 
 
 def xl(n_layer=1, mem_len=0, **options):

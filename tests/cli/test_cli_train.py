@@ -16,12 +16,7 @@ from recurra.cli import main, train
 
 def test_train_writes_a_complete_run(trained):
     run = Path(trained)
-    assert {path.name for path in run.iterdir()} >= {
-        "config.yaml",
-        "log.jsonl",
-        "summary.json",
-        "checkpoints",
-    }
+    assert {path.name for path in run.iterdir()} >= {"config.yaml", "log.jsonl", "summary.json", "checkpoints"}
     rows = measured(run)
     assert [int(row["step"]) for row in rows] == list(range(1, 13))
     assert [row["step"] for row in rows if row["valid_loss"]] == [4, 8, 12]
@@ -29,15 +24,7 @@ def test_train_writes_a_complete_run(trained):
 
 
 def test_overrides_reach_the_run_wherever_they_stand(recipe, tmp_path):
-    words = [
-        "train",
-        "--training.epochs",
-        "1",
-        recipe,
-        "--run",
-        str(tmp_path / "run"),
-        "--training.max_steps=2",
-    ]
+    words = ["train", "--training.epochs", "1", recipe, "--run", str(tmp_path / "run"), "--training.max_steps=2"]
     assert main(words) == 0
     assert len(measured(tmp_path / "run")) == 2
 

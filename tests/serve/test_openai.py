@@ -256,10 +256,7 @@ def test_what_came_at_once_goes_out_at_once(answer, models):
 
 def test_an_error_comes_after_what_was_written_before_it_and_ends_the_answer(answer, models):
     start = models[0].start
-    rounds = [
-        [TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")],
-        [TokenEvent(0, 5, "f")],
-    ]
+    rounds = [[TokenEvent(0, 3, "d"), EndEvent(1, "error", start), TokenEvent(0, 4, "e")], [TokenEvent(0, 5, "f")]]
     *_, told, failed = writes(answer, rounds)
     assert pieces_of(told) == [(0, "d")]
     assert json.loads(failed[0])["error"]["code"] == "turn_failed"

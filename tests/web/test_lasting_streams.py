@@ -5,16 +5,7 @@ import time
 
 import pytest
 from tests.web.conftest import PATIENCE
-from tests.web.explorer import (
-    choose_greedily,
-    open_explorer,
-    pane,
-    position,
-    read,
-    text,
-    wait_for,
-    wait_until_drawn,
-)
+from tests.web.explorer import choose_greedily, open_explorer, pane, position, read, text, wait_for, wait_until_drawn
 from tests.web.served import N_TOKENS, PROMPT, Server, close, continued, refuse, sessions, write_greedily
 
 MOST_RELOADS = 20

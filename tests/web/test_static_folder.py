@@ -69,8 +69,7 @@ def page_says(page, address: str, n_read: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "options"),
-    [("words", "int8", ["--weights", "int8"]), ("bpe", "float32", [])],
+    ("name", "weights", "options"), [("words", "int8", ["--weights", "int8"]), ("bpe", "float32", [])]
 )
 def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exported, capsys, page, static_host):
     folder = exported(name, weights)

@@ -175,8 +175,7 @@ def _transformer_xl(n_layer: int, segment_length: int, d_model: int) -> Publishe
 def _crt_gru(n_layer: int, segment_length: int, d_model: int) -> PublishedCost:
     n, d = segment_length, d_model
     return PublishedCost(
-        n * d**2 * (12 * n_layer + 12) + 8 * n_layer * n**2 * d,
-        (12 + 8 * n_layer) * d**2 + (6 + 4 * n_layer) * d,
+        n * d**2 * (12 * n_layer + 12) + 8 * n_layer * n**2 * d, (12 + 8 * n_layer) * d**2 + (6 + 4 * n_layer) * d
     )
 
 

@@ -17,14 +17,10 @@ from recurra.models.shell import mixers_with_transition
 class GateRecord:
     """The state transitions a = |a| exp(i phase) that a model applied to a batch; float32, on the CPU."""
 
-    layers: tuple[int, ...]
-    """The blocks that were recorded, counted from 0: those whose mixer has a transition."""
-    magnitudes: tuple[Float[Tensor, "B L _"], ...]
-    """|a| in each of these layers."""
-    phases: tuple[Float[Tensor, "B L _"], ...]
-    """The phase in radians in each of these layers, as computed: not wrapped."""
-    tokens: Int[Tensor, "B L"]
-    """The input tokens."""
+    layers: tuple[int, ...]  # the blocks that were recorded, counted from 0: those whose mixer has a transition
+    magnitudes: tuple[Float[Tensor, "B L _"], ...]  # |a| in each of these layers
+    phases: tuple[Float[Tensor, "B L _"], ...]  # the phase in radians in each of these layers, as computed: not wrapped
+    tokens: Int[Tensor, "B L"]  # the input tokens
 
     def at_token(self, token: int) -> Bool[Tensor, "B L"]:
         """Mark the steps whose input is this token."""

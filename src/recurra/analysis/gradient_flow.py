@@ -36,10 +36,10 @@ from recurra.ops.cells.ncgru import NCGRUCell
 from recurra.state import map_tensors
 
 Track: TypeAlias = Callable[[Sequence[Tensor], str], Iterable[Tensor]]
-"""Yields the items of its first argument in order, and may report progress under the name in its second."""
+"""Yields the pieces in order, and may report progress under a name."""
 
 _ROWS = 64
-"""Rows that are differentiated together: enough for fast matrix products, few enough to fit into memory."""
+"""Rows that are differentiated together."""
 
 
 def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
@@ -50,7 +50,6 @@ def untracked(pieces: Sequence[Tensor], name: str) -> Iterable[Tensor]:
 def _jacobians(
     output: Float[Tensor, " d"], inputs: Sequence[Tensor], name: str, track: Track = untracked
 ) -> list[Float[Tensor, "d ..."]]:
-    """Differentiate a vector by tensors that it was computed from; each Jacobian's d rows precede its input's shape."""
     rows = torch.eye(len(output), dtype=output.dtype, device=output.device)
     pieces = [_products(output, inputs, piece) for piece in track(rows.split(_ROWS), name)]
     return [torch.cat(of_input) for of_input in zip(*pieces)]
@@ -104,18 +103,12 @@ class Thinned(Generic[_Item]):
 
 
 class _MemoryTrace(NamedTuple):
-    """The inputs and outputs of the memory RNN with their graph; float64, on the CPU.
+    """The inputs and outputs of the memory RNN with their graph, a tensor per segment; float64, on the CPU."""
 
-    rnn: the memory RNN, its weights without gradients.
-    outputs: the last block's outputs y, one tensor per segment.
-    memories: the memory at the start of each segment. The second depends on the first segment's outputs, and so on.
-    states: the memory RNN's states h after each of a segment's outputs.
-    """
-
-    rnn: RNN
-    outputs: list[Float[Tensor, "1 n d"]]
-    memories: list[Float[Tensor, "1 d"]]
-    states: list[Float[Tensor, "1 n d"]]
+    rnn: RNN  # its weights without gradients
+    outputs: list[Float[Tensor, "1 n d"]]  # of the last block, y
+    memories: list[Float[Tensor, "1 d"]]  # at the segment's start
+    states: list[Float[Tensor, "1 n d"]]  # h after each output
 
 
 def memory_rnn(model: nn.Module) -> RNN:
@@ -164,12 +157,7 @@ def _require_whole_segments(tokens: Tensor, n: int, state: CompactRecurrentTrans
 
 
 class StepBound(NamedTuple):
-    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1).
-
-    alpha: CRT (6).
-    beta: CRT (7).
-    candidate_norm: ||U_c||_2, the same at each step.
-    """
+    """The terms of the bound on ||dh_t/dh_{t-1}||_2 at each step (CRT Lemma 1): CRT (6), CRT (7), and ||U_c||_2."""
 
     alpha: Float[Tensor, " steps"]
     beta: Float[Tensor, " steps"]
@@ -192,9 +180,8 @@ def step_bound(cell: GRUCell, x: Float[Tensor, "steps D"], h: Float[Tensor, "ste
 
         diag(1 - u) + diag((c - h) u (1 - u)) U_u + diag(u (1 - c^2)) U_c (diag(r) + diag(h r (1 - r)) U_r)
 
-    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. The paper writes max h and max c without absolute
-    values. States and candidates can be negative, and without absolute values the inequality would not hold (h = -0.9
-    in all channels would make its term negative).
+    and |c - h| <= max |h| + max |c| and 1 - c^2 <= 1 give the bound. (The paper writes max h and max c; they can be
+    negative, and then its inequality does not hold.)
 
     h is the state before each step. Use float64 if rounding must not break the bound.
     """
@@ -222,10 +209,7 @@ def _recurrent_norms(cell: GRUCell) -> list[Float[Tensor, ""]]:
 
 
 def _log10_products(factors: Float[Tensor, " steps"]) -> Float[Tensor, " steps"]:
-    """For each step, return log10 of the product of all later steps' factors; 0 for the last step.
-
-    Logarithms are needed because the product of a few hundred factors can exceed float64.
-    """
+    """For each step, return log10 of the product of all later steps' factors, which can exceed float64."""
     return _of_later_steps(factors.log10().flip(0).cumsum(0).flip(0), nothing=0.0)
 
 
@@ -248,18 +232,12 @@ def _of_later_steps(values: Tensor, nothing: float) -> Tensor:
 class StepGradients:
     """The memory RNN's T steps over the outputs of all segments except the last; float64, on the CPU."""
 
-    norms: Float[Tensor, " T"]
-    """||dh_t/dh_{t-1}||_2, measured."""
-    input_norms: Float[Tensor, " T"]
-    """||dh_t/dy_t||_2, measured."""
-    alpha: Float[Tensor, " T"]
-    """alpha_t, CRT (6)."""
-    beta: Float[Tensor, " T"]
-    """beta_t, CRT (7)."""
-    candidate_norm: float
-    """||U_c||_2."""
-    bound_a_priori: float
-    """The bound on `bounds` given only the weights, CRT (10)."""
+    norms: Float[Tensor, " T"]  # ||dh_t/dh_{t-1}||_2, measured
+    input_norms: Float[Tensor, " T"]  # ||dh_t/dy_t||_2, measured
+    alpha: Float[Tensor, " T"]  # alpha_t, CRT (6)
+    beta: Float[Tensor, " T"]  # beta_t, CRT (7)
+    candidate_norm: float  # ||U_c||_2
+    bound_a_priori: float  # the bound on `bounds` given only the weights, CRT (10)
 
     @property
     def bounds(self) -> Float[Tensor, " T"]:
@@ -269,34 +247,27 @@ class StepGradients:
 
 @dataclass(frozen=True, eq=False)
 class GradientFlow:
-    """Spectral norms between outputs of different segments, and their bounds; float64, on the CPU.
+    """Spectral norms between outputs of different segments, and log10 of their bounds; float64, on the CPU.
 
     The T sources are all outputs of the segments before the last, and the K targets are chosen outputs of the last one.
-    Positions count from 0 at the first token measured. Bounds are base-10 logarithms, because they can exceed float64.
+    Positions count from 0 at the first token measured.
     """
 
-    segment_length: int
-    """Tokens of a segment."""
-    sources: Int[Tensor, " T"]
-    """The position i of each y_i."""
-    targets: Int[Tensor, " K"]
-    """The position k of each y_k."""
-    total: Float[Tensor, "K T"]
-    """||dy_k/dy_i||_2 along all paths."""
+    segment_length: int  # tokens of a segment
+    sources: Int[Tensor, " T"]  # the position i of each y_i
+    targets: Int[Tensor, " K"]  # the position k of each y_k
+    total: Float[Tensor, "K T"]  # ||dy_k/dy_i||_2 along all paths
     direct: Float[Tensor, "K T"]
     """||dy_k/dy_i||_2 along the memory RNN alone, with the outputs in between fixed: the product of CRT (12)."""
     log10_bound: Float[Tensor, "K T"]
     """Bound on `direct`: ||dy_k/dm|| ||dh_i/dy_i|| times alpha_t + beta_t ||U_c|| of every later step."""
     log10_bound_of_largest: Float[Tensor, "K T"]
     """The same with the largest of these factors in place of each: a power, as in CRT (2)."""
-    log10_bound_a_priori: Float[Tensor, "K T"]
-    """The same with the bound on a factor given only the weights, CRT (10)."""
+    log10_bound_a_priori: Float[Tensor, "K T"]  # the same with the bound on a factor given only the weights, CRT (10)
     log10_bound_measured: Float[Tensor, "K T"]
     """The same with each step's measured norm: the smallest bound that step-by-step bounds can give."""
-    memory_norms: Float[Tensor, " K"]
-    """||dy_k/dm||_2."""
-    steps: StepGradients
-    """The memory RNN's steps; step t computes h_t."""
+    memory_norms: Float[Tensor, " K"]  # ||dy_k/dm||_2
+    steps: StepGradients  # the memory RNN's steps; step t computes h_t
     orthogonality_error: float | None
     """||U_c^T U_c - I|| (Frobenius) in the model's own precision; None if the cell does not keep U_c orthogonal."""
 
@@ -328,8 +299,7 @@ def measure_gradient_flow(
         track: reports progress.
 
     Raises:
-        ValueError: the model has no memory vector, the tokens are not two or more whole segments of one stream, the
-            state is inside a segment, or a target is outside the segment.
+        ValueError: the model has no memory vector, or the tokens, the state or a target do not fit its segments.
     """
     cell = memory_rnn(model).cell
     assert isinstance(model, CompactRecurrentTransformer)

@@ -77,22 +77,19 @@ def _listed(bad: Sequence[str], n_videos: int) -> str:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("classify", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="folder of a video run")
-    parser.add_argument("videos", nargs="+", metavar="VIDEO", help="video files")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a video run")
+    add("videos", nargs="+", metavar="VIDEO", help="video files")
+    add(
         "--rate",
         type=float,
         metavar="R",
         help="frames per second to read (default: as in training; if a training clip spans a whole video, the rate "
         "that divides this video into as many segments as a clip)",
     )
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)"
-    )
+    add("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
+    add("--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE")
+    add("--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)")
     add_device(parser, "classify", default="auto")
     add_checkpoint(parser)
     return parser

@@ -34,15 +34,12 @@ def convert(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     classes = ", ".join(architecture.class_name for architecture in ARCHITECTURES.values())
     parser = command_parser("convert", _CONVERT.format(classes=classes))
-    parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="a run, a folder for transformers or a .safetensors file"
-    )
-    parser.add_argument("target", type=Path, metavar="TARGET", help="folder or file to write")
-    parser.add_argument(
-        "--to", choices=FORMATS, help="format to write (default: safetensors if TARGET ends in .safetensors)"
-    )
+    add = parser.add_argument
+    add("source", type=Path, metavar="SOURCE", help="a run, a folder for transformers or a .safetensors file")
+    add("target", type=Path, metavar="TARGET", help="folder or file to write")
+    add("--to", choices=FORMATS, help="format to write (default: safetensors if TARGET ends in .safetensors)")
     add_checkpoint(parser, of="checkpoint of a run to convert")
-    parser.add_argument("--force", action="store_true", help="write into a folder that is not empty, or over a file")
+    add("--force", action="store_true", help="write into a folder that is not empty, or over a file")
     arguments = parser.parse_args(own)
     source, target = arguments.source, arguments.target
     to = arguments.to or ("safetensors" if target.suffix == ".safetensors" else None)
@@ -71,10 +68,11 @@ tokenizer of its own, --data.path FOLDER says where its corpus is."""
 def _export_hf(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("export hf", _HF)
-    parser.add_argument("run", metavar="RUN", help="folder of a text run")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a text run")
+    add("folder", type=Path, metavar="FOLDER", help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")
-    parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
+    add("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     RunFolder(arguments.run).require_run()
     difference = convert_model(
@@ -101,11 +99,12 @@ largest. If the run has no tokenizer of its own, --data.path FOLDER says where i
 def _export_onnx(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("export onnx", _ONNX)
-    parser.add_argument("run", metavar="RUN", help="folder of a run of a recurrent language model")
-    parser.add_argument("file", type=Path, metavar="FILE", help="file to write; must end in .onnx")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run of a recurrent language model")
+    add("file", type=Path, metavar="FILE", help="file to write; must end in .onnx")
     add_checkpoint(parser, of="checkpoint to export")
-    parser.add_argument("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less exact")
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    add("--int8", action="store_true", help="store matrices as 8-bit integers: smaller, but less exact")
+    add("--force", action="store_true", help="overwrite files that exist")
     arguments = parser.parse_args(own)
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     print(_onnx_report(export_onnx(trained, arguments.file, int8=arguments.int8, force=arguments.force)))
@@ -132,22 +131,23 @@ To look at it: python -m http.server --directory FOLDER --bind 127.0.0.1"""
 def _export_web(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("export web", _WEB)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
+    add("folder", type=Path, metavar="FOLDER", help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")
-    parser.add_argument(
+    add(
         "--weights",
         choices=("int8", "float16", "float32"),
         default="int8",
         help="how weights are stored: int8 rounds as `recurra generate --weights int8` does (default), float16 rounds "
         "all matrices, float32 none",
     )
-    parser.add_argument(
+    add(
         "--webgpu",
         action="store_true",
         help="add what runs models with WebGPU, 27 MB: the page uses it where its outputs agree with WebAssembly's",
     )
-    parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
+    add("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     runs = [open_run(run, checkpoint=arguments.checkpoint, overrides=overrides) for run in arguments.runs]
     export = export_web(

@@ -44,8 +44,9 @@ own folder; the curves, and the accuracy by memory span, compare all the runs.""
 def plot(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("plot", _PLOT)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    add(
         "--out", type=Path, metavar="FOLDER", help="folder for the figures of all runs (default: the first RUN/figures)"
     )
     add_checkpoint(parser)
@@ -84,16 +85,11 @@ _HEADINGS = (
 def cost(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("cost", _COST)
-    parser.add_argument(
-        "recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs"
-    )
-    parser.add_argument(
-        "--vocabulary", type=int, metavar="N", help="size of the vocabulary, so that the corpus is not needed"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FOLDER", help="draw test perplexity over FLOPs into FOLDER; needs scored runs"
-    )
+    add = parser.add_argument
+    add("recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs")
+    add("--vocabulary", type=int, metavar="N", help="size of the vocabulary, so that the corpus is not needed")
+    add("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    add("--plot", type=Path, metavar="FOLDER", help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
     arguments = parser.parse_args(own)
     if arguments.vocabulary is not None:
         require_at_least(1, **{"--vocabulary": arguments.vocabulary})
@@ -176,21 +172,18 @@ def gradients(words: Sequence[str]) -> int:
 
 def _gradients_parser() -> ArgumentParser:
     parser = command_parser("gradients", _GRADIENTS)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
-    parser.add_argument(
-        "--segments", type=int, default=3, metavar="N", help="segments to measure, at least 2 (default: 3)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of the runs")
+    add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
+    add("--segments", type=int, default=3, metavar="N", help="segments to measure, at least 2 (default: 3)")
+    add(
         "--warm-up",
         type=int,
         default=4,
         metavar="N",
         help="segments to read first, from the start of the split, so that the memory is no longer zeros (default: 4)",
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder for the figure (default: the first RUN/figures)"
-    )
+    add("--out", type=Path, metavar="FOLDER", help="folder for the figure (default: the first RUN/figures)")
     add_checkpoint(parser)
     return parser
 

@@ -38,8 +38,9 @@ class _SweptRun:
 def sweep(words: Sequence[str]) -> int:
     own, overrides = split_overrides(words)
     parser = command_parser("sweep", _DESCRIPTION)
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a YAML file, or FILE#VARIANT")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: runs/RECIPE-sweep)")
     arguments = parser.parse_args(own)
     keep_large_blocks()
     usual = default_run_folder(arguments.recipe)

@@ -70,18 +70,17 @@ def _train(arguments: Namespace, overrides: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("train", _DESCRIPTION, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
-    parser.add_argument(
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this help, and every key of RECIPE if given")
+    add(
         "recipe",
         nargs="?",
         metavar="RECIPE",
         help="a YAML file, a name that `recurra recipes` lists, or either with #VARIANT",
     )
-    parser.add_argument("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
-    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
-    parser.add_argument(
-        "--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file"
-    )
+    add("--run", metavar="FOLDER", help="folder to write (default: runs/ and the recipe's name)")
+    add("--resume", metavar="RUN", help="continue the run in this folder")
+    add("--checkpoint", metavar="WHICH", help="checkpoint to --resume: last (default), previous, best or a file")
     return parser
 
 

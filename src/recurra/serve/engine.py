@@ -49,18 +49,13 @@ class _Counters:
     Any thread may read them.
     """
 
-    read: int = 0
-    """Tokens read."""
-    written: int = 0
-    """Tokens written."""
-    ended: int = 0
-    """Texts that ended, of which a request may have several; a request that only reads counts as one."""
-    failed: int = 0
-    """Those of them that ended with an error."""
+    read: int = 0  # tokens read
+    written: int = 0  # tokens written
+    ended: int = 0  # texts that ended, of which a request may have several; a request that only reads counts as one
+    failed: int = 0  # those of them that ended with an error
     first_token: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """From a request's arrival to its first token."""
-    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """Of a step of a batch."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of a step of a batch
 
 
 class _SequenceBatch:
@@ -122,14 +117,7 @@ def _state_at(state: Any, index: int) -> Any:
 
 
 class Engine:
-    """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread.
-
-    Args:
-        deliver: called on the engine's thread after every round, with the events of each request.
-        max_streams: sequences that are read or written at the same time.
-        max_queue: requests that wait; more are refused.
-        threads: for torch and the kernels; None leaves it to torch.
-    """
+    """Runs requests to any number of streams. `submit`, `cancel` and `stop` may be called from any thread."""
 
     def __init__(
         self, deliver: _Deliver, max_streams: int = 1024, max_queue: int = 1024, threads: int | None = None

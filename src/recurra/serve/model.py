@@ -31,17 +31,13 @@ from recurra.streams.stream import require_evaluation_mode
 class StreamState(NamedTuple):
     """A stream between two requests. It never changes, so streams can share it.
 
-    Unlike `recurra.streams.snapshot.StreamState` it keeps no logits, which for a large vocabulary take several times
-    the memory of the model's state. Instead the last token is left unread: the next step reads it and computes them.
-
-    model_state: the model's state before the last token, with batch size 1.
-    recent: the last tokens, oldest first, at most `RECENT_TOKENS`, with the unread one at the end.
-    position: the number of tokens of the stream, the unread one included.
+    It keeps no logits, which can take several times the memory of the model's state. Instead the last token is left
+    unread: the next step reads it and computes them.
     """
 
-    model_state: Any
-    recent: tuple[int, ...] = ()
-    position: int = 0
+    model_state: Any  # before the last token, with batch size 1
+    recent: tuple[int, ...] = ()  # the last tokens, at most `RECENT_TOKENS`, with the unread one at the end
+    position: int = 0  # the number of tokens, the unread one included
 
     @property
     def unread(self) -> tuple[int, ...]:

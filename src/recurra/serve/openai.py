@@ -132,13 +132,7 @@ class _Delta:
 
 
 class _Answer:
-    """Turns a request's events into a response, as a stream of deltas or as one.
-
-    Args:
-        request: the request.
-        body: what was asked.
-        echo: a text that every choice begins with.
-    """
+    """Turns a request's events into a response, as a stream of deltas or as one."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]

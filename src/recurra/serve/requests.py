@@ -19,18 +19,12 @@ _MOST_CHECKPOINTS = 64
 
 
 class TokenDetails(NamedTuple):
-    """Which details of a token to report.
-
-    logprob: its log-probability.
-    alternatives: this many of the likeliest tokens in its place.
-    answers: for tokens that are read, this many of the likeliest outputs after each.
-    gates: the transitions with which the model reads it, for at most this many channels of a layer; 0 for none.
-    """
+    """Which details of a token to report."""
 
     logprob: bool = False
-    alternatives: int = 0
-    answers: int = 0
-    gates: int = 0
+    alternatives: int = 0  # this many of the likeliest tokens in its place
+    answers: int = 0  # for tokens that are read, this many of the likeliest outputs after each
+    gates: int = 0  # the transitions with which the model reads it, for at most this many channels of a layer
 
     @property
     def of_prediction(self) -> bool:
@@ -48,16 +42,11 @@ class TokenLogprob(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token that was read or written.
+    """A token that was read or written."""
 
-    choice: index of the continuation that it belongs to.
-    text: what it adds to the text; "" inside a letter of several bytes, or while a stop text may begin.
-    gates: see `gates_of`.
-    """
-
-    choice: int
+    choice: int  # index of the continuation that it belongs to
     id: int
-    text: str
+    text: str  # what it adds; "" inside a letter of several bytes, or while a stop text may begin
     was_read: bool = False
     logprob: float | None = None
     alternatives: tuple[TokenLogprob, ...] = ()
@@ -66,17 +55,12 @@ class TokenEvent(NamedTuple):
 
 
 class EndEvent(NamedTuple):
-    """The end of one continuation, or of a request that only reads.
-
-    reason: "stop", "length", "read", "cancelled", "timeout" or "error".
-    text: the text that was held back.
-    message: describes the error.
-    """
+    """The end of one continuation, or of a request that only reads."""
 
     choice: int
-    reason: str
+    reason: str  # "stop", "length", "read", "cancelled", "timeout" or "error"
     state: StreamState
-    text: str = ""
+    text: str = ""  # that was held back
     message: str = ""
 
 
@@ -85,31 +69,19 @@ Event = TokenEvent | EndEvent
 
 @dataclass(eq=False)
 class Request:
-    """Tokens for a stream to read, and any number of continuations to write after them.
-
-    Args:
-        model: runs it.
-        start: the stream before it.
-        tokens: to read.
-        configs: one for each continuation; empty if it only reads.
-        details: what to report about each token.
-        reports_prompt: report the tokens that are read, too.
-        checkpoint_every: keep the state every so many tokens; 0 for never.
-        deadline: on the clock of `time.monotonic`.
-    """
+    """Tokens for a stream to read, and any number of continuations to write after them."""
 
     model: ServedModel
     start: StreamState
     tokens: list[int]
-    configs: list[GenerationConfig]
+    configs: list[GenerationConfig]  # one for each continuation
     details: TokenDetails = _NO_DETAILS
     reports_prompt: bool = True
-    checkpoint_every: int = 0
-    deadline: float = float("inf")
+    checkpoint_every: int = 0  # tokens; 0 for never
+    deadline: float = float("inf")  # on the clock of `time.monotonic`
     is_cancelled: bool = False
     n_read: int = 0
-    prompt_state: Any = None
-    """The model's state after the `n_read` tokens of `to_read`; None before the first."""
+    prompt_state: Any = None  # the model's state after the `n_read` tokens of `to_read`; None before the first
     checkpoints: list[StreamState] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
 
@@ -185,16 +157,12 @@ class Sequence:
 
 
 class _PromptReport:
-    """Makes the events of the tokens that a request reads, chunk by chunk.
-
-    A token's log-probability comes from the logits before it, everything else from reading it. So the logits after the
-    last token of a chunk are kept for the next chunk.
-    """
+    """Makes the events of the tokens that a request reads, chunk by chunk."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._n_reported = 0
-        self._logits: Tensor | None = None  # before the token that is reported next
+        self._logits: Tensor | None = None  # before the token that is reported next, for its log-probability
         self._text = request.model.text_pieces(request.start.recent)
 
     def chunk(self, tokens: list[int], hidden: Tensor, state: Any) -> list[TokenEvent]:

@@ -60,12 +60,7 @@ def _smoothed(old: float, new: float) -> float:
 
 
 class Scheduler:
-    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's.
-
-    Args:
-        max_streams: sequences that are read or written at the same time.
-        max_queue: requests that wait.
-    """
+    """Requests that wait, and requests whose prompts are read. Sequences that are written are the engine's."""
 
     def __init__(self, max_streams: int, max_queue: int) -> None:
         self._max_streams, self._max_queue = max_streams, max_queue

@@ -24,13 +24,7 @@ _LOG = logging.getLogger("recurra.serve")
 
 
 class Service:
-    """A server's models and what runs them.
-
-    Args:
-        models: at least one, with distinct names; the first is the default.
-        settings: the limits.
-        threads: for torch and the kernels; None leaves it to torch.
-    """
+    """A server's models and what runs them."""
 
     def __init__(self, models: list[ServedModel], settings: ServeSettings, threads: int | None = None) -> None:
         self.settings, self.models = settings, {model.name: model for model in models}

@@ -84,8 +84,7 @@ class Session:
     transcript: Transcript
     created: float
     used: float
-    n_written: int = 0
-    """Tokens of the transcript that are on disk; -1 if it has to be written anew."""
+    n_written: int = 0  # tokens of the transcript that are on disk; -1 if it has to be written anew
     n_parts: int = 0
     is_busy: bool = False
 
@@ -116,14 +115,7 @@ class Session:
 
 
 class Sessions:
-    """The sessions of all keys.
-
-    Args:
-        models: by name.
-        engine: runs their requests.
-        kept: where they are written.
-        settings: the limits.
-    """
+    """The sessions of all keys."""
 
     def __init__(
         self, models: dict[str, ServedModel], engine: AsyncEngine, kept: SessionStore, settings: ServeSettings

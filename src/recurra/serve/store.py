@@ -1,8 +1,7 @@
-"""What lasts of a session: its transcript, its state as bytes, and the database that keeps both.
+"""What lasts of a session: its transcript, its state as bytes, and the SQLite database that keeps both.
 
-The database is SQLite in WAL mode, written after every request. A killed process loses nothing that was committed, and
-a commit is whole or not there at all. All calls run on one thread, and those that wait when a transaction begins share
-it: many small requests cost one commit.
+All calls run on one thread, and those that wait when a transaction begins share it: many small requests cost one
+commit. A killed process loses nothing that was committed.
 """
 
 import asyncio
@@ -41,12 +40,7 @@ class TranscriptPart(NamedTuple):
 
 
 class Transcript:
-    """The last tokens of a stream, with their log-probabilities and origins.
-
-    Args:
-        most: keep at least this many, if there are as many.
-        first: the position of the first token.
-    """
+    """The last tokens of a stream, with their log-probabilities and origins."""
 
     def __init__(self, most: int, first: int = 0) -> None:
         self._most = most
@@ -167,11 +161,7 @@ class SessionInfo(NamedTuple):
 
 
 class SessionStore:
-    """The database of sessions.
-
-    Args:
-        path: its file; None keeps it in memory.
-    """
+    """The database of sessions."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future] | None] = queue.SimpleQueue()

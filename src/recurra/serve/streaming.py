@@ -26,11 +26,6 @@ class EventQueue(AsyncIterator[list[Event]]):
 
     A client may read slowly, or not at all. If more than the limit waits when others come, the request is cancelled;
     nothing of what was reported until then is lost, and its end comes, too.
-
-    Args:
-        request: whose events they are.
-        cancel: ends the request early.
-        most: numbers that may wait.
     """
 
     def __init__(self, request: Request, cancel: Callable[[Request], None], most: int = _MOST_WAITING) -> None:
@@ -65,11 +60,7 @@ class EventQueue(AsyncIterator[list[Event]]):
 
 
 class AsyncEngine(Engine):
-    """An engine whose events go to coroutines of one event loop, in one call per round.
-
-    Args:
-        limits: those of `Engine`.
-    """
+    """An engine whose events go to coroutines of one event loop, in one call per round."""
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(self._to_loop, **limits)

@@ -182,12 +182,7 @@ def test_spread_places(places, gap):
     ("runs", "panels", "options", "words"),
     [
         ({}, {"L": ["loss"]}, {}, "runs is {}; expected at least one run"),
-        (
-            {"a": rows()},
-            {"L": ["loss"]},
-            {},
-            "a column is 'loss'; expected one that some run has.* train_loss",
-        ),
+        ({"a": rows()}, {"L": ["loss"]}, {}, "a column is 'loss'; expected one that some run has.* train_loss"),
         ({"a": rows()}, {"L": ["valid_loss"]}, {"x": "epoch"}, "a column is 'epoch'; expected one"),
     ],
 )

@@ -21,10 +21,7 @@ def outline(area) -> list[tuple[float, float]]:
 
 
 def test_each_run_is_a_line_through_the_middles_of_its_bins():
-    runs = {
-        "fine": counted([20, 20, 0], [20, 40, 80]),
-        "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10]),
-    }
+    runs = {"fine": counted([20, 20, 0], [20, 40, 80]), "coarse": counted([30, 10], [40, 40], edges=[0, 4, 10])}
     upper, lower = accuracy_over_span(runs).axes
     assert [line.get_label() for line in upper.lines] == ["fine (overall 0.29)", "coarse (overall 0.50)"]
     np.testing.assert_array_equal(upper.lines[0].get_xydata(), [[0, 1.0], [1, 0.5], [2, 0.0]])

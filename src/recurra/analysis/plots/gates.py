@@ -69,17 +69,8 @@ def gate_magnitudes(record: GateRecord, *, sequence: int = 0, reset_token: int |
     """Draw |a| of one sequence of a record.
 
     From top to bottom: a heat map per layer (channels by time), the mean over channels (layers by time), and the mean
-    over channels and layers as a line. The channels of a layer are sorted by their mean, the largest on top: their own
-    order means nothing, and sorting shows what share of them forgets. Triangles and dashed lines mark the steps whose
-    input is the reset token.
-
-    Args:
-        record: the result of `recurra.analysis.gates.record_gates`.
-        sequence: the index of a sequence in the record's batch.
-        reset_token: the token to mark; None marks nothing.
-
-    Raises:
-        IndexError: the record has no such sequence.
+    over both as a line. Channels are sorted by their mean, the largest on top. Triangles and dashed lines mark the
+    steps whose input is `reset_token`.
     """
     magnitudes = [magnitude[sequence] for magnitude in record.magnitudes]
     means = torch.stack([magnitude.mean(dim=1) for magnitude in magnitudes], dim=1)
@@ -136,16 +127,10 @@ def gate_phases(record: GateRecord, *, sequence: int = 0, layers: Sequence[int] 
     """Draw |a| and the phase of one sequence of a record: two heat maps per layer.
 
     In both, the channels of a layer are sorted by their mean magnitude, the largest on top. Phases are wrapped to
-    [-pi, pi), because only the angle acts on the state.
-
-    Args:
-        record: the result of `recurra.analysis.gates.record_gates`.
-        sequence: the index of a sequence in the record's batch.
-        layers: the layers of the record to draw (the paper draws 0 and 8); None draws all of them.
+    [-pi, pi). `layers` of the record are drawn (the paper draws 0 and 8), or all.
 
     Raises:
         ValueError: the record has no such layer, or `layers` is empty.
-        IndexError: the record has no such sequence.
     """
     chosen = record.layers if layers is None else tuple(layers)
     known = bool(chosen) and set(chosen) <= set(record.layers)
@@ -180,10 +165,8 @@ def _wrapped(phase: Float[Tensor, "L channels"]) -> Float[Tensor, "L channels"]:
 
 
 # "Centred" means shifted along the horizontal axis so that the value at 0 is 1/2, as for the sigmoid:
-# exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). The shift does not change the slope at a given magnitude, and the slope
-# shows the bias towards magnitudes near 1 that the paper mentions. Close to 1 both functions flatten in the same way,
-# |d|a|/dalpha| ~ 1 - |a|, but close to 0 the sigmoid flattens like |a| and the stable exponential only like
-# |a| ln(1/|a|): a magnitude near 0 grows again sooner. The stable exponential is steepest at 1/e, not at 1/2.
+# exp(-exp(alpha + ln ln 2)) = 2^(-exp(alpha)). Close to 1 both functions flatten in the same way, but close to 0 the
+# sigmoid flattens like |a| and the stable exponential only like |a| ln(1/|a|): a magnitude near 0 grows again sooner.
 
 
 _CENTRE = math.log(math.log(2.0))
