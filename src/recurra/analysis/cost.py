@@ -5,13 +5,8 @@ FLOPs are counted, 2 for a multiply-add, wherever `torch.utils.flop_counter` has
 and channel: 2 for `recurra::linear_scan`, real or complex, and for `recurra::gate_loop_fused` 9 with complex
 transitions and 4 with real ones.
 
-Not counted are:
-
-- elementwise operations: activations, norms, the softmax's exponentials, gates, lerp, and, for GateLoop with d_h > 1,
-  k^T v and q h around its scan;
-- the products that turn NCGRU's skew-symmetric A into U_c: they depend only on the weights. The module computes them
-  once per call, and without gradients only when A has changed;
-- scans without Numba, which run step by step in plain torch instead of as operators.
+Not counted are elementwise operations; the products that turn NCGRU's skew-symmetric A into U_c, which depend only on
+the weights; and scans without Numba, which run step by step in plain torch instead of as operators.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,20 +32,13 @@ _OF_WEIGHTS = ("recurra.neumann_inverse",)
 
 
 class MeasuredCost(NamedTuple):
-    """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients.
+    """The cost of one forward over one segment from a full state: batch 1, in evaluation mode, without gradients."""
 
-    block_flops: of everything except embedding and head; comparable with `recurra.analysis.cost`.
-    vocabulary_flops: of embedding (its projections, if any) and head (the softmax's logits).
-    block_parameters: of everything except embedding and head.
-    parameters: of the whole model; a tensor shared by several modules counts once.
-    state_bytes: the size of the state that is carried between segments, once it no longer grows.
-    """
-
-    block_flops: int
-    vocabulary_flops: int
+    block_flops: int  # of everything except embedding and head
+    vocabulary_flops: int  # of embedding (its projections, if any) and head (the softmax's logits)
     block_parameters: int
-    parameters: int
-    state_bytes: int
+    parameters: int  # of the whole model; a tensor shared by several modules counts once
+    state_bytes: int  # carried between segments, once it no longer grows
 
 
 def measured_cost(model: nn.Module, segment_length: int) -> MeasuredCost:

@@ -25,7 +25,6 @@ _Write = Callable[[str, SegmentPrediction], None]
 
 
 def classify(words: Sequence[str]) -> int:
-    """Classify; print a line for each segment and the path of each picture."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     require_at_least(1, **{"--top": arguments.top})
@@ -80,13 +79,7 @@ def _parser() -> ArgumentParser:
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a video run")
     add("videos", nargs="+", metavar="VIDEO", help="video files")
-    add(
-        "--rate",
-        type=float,
-        metavar="R",
-        help="frames per second to read (default: as in training; if a training clip spans a whole video, the rate "
-        "that divides this video into as many segments as a clip)",
-    )
+    add("--rate", type=float, metavar="R", help="frames per second to read (default: as in training)")
     add("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
     add("--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE")
     add("--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)")

@@ -14,20 +14,14 @@ from recurra.train.run_folder import RunFolder
 
 _CONVERT = """\
 Write a trained language model in another format. The logits of both are compared before the result is put in place: in
-float32 they may differ by 1e-5. The format of SOURCE is recognised, and tied weights are stored once.
+float32 they may differ by 1e-5. The format of SOURCE is recognised.
 
-  run           a folder as `recurra train` writes it: config.yaml, tokenizer.json,
-                checkpoints/best.safetensors and checkpoints/step-*.safetensors. It can be evaluated and generated
-                from, not resumed: no other format stores the optimiser's state. Its config.yaml
-                says so, and lists what else is unknown.
-  hf            a folder that transformers loads: config.json, generation_config.json,
-                model.safetensors, tokenizer.json, tokenizer_config.json, and manifest.json with
-                the experiment. Needs the extra hf.
-  safetensors   one file: the weights, and in its metadata `recurra`, JSON with the model's class,
-                configuration and experiment, and `tokenizer`.
-  published     a folder of one of transformers' own classes, with their weights: read, and written
-                where the model has the shape of one. It needs neither transformers nor code of the
-                folder. Classes: {classes}."""
+  run           a folder as `recurra train` writes it; it can be evaluated and generated from, not
+                resumed: no other format stores the optimiser's state
+  hf            a folder that transformers loads (needs the extra hf)
+  safetensors   one file: the weights, and as metadata the configuration and the tokenizer
+  published     a folder of one of transformers' own classes: read, and written if the model has the
+                shape of one. Classes: {classes}"""
 
 
 def convert(words: Sequence[str]) -> int:
@@ -48,11 +42,11 @@ def convert(words: Sequence[str]) -> int:
     difference = convert_model(
         source, target, to, checkpoint=arguments.checkpoint, overrides=overrides, force=arguments.force
     )
-    print(converted(target, difference))
+    print(_converted(target, difference))
     return 0
 
 
-def converted(target: Path, difference: float) -> str:
+def _converted(target: Path, difference: float) -> str:
     return f"wrote {target}; the logits of both differ by {difference:.1e} at most"
 
 
@@ -75,15 +69,9 @@ def _export_hf(words: Sequence[str]) -> int:
     add("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     RunFolder(arguments.run).require_run()
-    difference = convert_model(
-        Path(arguments.run),
-        arguments.folder,
-        "hf",
-        checkpoint=arguments.checkpoint,
-        overrides=overrides,
-        force=arguments.force,
-    )
-    print(converted(arguments.folder, difference))
+    options = {"checkpoint": arguments.checkpoint, "overrides": overrides, "force": arguments.force}
+    difference = convert_model(Path(arguments.run), arguments.folder, "hf", **options)
+    print(_converted(arguments.folder, difference))
     return 0
 
 
@@ -119,13 +107,10 @@ def _onnx_report(export: OnnxExport) -> str:
 
 
 _WEB = """\
-Write one or more runs as a folder that any static host serves: the explorer's page, each model's step as an ONNX
-file, its tokenizer, and onnxruntime-web, which runs the steps inside the browser in constant memory. No server is
-needed, and nothing leaves the page. Takes runs over text and on Memory Horizon. Needs the extra export.
+Write runs over text or on Memory Horizon as a folder that any static host serves: the explorer's page, each model's
+step as an ONNX file, its tokenizer, and onnxruntime-web, which runs them inside the browser. Needs the extra export.
 
-The outputs are compared with those of a model in Python with the same weights before anything is written.
-
-To look at it: python -m http.server --directory FOLDER --bind 127.0.0.1"""
+The outputs are compared with those in Python before anything is written."""
 
 
 def _export_web(words: Sequence[str]) -> int:
@@ -135,18 +120,9 @@ def _export_web(words: Sequence[str]) -> int:
     add("runs", nargs="+", metavar="RUN", help="folders of runs of recurrent language models")
     add("folder", type=Path, metavar="FOLDER", help="folder to write")
     add_checkpoint(parser, of="checkpoint to export")
-    add(
-        "--weights",
-        choices=("int8", "float16", "float32"),
-        default="int8",
-        help="how weights are stored: int8 rounds as `recurra generate --weights int8` does (default), float16 rounds "
-        "all matrices, float32 none",
-    )
-    add(
-        "--webgpu",
-        action="store_true",
-        help="add what runs models with WebGPU, 27 MB: the page uses it where its outputs agree with WebAssembly's",
-    )
+    kinds = ("int8", "float16", "float32")
+    add("--weights", choices=kinds, default="int8", help="how weights are stored (default: int8)")
+    add("--webgpu", action="store_true", help="add what runs models with WebGPU, 27 MB, used if its outputs agree")
     add("--force", action="store_true", help="write into a folder that is not empty")
     arguments = parser.parse_args(own)
     runs = [open_run(run, checkpoint=arguments.checkpoint, overrides=overrides) for run in arguments.runs]
@@ -160,12 +136,10 @@ def _export_web(words: Sequence[str]) -> int:
 def _web_report(export: WebExport, folder: Path) -> str:
     models = [n_bytes for name, n_bytes in export.files.items() if name.endswith(".onnx")]
     taken = f"the model takes {sum(models) / 1e6:.1f}" if len(models) == 1 else f"models take {sum(models) / 1e6:.1f}"
-    return "\n".join(
-        [
-            f"the outputs differ from those in Python by {export.difference:.1e} at most",
-            f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}",
-            f"to look at it: python -m http.server --directory {folder} --bind 127.0.0.1",
-        ]
+    return (
+        f"the outputs differ from those in Python by {export.difference:.1e} at most\n"
+        f"wrote {folder}: {sum(export.files.values()) / 1e6:.1f} MB, of which {taken}\n"
+        f"to look at it: python -m http.server --directory {folder} --bind 127.0.0.1"
     )
 
 

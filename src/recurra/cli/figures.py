@@ -46,9 +46,7 @@ def plot(words: Sequence[str]) -> int:
     parser = command_parser("plot", _PLOT)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    add(
-        "--out", type=Path, metavar="FOLDER", help="folder for the figures of all runs (default: the first RUN/figures)"
-    )
+    add("--out", type=Path, metavar="FOLDER", help="for the figures of all runs (default: the first RUN/figures)")
     add_checkpoint(parser)
     arguments = parser.parse_args(own)
     runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
@@ -62,23 +60,9 @@ Count what the models of recipes or runs do for one segment, beside the formulas
 is allocated."""
 _CAPTION = (
     "One forward pass over a segment of n tokens, batch 1, memory full. counted: FLOPs of the blocks, 2 for a "
-    "multiply-add of a matrix product or scan, without elementwise work; vocabulary: those of embedding and softmax. "
-    "formula: Table 1 of the CRT paper, which omits embedding and softmax and counts FLOPs in some terms and "
-    "multiply-adds in others; CRT-NCGRU gets CRT-GRU's. state: what is carried to the next segment."
-)
-_WIDTH = 200
-"""Columns of the table if the output is not a terminal."""
-_HEADINGS = (
-    "layers",
-    "n",
-    "GFLOPs\nformula",
-    "GFLOPs\ncounted",
-    "counted/\nformula",
-    "GFLOPs\nvocabulary",
-    "M params\nformula",
-    "M params\nblocks",
-    "M params\ntotal",
-    "state\nbytes",
+    "multiply-add, without elementwise work; vocabulary: those of embedding and softmax. formula: Table 1 of the CRT "
+    "paper, which omits embedding and softmax and counts FLOPs in some terms and multiply-adds in others; CRT-NCGRU "
+    "gets CRT-GRU's. state: what is carried to the next segment."
 )
 
 
@@ -97,7 +81,7 @@ def cost(words: Sequence[str]) -> int:
     perplexities = [scored_perplexity(word, overrides) for word in arguments.recipes] if arguments.plot else []
     rows = [cost_of(word, overrides, vocabulary=arguments.vocabulary) for word in arguments.recipes]
     terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    console = terminal if terminal.is_terminal else Console(width=200)
     console.print(_cost_table(rows))
     if arguments.json:
         with replacing(arguments.json) as file:
@@ -113,7 +97,9 @@ def _cost_table(rows: Sequence[CostRow]) -> Table:
     table = Table(title="The cost of a segment", caption=_CAPTION, box=box.SIMPLE_HEAD, caption_justify="left")
     table.add_column("recipe", overflow="fold")
     table.add_column("model")
-    for heading in _HEADINGS:
+    flops, parameters = ("formula", "counted", "vocabulary"), ("formula", "blocks", "total")
+    numbers = [*(f"GFLOPs\n{which}" for which in flops), *(f"M params\n{which}" for which in parameters)]
+    for heading in ("layers", "n", *numbers[:2], "counted/\nformula", *numbers[2:], "state\nbytes"):
         table.add_column(heading, justify="right")
     for row in rows:
         published, measured = row.published, row.measured
@@ -172,17 +158,11 @@ def gradients(words: Sequence[str]) -> int:
 
 def _gradients_parser() -> ArgumentParser:
     parser = command_parser("gradients", _GRADIENTS)
-    add = parser.add_argument
+    add, number = parser.add_argument, {"type": int, "metavar": "N"}
     add("runs", nargs="+", metavar="RUN", help="folders of the runs")
     add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
-    add("--segments", type=int, default=3, metavar="N", help="segments to measure, at least 2 (default: 3)")
-    add(
-        "--warm-up",
-        type=int,
-        default=4,
-        metavar="N",
-        help="segments to read first, from the start of the split, so that the memory is no longer zeros (default: 4)",
-    )
+    add("--segments", **number, default=3, help="segments to measure, at least 2 (default: 3)")
+    add("--warm-up", **number, default=4, help="segments to read first, so that the memory is full (default: 4)")
     add("--out", type=Path, metavar="FOLDER", help="folder for the figure (default: the first RUN/figures)")
     add_checkpoint(parser)
     return parser
@@ -195,7 +175,6 @@ def _tracked(progress: Progress, run: str, pieces: Sequence[Tensor], name: str) 
 
 
 def _distance_table(name: str, flow: GradientFlow) -> Table:
-    """Tabulate ||dy_k/dy_i|| and its bounds for the first and last source of every segment, the nearest first."""
     table = Table(title=f"{name}: ||dy_k/dy_i||, and bounds of the path along the RNN")
     columns = {
         "all paths": flow.total.log10(),

@@ -31,42 +31,28 @@ def serve(words: Sequence[str]) -> int:
 
 
 def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
-    made = command_parser(name, description)
-    made.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
-    add = made.add_argument
+    parser = command_parser(name, description)
+    add, number = parser.add_argument, {"type": int, "metavar": "N"}
+    file = {"type": Path, "metavar": "FILE"}
+    add("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with an API key on each line")
-    add(
-        "--sessions",
-        type=Path,
-        metavar="FILE",
-        help="where sessions are kept (default: sessions.sqlite in the first RUN)",
-    )
+    add("--api-key-file", **file, help="file with an API key on each line")
+    add("--sessions", **file, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
+    kinds = (*NUMBERS, "model")
     add(
         "--weights",
-        choices=(*NUMBERS, "model"),
+        choices=kinds,
         default="float32",
-        help="how weights are kept; model runs the model as it is (default: float32)",
+        help="type of packed weights; model packs none (default: float32)",
     )
-    add("--threads", type=int, metavar="N", help="threads of the model (default: as many as cores)")
-    add("--max-streams", type=int, default=1024, metavar="N", help="streams at the same time (default: 1024)")
-    add("--max-queue", type=int, default=1024, metavar="N", help="requests that wait; more get 429 (default: 1024)")
-    add(
-        "--max-tokens",
-        type=int,
-        default=65_536,
-        metavar="N",
-        help="tokens that a request may bring or ask for (default: 65536)",
-    )
-    add(
-        "--log-file",
-        type=Path,
-        metavar="FILE",
-        help="log requests, a JSON object in each line (default: problems alone, on the standard error)",
-    )
-    add_checkpoint(made)
-    return made
+    add("--threads", **number, help="threads of the model (default: as many as cores)")
+    add("--max-streams", **number, default=1024, help="streams at the same time (default: 1024)")
+    add("--max-queue", **number, default=1024, help="requests that wait; more get 429 (default: 1024)")
+    add("--max-tokens", **number, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
+    add("--log-file", **file, help="log requests as JSON lines (default: only problems, on the standard error)")
+    add_checkpoint(parser)
+    return parser
 
 
 def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
@@ -87,7 +73,6 @@ def _settings(arguments: Namespace):  # type: ignore[no-untyped-def]
 
 
 def _keys_of(path: Path) -> list[str]:
-    """Read the keys of a file, one from each line. Raises ValueError if there is none, or a line has blanks inside."""
     keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not keys:
         raise ValueError(sentence("--api-key-file", f"{path}, which has no key", "a file with an API key on each line"))
@@ -98,13 +83,11 @@ def _keys_of(path: Path) -> list[str]:
 
 
 _EXPLORE = """\
-Look into trained runs: serve them on this machine, as `recurra serve` does, and open the explorer in the browser. It
-shows text by surprise, gates as they open and close, and forks of a stream; runs on Memory Horizon become a game. Two
-runs stand side by side. Takes the arguments of `recurra serve`."""
+Serve runs on this machine, as `recurra serve` does, and open the explorer in the browser. It shows text by surprise,
+gates as they open and close, and forks of a stream; runs on Memory Horizon become a game."""
 
 
 def explore(words: Sequence[str]) -> int:
-    """Serve until a signal comes; open the page as soon as it is there."""
     own, overrides = split_overrides(words)
     made = _parser("explore", _EXPLORE)
     made.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")

@@ -88,9 +88,8 @@ class _BodyTooLarge(HTTPException):
 class Guard:
     """Middleware that refuses what must not reach the application, and notes every request.
 
-    Without API keys only requests to a name of this machine pass. Otherwise a page of another site could reach the
-    server through a name that resolves to 127.0.0.1. Bodies must be declared as JSON: browsers send other types for a
-    page of any site without asking first, and some versions of FastAPI read them.
+    Without API keys only requests to a name of this machine pass: a page of another site could reach the server through
+    a name that resolves to 127.0.0.1. Bodies must be declared as JSON: other types browsers send without asking first.
     """
 
     def __init__(

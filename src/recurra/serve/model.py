@@ -55,10 +55,10 @@ class ServedModel:
     Args:
         name: the name that requests use.
         model: a language model in evaluation mode.
-        tokenizer: turns text into tokens; None for a model that reads numbers.
-        weights: dtype of the packed weights (see `recurra.decoding`); None runs the model as it is.
+        tokenizer: None for a model that reads numbers.
+        weights: dtype of the packed weights; None runs the model as it is.
         task: describes its tokens to the explorer (see `recurra.train.task.Task.explored`).
-        chat_template: a Jinja template of a chat, in transformers' format.
+        chat_template: a Jinja template in transformers' format.
     """
 
     def __init__(

@@ -130,10 +130,7 @@ class EventStream(AsyncIterator[list[Event]]):
         return _EventSourceResponse(closing())
 
     async def collect(self, answer: Awaitable[dict[str, Any]]) -> fastapi.Response:
-        """Wait for an answer made from these events and send it in one piece.
-
-        It is plain data. FastAPI would walk through it on the event loop, which takes up to a millisecond per token.
-        """
+        """Send an answer in one piece, past FastAPI, which takes up to a millisecond per token."""
         try:
             body = await unless_gone(self._client, answer)
         finally:
