@@ -60,7 +60,7 @@ def test_a_recipe_that_became_longer_trains_its_runs_on(words, text_recipe, tmp_
     text_recipe.write_text(text_recipe.read_text().replace("max_steps: 2", "patience: 7, max_steps: 3, log_every: 1"))
     assert main(words) == 0
     for run in (tmp_path / "out").iterdir():
-        assert read_metrics(run / "log.jsonl")[-1]["step"] == "3"
+        assert read_metrics(run / "log.jsonl")[-1]["step"] == 3
         length = load_recipe(run / "config.yaml").training
         assert (length.epochs, length.max_steps, length.patience) == (9, 3, 7)
 

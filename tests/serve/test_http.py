@@ -120,7 +120,7 @@ def test_an_error_that_nobody_foresaw_is_500_without_a_traceback(serving, monkey
     assert f"{error.__name__}: inside" in caplog.text
 
 
-@pytest.mark.parametrize("place", ["requests.PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
+@pytest.mark.parametrize("place", ["requests._PromptReport.last", "requests.Sequence.append", "engine.gates_of"])
 def test_an_error_of_the_model_is_told_in_the_log_alone(serving, monkeypatch, caplog, place):
     client = serving().client()
     client.post("/v1/sessions", json={"name": "a"})
@@ -191,7 +191,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     files = {"index.html": b"<p>hello", "assets/a.js": b"1"}
     monkeypatch.setattr(http, "PAGE", tuple(files))
     monkeypatch.setattr(http, "page_file", files.get)
-    http.page_files.cache_clear()
+    http._page_files.cache_clear()
     client = serving().client()
     assert client.get("/").text == "<p>hello"
     assert "javascript" in client.get("/assets/a.js").headers["content-type"]
@@ -199,7 +199,7 @@ def test_the_page_is_served_from_memory_and_missed_politely(serving, monkeypatch
     for path in ("/../secret", "/%2e%2e/secret", "/assets/../../secret", "//etc/passwd", "/assets"):
         raw = httpx.Request("GET", client.base_url.copy_with(raw_path=path.encode()))
         assert client.send(raw).status_code == 404
-    http.page_files.cache_clear()
+    http._page_files.cache_clear()
 
 
 @pytest.mark.parametrize(
