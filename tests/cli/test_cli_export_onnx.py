@@ -115,17 +115,6 @@ def test_int8_is_close_and_its_difference_is_reported(runs):
     assert all(name in said for name in ("bpe.onnx", "bpe.tokenizer.json", "bpe.py"))
 
 
-def test_the_metadata_say_what_is_needed_to_run_the_file(runs):
-    metadata = OnnxModel(runs / "words.onnx").metadata
-    model = open_run(runs / "words").model
-    assert metadata["recurra.class"] == "LanguageModel"
-    assert int(metadata["recurra.vocab_size"]) == model.config.vocab_size
-    assert json.loads(metadata["recurra.config"])["mixer_options"] == {"d_qk": 8, "d_v": 8, "n_heads": 8}
-    assert json.loads(metadata["recurra.state"]) == [
-        {"name": "layers.0.h", "shape": [8, 1, 1, 2], "dtype": "float32", "complex": True}
-    ]
-
-
 def test_what_is_there_is_kept_unless_forced(runs, capsys):
     before = (runs / "words.onnx").read_bytes()
     assert main(["export", "onnx", str(runs / "bpe"), str(runs / "words.onnx")]) == 2

@@ -1,11 +1,8 @@
 """`recurra sweep`: what is tried, in which folders, and what a second call does."""
 
-from pathlib import Path
-
 import pytest
 
 from recurra.cli import main, sweep
-from recurra.cli.sweep import _sweep_table, _SweptRun
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe
 from recurra.train.start import start_run
@@ -90,11 +87,3 @@ def test_runs_of_other_settings_are_not_taken_for_those_of_a_sweep(words, text_r
     capsys.readouterr()
     assert main([*words, *(word.replace("OTHER", str(tmp_path / "other")) for word in more)]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_column_has_the_values_of_its_key():
-    runs = [_SweptRun(Path("a"), {"data.seed": "1", "training.seed": "2"}, {"step": 3, "loss": 0.5})]
-    runs += [_SweptRun(Path("b"), {"training.seed": "4", "data.seed": "5"}, {"step": 3, "loss": 0.4})]
-    table = _sweep_table("sweep", ["data.seed", "training.seed"], runs, "loss")
-    assert [column.header for column in table.columns][:2] == ["data.seed", "training.seed"]
-    assert [list(column.cells) for column in table.columns][:2] == [["5", "1"], ["4", "2"]]

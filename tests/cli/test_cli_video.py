@@ -105,16 +105,6 @@ def test_classify_says_each_segment_and_draws_a_sheet(capsys, tmp_path):
         assert sum(float(row[name]) for name in row if " then " in name) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_short_last_segment_is_said(capsys, tmp_path):
-    words = ["classify", "runs/motions-timesformer", video(0), "--rate", "5", "--out", str(tmp_path)]
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        "the video ends within this segment; its last frame is repeated 2 times" in lines[2]
-    )  # 4 frames of 0.75 s at 5 a second
-    assert "ends within this" not in lines[1]
-
-
 def test_classify_refuses_what_it_cannot_read(capsys, tmp_path):
     (tmp_path / "text.mp4").write_text("no video")
     run = "runs/motions-crvit"

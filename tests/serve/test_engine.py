@@ -81,15 +81,6 @@ def test_the_compiled_step_writes_the_same_alone_and_in_a_batch():
         assert [share for _, share in told] == pytest.approx([share for _, share in expected], abs=1e-5)
 
 
-def test_several_continuations_of_one_prompt(exact):
-    rounds = Rounds()
-    turn = Request(exact, exact.start, [1, 2, 3], [asking(9, seed) for seed in range(5)])
-    rounds.run(turn)
-    for choice, config in enumerate(turn.configs):
-        assert rounds.written(turn, choice) == alone(exact, [1, 2, 3], config)
-    assert sorted(end.choice for end in rounds.ends(turn)) == [0, 1, 2, 3, 4]
-
-
 def test_a_stream_continues_from_where_a_turn_ended(exact):
     rounds, config = Rounds(), asking(6, temperature=0.0)
     first = Request(exact, exact.start, [1, 2, 3], [config])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 
 import openai
 import pytest
@@ -118,12 +117,6 @@ def test_logprobs_and_echo(api, models):
     assert told.token_logprobs[1:] == pytest.approx(right, abs=1e-4)
     assert told.top_logprobs[0] is None
     assert all(len(top) == 2 and max(top, key=top.get) == token for top, token in zip(told.top_logprobs[3:], text[3:]))
-
-
-def test_the_likelihood_of_a_prompt_without_a_continuation(api):
-    (choice,) = api.completions.create(model="letters", prompt="abcd", max_tokens=0, echo=True, logprobs=0).choices
-    assert (choice.text, choice.finish_reason, len(choice.logprobs.tokens)) == ("abcd", "length", 4)
-    assert all(share < 0 and math.isfinite(share) for share in choice.logprobs.token_logprobs[1:])
 
 
 def test_prompts_of_tokens_and_models_without_a_tokenizer(api, models):

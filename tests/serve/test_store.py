@@ -155,23 +155,6 @@ def test_joined_parts_are_the_transcript(cuts, most):
     assert made.entries(29, 30) == whole.entries(29, 30)
 
 
-def test_a_cut_before_what_is_kept_leaves_nothing_and_the_stream_goes_on_there():
-    made = of(range(20), most=5)
-    first = made.first
-    made.cut(3)
-    assert (first > 3, len(made), made.first) == (True, 3, 3)
-    made.append(7, None, READ)
-    assert made.tokens(3, 4) == [7]
-
-
-def test_a_transcript_without_parts_continues_where_its_stream_stands():
-    """One that was cut where it began has no part."""
-    made = Transcript.from_parts([], 100, 25)
-    assert (made.first, len(made)) == (25, 25)
-    made.append(7, None, READ)
-    assert made.tokens(25, 26) == [7]
-
-
 @pytest.mark.parametrize("mixer", ["gateloop", "rotary-attention", "gru"])
 @torch.no_grad()
 def test_a_state_comes_back_bit_for_bit(mixer):

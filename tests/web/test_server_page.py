@@ -89,17 +89,6 @@ def test_the_game_against_a_model_on_the_server(page, server, runs):
     assert page.inner_text(".score").startswith(f"{n_right} of {len(played)} answers right")
 
 
-def test_text_goes_to_no_game(page, server):
-    open_explorer(page, server.address)
-    choose_greedily(page, N_TOKENS)
-    page.select_option("[aria-label='Open a new stream']", "horizon")
-    page.wait_for_selector(".tape")  # it is the active stream now
-    read(page, PROMPT, then_write=True)
-    wait_for(page, 3 + N_TOKENS)
-    assert page.is_hidden(".targets")  # there is one stream to choose
-    wait_for(page, 0, "B")
-
-
 def test_the_key_is_asked_for_once_and_can_be_sent(page, server):
     """A key in the wrong layout of the keyboard is refused where it is typed; all requests wait for one dialog."""
     write_greedily(page, server)

@@ -79,19 +79,6 @@ def test_the_page_goes_on_as_generate_does(name, weights, options, runs, exporte
     assert page.inner_text(".of-state dd") == f"{n_bytes} B"
 
 
-def test_float16_is_the_model_with_rounded_matrices(runs, exported, page, static_host):
-    folder = exported("words", "float16")
-    run = open_run(runs / "words")
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(parameter.half())
-    stream = Stream(run.model, run.tokenizer)
-    stream.feed(PROMPT)
-    expected = "".join(stream.generate_text(N_TOKENS, sampling=SamplingConfig(temperature=0.0)))
-    assert page_says(page, static_host(folder), n_read(runs, "words")).rstrip("\n") == expected.rstrip("\n")
-
-
 def test_a_stream_is_found_again_forked_and_goes_on_alike(runs, exported, page, static_host):
     """One page: the state is kept over a reload, and a fork in the middle writes what the stream wrote."""
     folder = exported("bpe", "float32")

@@ -55,11 +55,6 @@ def test_a_curve_ends_where_it_rests_on_fewer_than_20_positions():
     assert len(upper.lines[0].get_xdata()) == 0
 
 
-def test_many_runs_and_long_names_stay_inside(assert_inside):
-    counts = counted([20] * 5, [40] * 5)
-    assert_inside(accuracy_over_span({f"a-run-with-a-long-name-of-mixers-{i}": counts for i in range(13)}, chance=0.1))
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30),
     st.integers(0, 20).map(lambda half: 2 * half + 1),
@@ -91,8 +86,3 @@ def test_any_number_of_runs(tmp_path, n_runs):
 def test_an_even_window_is_refused(smoothing):
     with pytest.raises(ValueError, match=f"smoothing is {smoothing}; expected an odd number of bins"):
         accuracy_over_span({"run": counted([1], [2])}, smoothing=smoothing)
-
-
-def test_no_run_is_refused():
-    with pytest.raises(ValueError, match=r"runs is \{\}; expected at least one run"):
-        accuracy_over_span({})
