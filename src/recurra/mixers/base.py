@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require_at_least, require_tensor, sentence
-from recurra.lengths import blank, run_lengths, run_resets
+from recurra.lengths import mask_fill, run_lengths, run_resets
 from recurra.state import Ragged, require_streams
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -53,7 +53,7 @@ class Mixer(nn.Module, ABC):
 
         class Average(Mixer):
             def __init__(self, d_model: int) -> None:
-                super().__init__(d_model, AverageState, h=Carried((d_model,)))
+                super().__init__(d_model, AverageState, h=StateSpec((d_model,)))
 
             def mix(self, x, state, mask):
                 ...
@@ -64,7 +64,7 @@ class Mixer(nn.Module, ABC):
     Args:
         d_model: channels of x and y.
         state_class: the NamedTuple that is the state.
-        carried: its tensors, by the names of its fields.
+        specs: its tensors, by the names of its fields.
     """
 
     skips_padding: ClassVar[bool] = False
@@ -79,11 +79,11 @@ class Mixer(nn.Module, ABC):
     across: "_Across | None" = None
     """Set by whoever splits a sequence, while it calls the mixer."""
 
-    def __init__(self, d_model: int, state_class: type[Any], **carried: StateSpec) -> None:
+    def __init__(self, d_model: int, state_class: type[Any], **specs: StateSpec) -> None:
         super().__init__()
         require_at_least(1, d_model=d_model)
         self.d_model = self.d_output = d_model
-        self.state_layout: Any = state_class(**carried)
+        self.state_layout: Any = state_class(**specs)
 
     @abstractmethod
     def mix(self, *given: Any, **shared: Any) -> tuple[Tensor, Any]:
@@ -159,8 +159,8 @@ class Mixer(nn.Module, ABC):
     def _mix(self, x: Tensor, state: Any, mask: Tensor | None, shared: dict[str, Any]) -> tuple[Tensor, Any]:
         if not x.shape[1]:
             return x[..., :1].expand(*x.shape[:2], self.d_output), state  # no step, but still a node of the graph
-        y, state = self.mix(blank(x, mask), state, mask, **shared)
-        return blank(y, mask), state
+        y, state = self.mix(mask_fill(x, mask, 0), state, mask, **shared)
+        return mask_fill(y, mask, 0), state
 
     def initial_state(self, batch: int) -> Any:
         """Return the state of `batch` streams at their start: zeros, on the module's device."""
@@ -197,11 +197,11 @@ class Mixer(nn.Module, ABC):
         return type(self.state_layout)(
             *(
                 torch.zeros(
-                    (batch, *(0 if isinstance(size, Dim) else size for size in carried.shape)),
-                    dtype=_COMPLEX[real] if carried.is_complex else real,
+                    (batch, *(0 if isinstance(size, Dim) else size for size in spec.shape)),
+                    dtype=_COMPLEX[real] if spec.is_complex else real,
                     device=device,
                 )
-                for carried in self.state_layout
+                for spec in self.state_layout
             )
         )
 
@@ -217,16 +217,16 @@ def _check_state(state: Any, layout: Any, batch: Any, real: torch.dtype, device:
     if type(state) is not type(layout):
         raise TypeError(sentence("state", kind_of(state), f"a {type(layout).__name__}, or None to start", _MEND))
     sizes: dict[str, int] = {}
-    for tensor, carried, name in zip(state, layout, layout._fields):
-        dtype = _COMPLEX[real] if carried.is_complex else real
+    for tensor, spec, name in zip(state, layout, layout._fields):
+        dtype = _COMPLEX[real] if spec.is_complex else real
         if (
             isinstance(tensor, Tensor)
             and tensor.dtype is dtype
-            and (tensor.shape == (batch, *carried.shape) or _fits(tensor.shape, batch, carried.shape, sizes))
+            and (tensor.shape == (batch, *spec.shape) or _fits(tensor.shape, batch, spec.shape, sizes))
             and tensor.device == device
         ):
             continue
-        expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, carried.shape, sizes)} on {device}"
+        expected = f"{str(dtype).removeprefix('torch.')} {_describe(batch, spec.shape, sizes)} on {device}"
         raise ValueError(sentence(f"state.{name}", kind_of(tensor), expected, _MEND))
 
 

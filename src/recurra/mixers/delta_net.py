@@ -11,7 +11,7 @@ from recurra.checks import require, require_at_least, require_heads, require_pos
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32, unit_length
 from recurra.layers.state_space import spread_over_heads
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.delta_rule.operator import delta_rule
@@ -81,8 +81,8 @@ class DeltaMixer(Mixer):
         heads = (self.n_qk_heads, self.n_qk_heads, self.n_heads)
         q, k, v = (at_least_float32(part).unflatten(-1, (n, -1)) for part, n in zip(parts, heads))
         q, k = (spread_over_heads(part, self.n_heads) for part in (q, k))
-        b = blank(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask)
-        a = b.new_ones(()).expand(b.shape) if a is None else keep(a, mask)
+        b = mask_fill(self.largest_rate * torch.sigmoid(at_least_float32(self.rate_projection(x))), mask, 0)
+        a = b.new_ones(()).expand(b.shape) if a is None else mask_fill(a, mask, 1)
         y, h = delta_rule(unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v, a, b, state.h)
         return self.norm(y).flatten(-2), DeltaNetState(h, inputs)
 

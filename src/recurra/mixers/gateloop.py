@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recurra.checks import require_heads
 from recurra.layers.feed_forward import NoOutputGate, SiLUOutputGate
 from recurra.layers.transition import create_transition
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.fused import Planes, polar_planes
@@ -92,8 +92,8 @@ class GateLoop(Mixer):
         """Mix along time by the fused kernel, or by the mode that suits the size of the heads."""
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         re, im = polar_planes(*self.transition(x))
-        a = Planes(self._heads(keep(re, mask)), self._heads(blank(im, mask)))  # type: ignore[arg-type]
-        k = blank(k, mask)
+        a = Planes(self._heads(mask_fill(re, mask, 1)), self._heads(mask_fill(im, mask, 0)))  # type: ignore[arg-type]
+        k = mask_fill(k, mask, 0)
         y, h = self.recur(lambda h0: gate_loop_real_part(q, k, v, a, state=h0), a, state.h)
         return self.output_projection(self.output_gate(x, y.flatten(-2))), GateLoopState(h)
 

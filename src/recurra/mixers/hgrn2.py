@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.checks import require_heads, require_probability
 from recurra.layers.norms import RMSNorm, at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -76,7 +76,7 @@ class HGRN2(Mixer):
         k = self._key(x)
         q, k, v, f = (part.unflatten(-1, (self.n_heads, -1)) for part in (functional.silu(o), k, i, 1 - k))
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            k, f = blank(k, mask), keep(f, mask)
+            k, f = mask_fill(k, mask, 0), mask_fill(f, mask, 1)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, f, state=h0), f, state.h)
         return self.output_projection(self.norm(y.flatten(-2)).to(x.dtype)), HGRN2State(h)
 

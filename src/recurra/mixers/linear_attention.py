@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recurra.checks import require_heads
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -76,7 +76,7 @@ class LinearAttention(Mixer):
         q, k, v = (self._heads(part) for part in self.qkv(x).split([self.d_qk, self.d_qk, self.d_v], -1))
         never = v.new_ones(()).expand(*v.shape[:3], 1)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            q, k, v = _elu_plus_one(q), blank(_elu_plus_one(k), mask), self.average.extend(v)
+            q, k, v = _elu_plus_one(q), mask_fill(_elu_plus_one(k), mask, 0), self.average.extend(v)
             y, h = self.recur(lambda h0: gate_loop(q, k, v, never, state=h0), never, state.h)
         y = self.average.reduce(y).flatten(-2).to(x.dtype)
         return self.output_projection(y), LinearAttentionState(h)

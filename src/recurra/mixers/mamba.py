@@ -14,7 +14,7 @@ from recurra.checks import require, require_at_least
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.selective_scan.operator import selective_scan
@@ -85,8 +85,8 @@ class Mamba(Mixer):
         require_at_least(1, d_model=d_model, d_state=d_state, expand=expand, dt_rank=rank)
         require_at_least(2, d_conv=d_conv)
         d_inner = expand * d_model
-        carried = {"h": StateSpec((d_state, d_inner)), "inputs": StateSpec((d_conv - 1, d_inner))}
-        super().__init__(d_model, MambaState, **carried)
+        specs = {"h": StateSpec((d_state, d_inner)), "inputs": StateSpec((d_conv - 1, d_inner))}
+        super().__init__(d_model, MambaState, **specs)
         self.d_state, self.dt_rank = d_state, rank
         self.input_projection = nn.Linear(d_model, 2 * d_inner, bias=False)  # W_x and W_z
         self.convolution = ShortConvolution(d_inner, d_conv)
@@ -128,7 +128,7 @@ class Mamba(Mixer):
         u, inputs = self._convolved(u, state.inputs, mask)
         step, b, c = self._selected(u)
         u = at_least_float32(u)
-        y, h = selective_scan(u, blank(step, mask), self._eigenvalues(), b, c, state.h)
+        y, h = selective_scan(u, mask_fill(step, mask, 0), self._eigenvalues(), b, c, state.h)
         y = (y + at_least_float32(self.skip) * u) * functional.silu(at_least_float32(z))
         return self.output_projection(y.to(x.dtype)), MambaState(h, inputs)
 

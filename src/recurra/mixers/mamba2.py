@@ -13,7 +13,7 @@ from recurra.checks import require, require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -127,7 +127,7 @@ class Mamba2(Mixer):
         return self.input_projection(x).split(self._projections, -1)
 
     def _step_sizes(self, step: Tensor, mask: Tensor | None) -> Float[Tensor, "B L H"]:
-        return blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+        return mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
 
     def _eigenvalues(self) -> Float[Tensor, " H"]:
         return -torch.exp(at_least_float32(self.log_decay))

@@ -14,7 +14,7 @@ from recurra.checks import require, require_at_least, require_choice, require_he
 from recurra.layers.norms import RMSNorm, at_least_float32
 from recurra.layers.state_space import inverse_softplus_of_steps, spread_over_heads
 from recurra.layers.turned import turn, turned
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -134,7 +134,7 @@ class Mamba3(Mixer):
         later = later[:, 1:]
         b_turned, c_turned, dots = turned(b, c, angles, now + later)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(c_turned, blank(b_turned, mask), u, transition, state=h0)
+            y, h = gate_loop(c_turned, mask_fill(b_turned, mask, 0), u, transition, state=h0)
         y = y + (at_least_float32(self.skip)[:, None] - later * dots) * u
         y = y.flatten(-2) * functional.silu(at_least_float32(z))
         last = Mamba3State(h, _last_counted(state.b, b, mask), _last_counted(state.u, u, mask))
@@ -150,7 +150,7 @@ class Mamba3(Mixer):
 
     def _timed(self, step: Tensor, decay: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Delta and exp(Delta A), (B, L, H, 1)."""
-        step = blank(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask)
+        step = mask_fill(functional.softplus(at_least_float32(step) + at_least_float32(self.step_bias)), mask, 0)
         eigenvalue = -functional.softplus(at_least_float32(decay)).clamp(min=_LEAST_DECAY)
         return step[..., None], torch.exp(step * eigenvalue)[..., None]
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -40,7 +40,7 @@ class MinGRU(Mixer):
     ) -> tuple[Float[Tensor, "B L d_model"], MinGRUState]:
         """Run the recurrence by a parallel scan."""
         gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
-        z = blank(torch.sigmoid(gate), mask)
+        z = mask_fill(torch.sigmoid(gate), mask, 0)
         a, b = 1 - z, z * candidate
 
         def run(h0: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -45,7 +45,7 @@ class MinLSTM(Mixer):
     ) -> tuple[Float[Tensor, "B L d_model"], MinLSTMState]:
         """Run the recurrence by a parallel scan."""
         forget, write, candidate = at_least_float32(self.gates_and_candidate(x)).chunk(3, -1)
-        share = blank(torch.sigmoid(functional.softplus(-forget) - functional.softplus(-write)), mask)
+        share = mask_fill(torch.sigmoid(functional.softplus(-forget) - functional.softplus(-write)), mask, 0)
         a, b = 1 - share, share * candidate
 
         def run(h0: Tensor) -> tuple[Tensor, Tensor]:

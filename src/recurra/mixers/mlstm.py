@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -88,7 +88,7 @@ class MLSTM(Mixer):
         *qkv, o = self.qkvo(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         log_i, forget = (_CAP * torch.tanh(at_least_float32(self.gates(x)) / _CAP)).chunk(2, -1)
-        log_f = blank(functional.logsigmoid(forget), mask)
+        log_f = mask_fill(functional.logsigmoid(forget), mask, 0)
         if mask is not None:
             log_i = log_i.masked_fill(~mask[..., None], _NEVER)
         m = stabilisers(log_f.detach().cumsum(1), log_i.detach(), state.m.detach())

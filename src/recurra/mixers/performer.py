@@ -62,8 +62,8 @@ class Performer(Mixer):
         d_head = d_model // n_heads
         n_features = max(1, round(d_head * math.log(d_head))) if n_features is None else n_features
         require_at_least(1, n_features=n_features)
-        carried = StateSpec((n_heads, n_features, d_head + 1))
-        super().__init__(d_model, PerformerState, h=carried, peak=StateSpec((n_heads, n_features)))
+        h = StateSpec((n_heads, n_features, d_head + 1))
+        super().__init__(d_model, PerformerState, h=h, peak=StateSpec((n_heads, n_features)))
         self.n_heads, self.d_head = n_heads, d_head
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.register_buffer("features", _orthogonal_features(n_features, d_head))

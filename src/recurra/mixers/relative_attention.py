@@ -75,7 +75,7 @@ class RelativeAttention(Mixer):
         d_head = head_size(d_model, n_heads, d_head)
         window = AttentionWindow(segment_length, mem_len, same_length, clamp_len)
         channels = n_heads * d_head
-        super().__init__(d_model, self.state_class, **self._carried(d_model, channels, window))
+        super().__init__(d_model, self.state_class, **self._specs(d_model, channels, window))
         self.n_heads, self.d_head, self.window, self.dropout = n_heads, d_head, window, dropout
         self.queries = nn.Linear(d_model, channels, bias=False)
         self.keys_values = nn.Linear(d_model, 2 * channels, bias=False)
@@ -115,7 +115,7 @@ class RelativeAttention(Mixer):
     def with_window(self, window: AttentionWindow) -> None:
         """Change the lengths of the window; states of the old one do not fit the new."""
         self.window = window
-        self.state_layout = self.state_class(**self._carried(self.d_model, self.n_heads * self.d_head, window))
+        self.state_layout = self.state_class(**self._specs(self.d_model, self.n_heads * self.d_head, window))
 
     def why_not_exportable(self) -> str:
         """It keeps a segment of steps."""
@@ -194,7 +194,7 @@ class RelativeAttention(Mixer):
         return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
 
     @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
+    def _specs(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
         return {
             "memory": StateSpec((Dim("m", window.mem_len), d_model)),
             "context": StateSpec((Dim("c", window.mem_len), 2 * channels)),
@@ -245,10 +245,10 @@ class PreNormRelativeAttention(RelativeAttention):
         return super().encode(x, _joined(state) if isinstance(state, PreNormAttentionState) else state)
 
     @staticmethod
-    def _carried(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
+    def _specs(d_model: int, channels: int, window: AttentionWindow) -> dict[str, StateSpec]:
         own = StateSpec((Dim("p", window.segment_length - 1), channels))
-        carried = RelativeAttention._carried(d_model, channels, window)
-        return {**{name: carried[name] for name in ("memory", "context")}, "segment_keys": own, "segment_values": own}
+        specs = RelativeAttention._specs(d_model, channels, window)
+        return {**{name: specs[name] for name in ("memory", "context")}, "segment_keys": own, "segment_values": own}
 
 
 def _joined(state: PreNormAttentionState) -> RelativeAttentionState:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from recurra.checks import require, require_heads
 from recurra.layers.norms import at_least_float32
 from recurra.layers.positions import phases, rotate
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.gate_loop.operator import gate_loop
@@ -75,10 +75,10 @@ class Retention(Mixer):
         q, k, v = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in qkv)
         positions, n_steps = self._positions(x, mask)
         angles = phases(positions, self.d_k)[..., None, :]
-        k = blank(rotate(k * self.d_k**-0.5, angles), mask)
+        k = mask_fill(rotate(k * self.d_k**-0.5, angles), mask, 0)
         h = self._turned_on(state.h, n_steps)
         with torch.autocast(x.device.type, enabled=False):  # its matrix products would round sums to bfloat16
-            y, h = gate_loop(rotate(q, angles), k, v, keep(self._decay(v), mask), state=h)
+            y, h = gate_loop(rotate(q, angles), k, v, mask_fill(self._decay(v), mask, 1), state=h)
         y = functional.layer_norm(y, y.shape[-1:])  # of a head's channels: the group norm of a step
         y = (y.flatten(-2) * functional.silu(gate)).to(x.dtype)
         return self.output_projection(y), RetentionState(h)

@@ -13,7 +13,7 @@ from recurra.checks import require_at_least, require_heads
 from recurra.layers.convolution import ShortConvolution
 from recurra.layers.feed_forward import BlockDiagonalLinear
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank, keep
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -105,7 +105,9 @@ class RGLRU(Mixer):
         factor = torch.sqrt(power.clamp(min=torch.finfo(power.dtype).tiny))
         first = _first_steps(state.started, x.shape[1], mask)[..., None]
         factor = first + (1 - first) * factor
-        h = linear_scan(keep(torch.exp(log_a), mask), blank(factor * i * at_least_float32(u), mask), state.h)
+        h = linear_scan(
+            mask_fill(torch.exp(log_a), mask, 1), mask_fill(factor * i * at_least_float32(u), mask, 0), state.h
+        )
         started = torch.ones_like(state.started)
         if mask is not None:
             started = torch.where(mask.any(1, keepdim=True), started, state.started)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recurra.checks import require_at_least
 from recurra.layers.feed_forward import mixed, with_previous
 from recurra.layers.norms import at_least_float32
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.base import Mixer, StateSpec
 from recurra.mixers.registry import register_mixer
 from recurra.ops.scan.operator import linear_scan
@@ -102,14 +102,14 @@ class RWKV4(Mixer):
         n_steps = 1 - positions[:, :1]
         if mask is not None:
             n_steps = mask.sum(1, keepdim=True)
-            log_f, positions = blank(log_f.expand_as(k), mask), mask.cumsum(1) - n_steps
+            log_f, positions = mask_fill(log_f.expand_as(k), mask, 0), mask.cumsum(1) - n_steps
             k = k.masked_fill(~mask[..., None], _NEVER)
         started = (state.b.detach() * -_NEVER).clamp(max=1)  # 0 or 1, without a comparison: compiled steps have none
         start = started * state.m.detach() + (1 - started) * _NEVER
         constant = decay.detach()
         m = stabilisers(constant * positions[..., None], k.detach(), start + constant * n_steps)
         before = _shifted(start, m)
-        f, i = torch.exp(log_f + before - m), blank(torch.exp(k - m), mask)
+        f, i = torch.exp(log_f + before - m), mask_fill(torch.exp(k - m), mask, 0)
         a, b = linear_scan(f, i * v, state.a), linear_scan(f, i, state.b)
         own = at_least_float32(self.bonus) + k
         unit = torch.maximum(before, own.detach())

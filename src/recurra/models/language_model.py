@@ -10,7 +10,7 @@ from recurra.checks import require, require_at_least, require_choice, require_po
 from recurra.layers.feed_forward import FEED_FORWARDS
 from recurra.layers.norms import NORMS
 from recurra.layers.softmax import CappedHead, ScaledEmbedding
-from recurra.lengths import blank
+from recurra.lengths import mask_fill
 from recurra.mixers.registry import create_mixer
 from recurra.models.registry import ModelConfig, Size, from_data, register_model
 from recurra.models.shell import LanguageModelShell, negative_log_likelihood, require_layers
@@ -206,7 +206,7 @@ class LanguageModel(LanguageModelShell):
         for block, layer in zip(self.blocks, layers):
             x, layer = block(x, layer, **lengths)
             next_layers.append(layer)
-        return blank(self.norm(x), lengths.get("mask")), LanguageModelState(tuple(next_layers))
+        return mask_fill(self.norm(x), lengths.get("mask"), 0), LanguageModelState(tuple(next_layers))
 
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """Return -log softmax(head(hidden))[target]."""

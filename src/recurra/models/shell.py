@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recurra.checks import kind_of, require_tensor, sentence
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets, counted_tokens, require_targets, require_tokens
-from recurra.lengths import blank, check_lengths, on_host, run_lengths, run_resets
+from recurra.lengths import check_lengths, mask_fill, on_host, run_lengths, run_resets
 from recurra.state import Ragged
 
 
@@ -107,7 +107,7 @@ class LanguageModelShell(nn.Module, ABC):
                 dtype or device.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
-        return blank(self.head(hidden), mask), state
+        return mask_fill(self.head(hidden), mask, 0), state
 
     def loss(
         self,
