@@ -61,7 +61,7 @@ def test_a_stream_starts_from_the_initial_state():
 
 
 @pytest.mark.parametrize(
-    ("state", "came"),
+    ("state", "got"),
     [
         ((), "a tuple"),
         ((torch.zeros(2, 12),), "a tuple"),

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.decoding.prepare import prepare_for_decoding
 from recurra.state import concatenate_alike, map_tensors, select, split
 from recurra.streams.continuation import (
     GeneratedText,
@@ -60,7 +59,7 @@ class Stream:
 
     A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position. For a
     recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
-    nothing. There are no gradients. `runner` is what the stream runs: the model, or its copy prepared for decoding.
+    nothing. There are no gradients.
 
     The weights must not change while the stream lives.
 
@@ -68,20 +67,20 @@ class Stream:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
-        weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16",
-            "int8" or "int4" (see `recurra.decoding.prepare.prepare_for_decoding`); float32 gives the model's results up
-            to the order of sums. None runs the model itself. States have the same form either way: a stream saved with
-            one choice can be loaded with another.
+        runner: a form of the model to run instead of it, with the same states and outputs, such as what
+            `recurra.decoding.prepare_for_decoding` returns. Saved streams belong to the model: one saved with another
+            runner can be loaded.
 
     Raises:
-        ValueError: the model is in training mode, the choice of weights does not exist, or it is not None and the model
-            is not float32 on the CPU.
+        ValueError: the model is in training mode.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+    ) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
-        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self.runner = model if runner is None else runner
         self._now = StreamState()
         self._identity: ModelIdentity | None = None
 
@@ -115,8 +114,8 @@ class Stream:
 
     def fork(self) -> "Stream":
         """Give a twin that continues from here independently."""
-        twin = Stream(self.model, self.tokenizer)
-        twin.runner, twin._now, twin._identity = self.runner, self._now, self._identity
+        twin = Stream(self.model, self.tokenizer, runner=self.runner)
+        twin._now, twin._identity = self._now, self._identity
         return twin
 
     def mark(self) -> Mark:

@@ -18,16 +18,16 @@ class Streams(Mapping[Hashable, Stream]):
     """Streams by name. Each is a `Stream`, which can be used alone or, with `feed` and `generate`, beside others.
 
     Args:
-        model: as for `Stream`.
-        tokenizer: as for `Stream`.
-        weights: as for `Stream`; one prepared copy of the model serves all streams.
+        model, tokenizer, runner: as for `Stream`.
 
     Raises:
         ValueError: as for `Stream`.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
-        self._new = Stream(model, tokenizer, weights=weights)
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer | None = None, *, runner: nn.Module | None = None
+    ) -> None:
+        self._new = Stream(model, tokenizer, runner=runner)
         self._streams: dict[Hashable, Stream] = {}
 
     @property
