@@ -10,7 +10,6 @@ import yaml
 from torch import nn
 
 from recurra.data.batches import BatchSource, Split
-from recurra.data.generated import GeneratedConfig
 from recurra.data.text import TextConfig
 from recurra.models.registry import VideoSizes, on_meta
 from recurra.models.transformer_xl import TransformerXL
@@ -20,6 +19,7 @@ from recurra.train.experiment import Experiment
 from recurra.train.optimizer import parameter_groups
 from recurra.train.recipe import _recipe_keys, load_recipe, read_family, recipe_help
 from recurra.train.start import default_run_folder
+from recurra.train.tasks.generated import GeneratedConfig
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))

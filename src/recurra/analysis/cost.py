@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurra.checks import kind_of, require, require_at_least, sentence
+from recurra.models.shell import evaluation_mode
 from recurra.state import n_bytes
-from recurra.train.evaluate import evaluation_mode
 
 _VOCABULARY_PARTS = ("embedding", "head")
 """The children of a language model whose cost depends on the vocabulary; the others are its blocks."""

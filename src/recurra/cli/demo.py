@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from recurra.cli.arguments import command_parser
-from recurra.train.evaluate import EvaluationResult, SpanAccuracy, evaluate
+from recurra.data.memory_horizon import SpanAccuracy
+from recurra.train.evaluate import EvaluationResult, evaluate
 from recurra.train.figures import draw_comparison, draw_gates, gates_of
 from recurra.train.loop import Trainer
 from recurra.train.process import keep_large_blocks

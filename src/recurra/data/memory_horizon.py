@@ -5,10 +5,11 @@ compressed value of all numbers since the last reset, so it has to remember ever
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from recurra.checks import fields_of, kind_of, require, require_at_least, require_choice, require_whole_number, sentence
@@ -388,3 +389,27 @@ class _SampleSource:
         targets = self._targets[places]
         targets[n_counted:] = IGNORED_TARGET
         return Batch(self._tokens[places], targets, continues=False)
+
+
+class SpanAccuracy(NamedTuple):
+    """The number of correct predictions by memory span, on the CPU.
+
+    edges: (bins + 1,) int64, increasing: bin i holds the spans with edges[i] <= span < edges[i + 1].
+    n_correct: (bins,) int64, correct positions.
+    counts: (bins,) int64, all positions.
+    """
+
+    edges: Int[Tensor, " bins+1"]
+    n_correct: Int[Tensor, " bins"]
+    counts: Int[Tensor, " bins"]
+
+    @property
+    def accuracies(self) -> Float[Tensor, " bins"]:
+        """The share of correct positions in each bin, float64 in [0, 1]; NaN for an empty bin."""
+        return self.n_correct.double() / self.counts.double()
+
+    @property
+    def overall(self) -> float:
+        """The share of correct positions overall; NaN if there are no positions."""
+        total = int(self.counts.sum())
+        return int(self.n_correct.sum()) / total if total else float("nan")

@@ -1,5 +1,6 @@
 """Linear layers for decoding: weights in panels of fewer bits, read once for many vectors, and a model with its layers
-packed so."""
+packed so.
+"""
 
 import copy
 from typing import NamedTuple, TypeVar

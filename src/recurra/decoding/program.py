@@ -1,5 +1,6 @@
 """From a model's step to a program: the step runs once, each operation is lowered to instructions, and the table
-runs."""
+runs.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

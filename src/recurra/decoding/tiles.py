@@ -1,5 +1,6 @@
 """The inner loops of products of bfloat16 and whole-number weights: many outputs of a few vectors, their sums in
-registers."""
+registers.
+"""
 
 from collections.abc import Callable
 from typing import Any

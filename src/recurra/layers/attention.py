@@ -1,5 +1,6 @@
 """Softmax attention and what it sees: torch's attention under transforms, windows over segments, and sliding
-windows."""
+windows.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

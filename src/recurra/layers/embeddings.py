@@ -1,5 +1,6 @@
 """Token ids checked, and embeddings: plain, and with fewer channels for rarer words (Baevski and Auli, arXiv
-1809.10853)."""
+1809.10853).
+"""
 
 import itertools
 from collections.abc import Sequence

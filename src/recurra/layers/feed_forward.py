@@ -1,5 +1,6 @@
 """Channel mixing: position-wise feed-forward networks by name, block-diagonal maps, output gates, and RWKV's token
-shift."""
+shift.
+"""
 
 from collections.abc import Callable
 

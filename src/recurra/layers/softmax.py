@@ -1,5 +1,6 @@
 """Heads of a language model: the adaptive softmax (Grave et al., arXiv 1609.04309), and heads with a factor or a
-bound."""
+bound.
+"""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,8 @@
 """The likelihood of targets under logits."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -221,3 +223,15 @@ def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> d
         if callable(getattr(mixer, "transition", None))
         and not (step_by_step and getattr(mixer, "transition_looks_back", False))
     }
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -8,13 +8,14 @@ from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, require, require_positive, sentence
 from recurra.data.batches import IGNORED_TARGET, Batch, BatchSource
+from recurra.data.memory_horizon import SpanAccuracy
 from recurra.layers.embeddings import few_targets
-from recurra.models.shell import LanguageModelShell, negative_log_likelihood
+from recurra.models.shell import LanguageModelShell, evaluation_mode, negative_log_likelihood
 
 # --- perplexity and bits per token from a summed negative log-likelihood ---
 #
@@ -56,30 +57,6 @@ def _nats_per_token(total: float, n_tokens: int) -> float:
 # --- accuracy as a function of how much the model has to remember (GateLoop, section 5.1 and Figure 7) ---
 #
 # Results are counts, divided only at the end, so they are exact and can be pooled over neighbouring spans.
-
-
-class SpanAccuracy(NamedTuple):
-    """The number of correct predictions by memory span, on the CPU.
-
-    edges: (bins + 1,) int64, increasing: bin i holds the spans with edges[i] <= span < edges[i + 1].
-    n_correct: (bins,) int64, correct positions.
-    counts: (bins,) int64, all positions.
-    """
-
-    edges: Int[Tensor, " bins+1"]
-    n_correct: Int[Tensor, " bins"]
-    counts: Int[Tensor, " bins"]
-
-    @property
-    def accuracies(self) -> Float[Tensor, " bins"]:
-        """The share of correct positions in each bin, float64 in [0, 1]; NaN for an empty bin."""
-        return self.n_correct.double() / self.counts.double()
-
-    @property
-    def overall(self) -> float:
-        """The share of correct positions overall; NaN if there are no positions."""
-        total = int(self.counts.sum())
-        return int(self.n_correct.sum()) / total if total else float("nan")
 
 
 def scaled_accuracy(accuracy: float, n_classes: int) -> float:
@@ -363,15 +340,3 @@ def _scoring(model: nn.Module) -> Iterator[None]:
     kind = next(model.parameters()).device.type
     with evaluation_mode(model), torch.inference_mode(), torch.autocast(kind, enabled=False):
         yield
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and restore the mode of each of its modules afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

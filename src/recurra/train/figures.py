@@ -18,10 +18,10 @@ from recurra.analysis.plots.gates import gate_magnitudes, gate_phases, magnitude
 from recurra.analysis.plots.scores import CostPoint, accuracy_over_span
 from recurra.checks import require_at_least, sentence
 from recurra.data.batches import Split
+from recurra.data.memory_horizon import SpanAccuracy
 from recurra.files.writing import replacing
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerState
 from recurra.models.registry import DataSizes, VideoSizes, on_meta
-from recurra.train.evaluate import SpanAccuracy
 from recurra.train.experiment import Experiment
 from recurra.train.metrics import read_metrics
 from recurra.train.recipe import load_recipe

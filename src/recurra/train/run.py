@@ -12,12 +12,13 @@ from torch import nn
 
 from recurra.checks import sentence
 from recurra.data.batches import DataSet, Split
+from recurra.data.memory_horizon import SpanAccuracy
 from recurra.data.tokenizers import TextEncoder
 from recurra.files.reading import read_json, require_fields
 from recurra.files.writing import write_json
 from recurra.models.registry import DataSizes, VideoSizes
 from recurra.train.checkpoint import CheckpointFolder, load_weights, scored_weights
-from recurra.train.evaluate import EvaluationResult, SpanAccuracy
+from recurra.train.evaluate import EvaluationResult
 from recurra.train.experiment import RESUMABLE, Experiment, differences, require_same_model, to_plain
 from recurra.train.recipe import load_recipe
 from recurra.train.run_folder import RunFolder

@@ -1,5 +1,6 @@
 """TimeSformer's parts (Bertasius et al., arXiv 2102.05095): patches, embeddings, blocks and encoders over a segment's
-tokens."""
+tokens.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -19,12 +19,12 @@ from recurra.data.batches import DataSet
 from recurra.files.reading import read_text
 from recurra.files.writing import replacing
 from recurra.models.registry import ModelEntry, VideoSizes
-from recurra.train.classification import class_scores, classify_videos
-from recurra.train.evaluate import evaluation_mode
+from recurra.models.shell import evaluation_mode
 from recurra.train.experiment import Experiment
 from recurra.train.run import Run
 from recurra.train.run_folder import RunFolder
 from recurra.train.task import Task, find_experiment, register_task
+from recurra.video.classification import class_scores, classify_videos
 from recurra.video.clips import evaluation_crops, resize_short_side
 from recurra.video.data import VideoConfig, VideoData
 from recurra.video.motions import MotionsConfig

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from recurra.analysis.plots.figure import save_png
 from recurra.analysis.plots.scores import _pooled_accuracies, accuracy_over_span
-from recurra.train.evaluate import SpanAccuracy, _accuracy_by_span
+from recurra.data.memory_horizon import SpanAccuracy
+from recurra.train.evaluate import _accuracy_by_span
 
 
 def counted(n_correct, counts, edges=None):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recurra.data.batches import IGNORED_TARGET, BatchSource, LevelledSource, TokenDataSet
-from recurra.data.generated import _DrawnSource, _Lengths
+from recurra.train.tasks.generated import _DrawnSource, _Lengths
 from recurra.train.tasks.induction import InductionConfig, _induction
 from recurra.train.tasks.recall import RecallConfig, _associative_recall
 from recurra.train.tasks.state_tracking import (

@@ -15,7 +15,7 @@ from torch.nn.functional import conv1d
 
 from recurra.analysis.plots.figure import GREY, distinct_looks, house_style, legend_below, new_figure
 from recurra.checks import require
-from recurra.train.evaluate import SpanAccuracy
+from recurra.data.memory_horizon import SpanAccuracy
 
 _FEW_CLASSES = 12
 """Up to this many classes, each cell shows its share in per cent."""

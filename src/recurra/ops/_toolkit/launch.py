@@ -1,5 +1,6 @@
 """How a Numba kernel is compiled (lazily, cached on disk) and run (in parallel if that is safe), and memory for its
-results."""
+results.
+"""
 
 import ctypes
 import functools

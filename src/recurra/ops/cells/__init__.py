@@ -1,5 +1,6 @@
 """Cells: one step of a non-linear recurrence, `h = cell(x, h)`. `recurra.mixers.rnn.RNN` runs a cell over a
-sequence."""
+sequence.
+"""
 
 from recurra.ops.cells.gru import Gates, GateWeights, GRUCell, RecurrentWeights, gru_sequence, gru_sequence_reference
 from recurra.ops.cells.ncgru import NCGRUCell

@@ -1,5 +1,6 @@
 """The gated recurrent unit: one step (CRT (4)), a sequence by kernels, and torch.nn.GRU's variant whose reset gate acts
-after the product."""
+after the product.
+"""
 
 from types import ModuleType
 from typing import NamedTuple

@@ -1,5 +1,6 @@
 """The max-headed GateLoop (d_h = 1) for real q, k and v as torch operators, and its transition from magnitude and phase
-(GateLoop (25))."""
+(GateLoop (25)).
+"""
 
 import math
 from collections.abc import Callable

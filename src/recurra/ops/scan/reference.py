@@ -1,5 +1,6 @@
 """Scans in plain torch: the recurrence step by step, and the textbook's parallel prefix scans over any associative
-operator."""
+operator.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-from recurra.data.generated import GeneratedConfig, GeneratedTask, Sequences
+from recurra.train.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
 from recurra.train.tasks.induction import InductionConfig
 from recurra.train.tasks.recall import RecallConfig
 from recurra.train.tasks.state_tracking import StateTrackingConfig

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from recurra.checks import fields_of, require, require_whole_number
-from recurra.data.generated import GeneratedConfig, GeneratedTask, Sequences
 from recurra.train.task import register_task
+from recurra.train.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
 
 
 def _induction(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from recurra.data.memory_horizon import MemoryHorizonConfig, memory_spans
-from recurra.train.evaluate import AroundResets, EvaluationResult, SpanAccuracy, evaluate_by_span
+from recurra.data.memory_horizon import MemoryHorizonConfig, SpanAccuracy, memory_spans
+from recurra.train.evaluate import AroundResets, EvaluationResult, evaluate_by_span
 from recurra.train.experiment import Experiment
 from recurra.train.task import register_task
 from recurra.train.tasks.tokens import TokenTask

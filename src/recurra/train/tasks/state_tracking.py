@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Int
 
 from recurra.checks import require_choice
-from recurra.data.generated import GeneratedConfig, GeneratedTask, Sequences
 from recurra.train.task import register_task
+from recurra.train.tasks.generated import GeneratedConfig, GeneratedTask, Sequences
 
 _MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS = range(_MODULUS, _MODULUS + 6)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recurra.checks import require, sentence
 from recurra.data.batches import IGNORED_TARGET
-from recurra.train.evaluate import evaluation_mode
+from recurra.models.shell import evaluation_mode
 from recurra.video.data import ViewBatch
 
 _TOP = 5
