@@ -202,7 +202,7 @@ def check_lengths(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> 
 
 
 def mask_fill(
-    x: Shaped[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None, value: float
+    x: Shaped[Tensor, "B L *rest"], mask: Bool[Tensor, "B L"] | None, value: int
 ) -> Shaped[Tensor, "B L *rest"]:
     """Put `value` where a step does not count, without a gradient: nothing there is read, not even NaN.
 

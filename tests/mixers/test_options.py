@@ -88,7 +88,7 @@ REFUSED = [
     ("s5-hyena", {"d_state": 5}, f"d_state is 5; {EVEN} from 2"),
     ("slstm", {"n_heads": 12}, "d_model is 12; expected at least 2 channels a head for the norm, 24 in all"),
     *(
-        (name, {"dropout": dropout}, f"dropout is {dropout}; {PROBABILITY}")
+        (name, {"dropout": dropout, "n_heads": 2}, f"dropout is {dropout}; {PROBABILITY}")
         for name in ("gated-attention", "reformer", "relative-attention", "rotary-attention")
         for dropout in (1.0, math.nan)
     ),

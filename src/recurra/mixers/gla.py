@@ -5,7 +5,7 @@ arXiv 2312.06635).
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,7 +18,7 @@ from recurra.ops.gate_loop.operator import gate_loop
 
 
 class GatedLinearAttentionState(NamedTuple):
-    """S_t = diag(a_t) S_{t-1} + k_t^T v_t, in float32 (float64 in a float64 layer)."""
+    """S_t = diag(a_t) S_{t-1} + k_t^T v_t."""
 
     h: Float[Tensor, "B H d_k d_v"]
 
@@ -41,10 +41,6 @@ class GatedLinearAttention(Mixer):
         n_heads: heads.
         gate_rank: rank of the transition's projection.
         gate_temperature: the root that is taken of the sigmoid (the paper's tau).
-
-    Raises:
-        TypeError: a size is not a whole number.
-        ValueError: the heads do not divide the channels, or an option is out of range.
     """
 
     skips_padding = True
@@ -72,7 +68,6 @@ class GatedLinearAttention(Mixer):
         self.output_projection = nn.Linear(d_v, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The parameters that make a, for a learning rate and weight decay of their own."""
         return set(self.gate_projection.parameters())
 
     def transition(
@@ -84,9 +79,8 @@ class GatedLinearAttention(Mixer):
         return a, torch.zeros_like(a)
 
     def mix(
-        self, x: Float[Tensor, "B L d_model"], state: GatedLinearAttentionState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], GatedLinearAttentionState]:
-        """Run the recurrence, in the mode that suits the size of the heads."""
+        self, x: Tensor, state: GatedLinearAttentionState, mask: Tensor | None
+    ) -> tuple[Tensor, GatedLinearAttentionState]:
         *qkv, gate = self.qkvg(x).split([self.d_qk, self.d_qk, self.d_v, self.d_v], -1)
         a, _ = self.transition(x)
         q, k, v, a = (at_least_float32(part).unflatten(-1, (self.n_heads, -1)) for part in (*qkv, a))

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.layers.norms import at_least_float32
@@ -15,7 +15,7 @@ from recurra.state import last_step
 
 
 class MinGRUState(NamedTuple):
-    """The last hidden state, float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The last hidden state."""
 
     h: Float[Tensor, "B D"]
 
@@ -35,10 +35,7 @@ class MinGRU(Mixer):
         super().__init__(d_model, MinGRUState, h=StateSpec((d_model,)))
         self.gate_and_candidate = nn.Linear(d_model, 2 * d_model)
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: MinGRUState, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], MinGRUState]:
-        """Run the recurrence by a parallel scan."""
+    def mix(self, x: Tensor, state: MinGRUState, mask: Tensor | None) -> tuple[Tensor, MinGRUState]:
         gate, candidate = at_least_float32(self.gate_and_candidate(x)).chunk(2, -1)
         z = mask_fill(torch.sigmoid(gate), mask, 0)
         a, b = 1 - z, z * candidate

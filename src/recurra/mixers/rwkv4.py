@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recurra.checks import require_at_least
@@ -21,7 +21,7 @@ _NEVER = -1e30  # log weight of a step that does not exist; finite, so that no d
 
 
 class RWKV4State(NamedTuple):
-    """All in float32 whatever the precision of the input (float64 in a float64 layer)."""
+    """The average and the last input."""
 
     a: Float[Tensor, "B D"]
     """exp(-m) times the sum of weighted values."""
@@ -44,23 +44,16 @@ class RWKV4(Mixer):
     (11)-(13)). w = exp(log_decay) > 0 is the decay of a channel, and the bonus u is what the step itself has above the
     others.
 
-    exp(k) can overflow, so the state has a exp(-m) and b exp(-m) with the stabiliser m_t = max(m_{t-1} - w, k_t), as
-    the appendix on the RNN cell has it. All m_t are known before the recurrence (as in the mLSTM), which is then two
-    linear scans with transitions exp(m_{t-1} - w - m_t) in [0, 1]. No gradient flows through m_t: it is a unit of
-    measurement, and cancels.
+    exp(k) can overflow, so the state has a exp(-m) and b exp(-m) with the stabiliser m_t = max(m_{t-1} - w, k_t). All
+    m_t are known before the recurrence, which is then two linear scans with transitions in [0, 1]. No gradient flows
+    through m_t: it cancels.
 
-    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`, because it has a token
-    shift and so a state.
-
-    Decided: the start of decays, bonus and mu is the published one of the first layer, as a mixer does not know its
-    depth.
+    Channel mixing, the other half of a published block, is the mixer `rwkv4-channel-mixing`. Decided: decays, bonus and
+    mu start as in the first published layer, as a mixer does not know its depth.
 
     Args:
         d_model: channels of x and y.
         d_wkv: channels of the recurrence, D; `d_model` if None.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     skips_padding = True
@@ -79,13 +72,9 @@ class RWKV4(Mixer):
         self.output_projection = nn.Linear(d_wkv, d_model, bias=False)
 
     def transition_parameters(self) -> set[nn.Parameter]:
-        """The decays and the bonus: they may want their own learning rate and no weight decay."""
         return {self.log_decay, self.bonus}
 
-    def mix(
-        self, x: Float[Tensor, "B L d_model"], state: RWKV4State, mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L d_model"], RWKV4State]:
-        """Shift, project, and average along time."""
+    def mix(self, x: Tensor, state: RWKV4State, mask: Tensor | None) -> tuple[Tensor, RWKV4State]:
         now, previous, last = with_previous(x, state.x, mask)
         shares = ((self.key, self.mix_key), (self.value, self.mix_value), (self.receptance, self.mix_receptance))
         k, v, r = (at_least_float32(linear(mixed(now, previous, share).to(x.dtype))) for linear, share in shares)

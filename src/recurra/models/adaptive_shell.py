@@ -51,7 +51,6 @@ class _PostNormBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
         attended, state = self.attention(x, state, **shared)
         x = self.norm_attention(x + self.dropout(attended))
         return self.norm_feed_forward(x + self.feed_forward(x)), state
@@ -67,7 +66,6 @@ class _PreNormBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
         attended, state = self.attention(self.norm_attention(x), state, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state

@@ -30,7 +30,6 @@ class _FixedGate(nn.Module):
         self.bias = nn.Parameter(torch.ones(d_model))
 
     def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
-        """Return the next state, in c's type."""
         g = torch.sigmoid(self.bias.to(c.dtype))
         return g * c + (1 - g) * self.candidate(h).to(c.dtype)
 
@@ -43,7 +42,6 @@ class _LSTMGate(nn.Module):
         self.candidate_and_gates = nn.Linear(n_channels, 3 * d_model)
 
     def forward(self, c: Float[Tensor, "B S D"], h: Float[Tensor, "B S n"]) -> Float[Tensor, "B S D"]:
-        """Return the next state, in c's type."""
         z, i, f = self.candidate_and_gates(h).to(c.dtype).chunk(3, -1)
         return torch.sigmoid(f + 1) * c + torch.sigmoid(i - 1) * torch.tanh(z)
 
@@ -126,7 +124,6 @@ class _BlockRecurrentAttention(RelativeAttention):
         *,
         encoding: Float[Tensor, "n d_model"] | None = None,
     ) -> tuple[Float[Tensor, "B L d_model"], _BlockRecurrentAttentionState]:
-        """Attend block by block; arguments as `RelativeAttention.mix`."""
         tokens, vectors = _of_tokens(state), state.vectors
         if encoding is None:
             encoding = self.encode(x, tokens)
@@ -146,7 +143,6 @@ class _BlockRecurrentAttention(RelativeAttention):
         return torch.cat(outputs, 1), _BlockRecurrentAttentionState(*tokens, vectors)
 
     def _read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend to everything, without positions: (B, L, H * d_head)."""
         dropout = self.dropout if self.training else 0.0
         return dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
 

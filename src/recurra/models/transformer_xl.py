@@ -11,7 +11,6 @@ from recurra.checks import require, require_at_least
 from recurra.layers.attention import AttentionWindow
 from recurra.layers.embeddings import Clusters
 from recurra.mixers.relative_attention import (
-    PreNormAttentionState,
     PreNormRelativeAttention,
     RelativeAttention,
     RelativeAttentionState,
@@ -80,7 +79,7 @@ class TransformerXLConfig(TransformerConfig):
 class TransformerXLState(NamedTuple):
     """One state per block, in the blocks' order."""
 
-    layers: tuple[RelativeAttentionState, ...] | tuple[PreNormAttentionState, ...]
+    layers: tuple[RelativeAttentionState, ...]
 
 
 @register_model("transformer-xl", config=TransformerXLConfig, label="TransformerXL")

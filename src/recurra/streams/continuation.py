@@ -219,7 +219,6 @@ class _StopText:
         self.found = False
 
     def add(self, piece: str) -> str:
-        """Give what can be passed on now; `found` tells whether the text has ended."""
         text = self._held + piece
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         self.found = bool(places)
@@ -228,7 +227,6 @@ class _StopText:
         return text[:end]
 
     def flush(self) -> str:
-        """Give what is still held back when the text ends without a stop."""
         held, self._held = self._held, ""
         return held
 

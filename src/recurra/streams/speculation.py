@@ -43,11 +43,9 @@ class _ModelAhead:
 
     @property
     def recent(self) -> tuple[int, ...]:
-        """The last tokens that were given out."""
         return (*self._stream.recent, *self._unread)[-RECENT_TOKENS:]
 
     def read(self, drafted: list[int]) -> Float[Tensor, "n V"]:
-        """Give the logits after the last token that was given out, and after each drafted one, from one call."""
         if len(self._unread) > _LONGEST_UNREAD or not drafted:
             self.settle()
         if not drafted:
@@ -60,14 +58,12 @@ class _ModelAhead:
         return logits[0] if self._unread else torch.cat([self._stream.logits[None], logits[0]])
 
     def take(self, token: int) -> None:
-        """Note a token that is given out."""
         self._unread.append(token)
         if self._read is not None and self._read.tokens == self._unread:
             self._stream.advance(torch.tensor(self._unread, device="cpu"), self._read.logits, self._read.state)
             self._unread, self._read = [], None
 
     def settle(self) -> None:
-        """Let the stream read all that was given out."""
         if self._unread:
             self._stream.feed(self._unread)
         self._unread, self._read = [], None
@@ -89,7 +85,6 @@ class _DraftAhead:
     def draw(
         self, n_tokens: int, sampling: SamplingConfig, generator: torch.Generator
     ) -> tuple[list[int], list[Float[Tensor, " V"]]]:
-        """Choose tokens one by one; give them, and the probabilities that each was drawn from."""
         if not n_tokens:
             return [], []
         self.settle()
@@ -104,11 +99,9 @@ class _DraftAhead:
         return list(self._drafted), shares
 
     def take(self, token: int) -> None:
-        """Note a token that is given out."""
         self._taken.append(token)
 
     def settle(self) -> None:
-        """Let the stream read all that was given out, and nothing else."""
         same = [drafted == taken for drafted, taken in zip(self._drafted, self._taken)]
         n_kept = min([*same, False].index(False), len(self._marks) - 1)
         self._stream.rewind(self._marks[n_kept])
