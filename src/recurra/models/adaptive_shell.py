@@ -21,13 +21,7 @@ from recurra.state import Ragged, require_streams
 
 
 class _TransformerXLBlock(nn.Module):
-    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each.
-
-    Args:
-        attention: the attention; its `d_model` is its number of channels.
-        d_channel_mixing: hidden channels of the feed-forward network.
-        make_dropout: makes the dropout after the attention, inside and after the feed-forward network.
-    """
+    """The parts: attention, a feed-forward network with ReLU, and a norm and a dropout for each."""
 
     def __init__(self, attention: nn.Module, d_channel_mixing: int, make_dropout: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -80,7 +74,7 @@ class PreNormMemoryBlock(_TransformerXLBlock):
     def forward(
         self, x: Float[Tensor, "B L d_model"], state: Any = None, **shared: Tensor
     ) -> tuple[Float[Tensor, "B L d_model"], Any]:
-        """Apply the block, continuing from the attention's `state`; `shared` is what it shares with other layers'."""
+        """Apply the block; `shared` is what it shares with other layers'."""
         attended, state = self.attention(x, state, norm=self.norm_attention, **shared)
         x = x + self.dropout(attended)
         return x + self.feed_forward(self.norm_feed_forward(x)), state
@@ -91,9 +85,6 @@ _TRANSFORMER_XL_BLOCKS: dict[str, type[_PostNormBlock] | type[_PreNormBlock]] = 
     "pre": _PreNormBlock,
 }
 """The blocks by the place of their norms."""
-
-
-# --- what the configurations of the Transformers that read segments share: sizes, vocabulary and dropouts ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +160,6 @@ class TransformerConfig(ModelConfig):
             AttentionWindow(self.segment_length, mem_len=0)
         if self.vocab_size is not None:
             Clusters(self.vocab_size, self.d_model, tuple(self.cutoffs), 1)
-
-
-# --- the shell with an adaptive embedding and an adaptive softmax, around a body that reads segments ---
 
 
 class AdaptiveShell(LanguageModelShell):

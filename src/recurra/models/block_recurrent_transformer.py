@@ -19,10 +19,7 @@ from recurra.models.registry import register_model
 
 
 class _FixedGate(nn.Module):
-    """c' = g c + (1 - g) z with z = W_z h + b_z and a learned g = sigmoid(b_g), the same at every step.
-
-    Each channel is a moving average of its own length. b_g starts at 1 (our choice), and g so at 0.73.
-    """
+    """c' = g c + (1 - g) z with z = W_z h + b_z and g = sigmoid(b_g), the same at every step; b_g starts at 1."""
 
     def __init__(self, n_channels: int, d_model: int) -> None:
         super().__init__()
@@ -47,7 +44,6 @@ class _LSTMGate(nn.Module):
 
 
 _GATES: dict[str, type[_FixedGate] | type[_LSTMGate]] = {"fixed": _FixedGate, "lstm": _LSTMGate}
-"""The gates of the state by name."""
 
 
 class _BlockRecurrentAttentionState(NamedTuple):
@@ -69,13 +65,13 @@ class _BlockRecurrentAttention(RelativeAttention):
         tokens:   y = W_o [attention to the last segment_length tokens; attention to the vectors]
         vectors:  c' = gate(c, [attention to the vectors; attention to the block's tokens])
 
-    A block is a segment of segment_length tokens, however a stream is cut. Its tokens read the vectors as the block
-    before left them; behind its last token the vectors change. They enter normalised and with a learned number of their
-    own added (the paper's state ids), without which all would be alike. Each side has one set of keys and values, which
-    both directions use, and two of queries. Only attention from tokens to tokens knows positions.
+    A block is a segment of segment_length tokens. Its tokens read the vectors as the block before left them; behind its
+    last token the vectors change. They enter normalised and with a learned number of their own added (the paper's state
+    ids). Each side has one set of keys and values, which both directions use, and two of queries. Only attention from
+    tokens to tokens knows positions.
 
     This is the paper's best configuration, "skip": the vectors have no feed-forward network, and their gate takes the
-    place of a residual. The projection of their attention is the gate's own, one linear map instead of two in a row.
+    place of a residual and of the projection of their attention.
 
     Args:
         d_model: channels of x and y, an even number.
@@ -150,11 +146,6 @@ class _BlockRecurrentAttention(RelativeAttention):
 def _of_tokens(state: RelativeAttentionState | _BlockRecurrentAttentionState) -> RelativeAttentionState:
     """Return what a layer carries of its tokens, recurrent or not."""
     return RelativeAttentionState(*state[:3])
-
-
-# --- block recurrent transformer ---
-#
-# The Block-Recurrent Transformer (Hutchins et al. 2022, arXiv 2203.07852): one layer of a Transformer is recurrent.
 
 
 @dataclass(frozen=True, kw_only=True)

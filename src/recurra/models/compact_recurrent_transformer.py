@@ -1,4 +1,4 @@
-"""What a Compact Recurrent Transformer carries between segments, and what orders its tokens (CRT section 3)."""
+"""The Compact Recurrent Transformer (CRT): short segments, and one memory vector between them (CRT section 3)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,8 +99,7 @@ class _RelativePosition(nn.Module):
 class _RNNPosition(nn.Module):
     """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
 
-    It starts from the memory, so it ties memory and tokens together (our reading of "integrate the memory token of
-    the previous segment with the tokens of the new segments"). Without a memory it starts from zeros.
+    It starts from the memory, which ties memory and tokens together (our reading), or from zeros without one.
 
     Args:
         cell: the recurrent cell, d_model to d_model.
@@ -131,24 +130,18 @@ class _RNNPositionFromZero(_RNNPosition):
 
 
 _POSITION_STARTS: dict[str, type[_RNNPosition]] = {"memory": _RNNPosition, "zero": _RNNPositionFromZero}
-"""Where the position RNN starts a segment."""
 _MEMORIES = ("none", *CELLS)
 _POSITIONS = ("relative", *(f"rnn-{name}" for name in CELLS))
 
 
 def _make_memory(name: str, d_model: int) -> _NoMemory | RNNMemory:
-    """Make the memory by its name in `MEMORIES`."""
     return _NoMemory() if name == "none" else RNNMemory(CELLS[name](d_model, d_model))
 
 
 def _make_position(name: str, start: str, d_model: int) -> _RelativePosition | _RNNPosition:
-    """Make what gives the tokens their order, by its name in `POSITIONS` and `POSITION_STARTS`."""
     if name == "relative":
         return _RelativePosition()
     return _POSITION_STARTS[start](CELLS[name.removeprefix("rnn-")](d_model, d_model))
-
-
-# --- the Compact Recurrent Transformer (CRT): short segments, and one memory vector between them ---
 
 
 @dataclass(frozen=True, kw_only=True)

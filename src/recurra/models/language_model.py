@@ -1,4 +1,4 @@
-"""The residual blocks: time mixing, then channel mixing (GateLoop App. C), or time mixing alone."""
+"""The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10)."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,12 +46,7 @@ class MixerBlock(nn.Module):
 class Block(MixerBlock):
     """x = x + TimeMixing(norm(x)); x = x + FFN(norm(x)).
 
-    Args:
-        mixer: the time mixing layer, `(x, state) -> (y, state)`.
-        norm: the norm before it.
-        feed_forward: the network of each step.
-        norm_feed_forward: the norm before that.
-        dropout: probability of dropping a channel of what each half adds.
+    Arguments as those of `MixerBlock`, and the network of each step with its norm.
     """
 
     def __init__(
@@ -72,11 +67,6 @@ class Block(MixerBlock):
         """Apply both halves, continuing as `MixerBlock.forward` does."""
         x, state = super().forward(x, state, **lengths)
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x))), state
-
-
-# --- language model ---
-#
-# The recurrent language model: any registered mixer between an embedding and a head (GateLoop App. C, Figure 10).
 
 
 @dataclass(frozen=True)

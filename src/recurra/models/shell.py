@@ -1,4 +1,4 @@
-"""The likelihood of targets under logits."""
+"""The shell of a language model: tokens in, logits or losses out, and any body over time in between."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,15 +24,6 @@ def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor,
     """
     require_tokens("targets", targets.where(targets != IGNORED_TARGET, 0), logits.shape[-1])
     return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
-
-
-# --- the shell of a language model: tokens in, logits or losses out, and any body over time in between ---
-#
-#     logits, state = model(tokens, state)
-#     losses, state = model.loss(tokens, targets, state)
-#
-# A language model is this shell around a body `(x, state) -> (y, state)` over channels. It says what its parts are;
-# the shell checks what comes in, embeds, runs sequences of different lengths, and reads the head.
 
 
 class LanguageModelShell(nn.Module, ABC):
@@ -199,18 +190,10 @@ def _check_tokens(tokens: Any) -> None:
         raise ValueError(sentence("tokens", kind_of(tokens), "int64 token ids of shape (batch, steps)"))
 
 
-# --- transitions ---
-#
-# Which layers of a language model have a transition that can be shown: |a| and a phase for every step and channel.
-
-
 def mixers_with_transition(model: nn.Module, *, step_by_step: bool = False) -> dict[int, nn.Module]:
     """Return the mixers with a method `transition(x) -> (magnitude, phase)` by the number of their block, from 0.
 
-    Args:
-        model: one that has `blocks`, each with a `mixer`.
-        step_by_step: leave out mixers whose transition depends on the steps before as well (Mamba's convolution), which
-            `transition` does not know of a single step.
+    `step_by_step` leaves out mixers whose transition depends on the steps before as well (Mamba's convolution).
     """
     try:
         mixers = [block.get_submodule("mixer") for block in model.get_submodule("blocks").children()]

@@ -68,12 +68,7 @@ class Generation:
         return None if self.config.max_tokens is None else self.config.max_tokens - self.n_tokens
 
     def choose(self, logits: Float[Tensor, " V"], recent: Sequence[int]) -> int:
-        """Choose the next token; `is_over` tells whether it is the last.
-
-        Args:
-            logits: after the stream's last token.
-            recent: the stream's last tokens.
-        """
+        """Choose the next token after the logits; `is_over` tells whether it is the last."""
         (token,) = choose_all([self], logits[None], [recent])
         return token
 

@@ -30,11 +30,7 @@ class _Read(NamedTuple):
 
 
 class _ModelAhead:
-    """The stream of the model: a call reads a draft, and the stream follows if all of it is given out.
-
-    Args:
-        stream: stands after the last token that was given out.
-    """
+    """The stream of the model, after the last token given out: it follows a call if all of its draft is given out."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -70,11 +66,7 @@ class _ModelAhead:
 
 
 class _DraftAhead:
-    """The stream of the draft model: it reads each token that it drafts, and goes back to the last one given out.
-
-    Args:
-        stream: stands after the last token that was given out.
-    """
+    """The stream of the draft model: it reads each token that it drafts, and goes back to the last one given out."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -137,10 +129,8 @@ class Speculation:
 
     In rounds, the draft model chooses a few tokens one by one, the model reads them in one call, and a rule accepts as
     many as keep its own distribution: the tokens are distributed as `Stream.generate` distributes them, and at
-    temperature 0 they are the same tokens, up to the rounding of logits. Any draft is right; a good one is accepted.
-
-    After a rejection the stream goes back to the state before the call. The accepted tokens are read again in front of
-    the next draft, in the same call.
+    temperature 0 they are the same, up to the rounding of logits. After a rejection the stream goes back to the state
+    before the call; the accepted tokens are read again in front of the next draft.
 
     Args:
         stream: the stream to continue; it may have read something.
@@ -258,11 +248,8 @@ def accept(
     Token i is accepted with probability min(1, p_i / q_i). The one after the last that is accepted is drawn from
     max(p - q, 0), normalised, if a token was rejected there, and from p if none was (Leviathan et al., algorithm 1).
 
-    Args:
-        drafted: K tokens.
-        draft_shares: the probabilities q from which each was drawn.
-        shares: the model's probabilities p for each of them, and for the token after all.
-        generator: the only source of chance, on the CPU.
+    `draft_shares` are the probabilities q of K drafted tokens, `shares` the model's p for each of them and for the
+    token after all. The generator, on the CPU, is the only source of chance.
 
     Returns:
         the number of accepted tokens, and the token after them.

@@ -44,11 +44,7 @@ def _ordinary(tensor: Tensor) -> Tensor:
 
 
 class Mark(NamedTuple):
-    """A place in a stream to go back to. It holds the state itself, so making one costs a reference.
-
-    stream: everything that the next step depends on.
-    model: the model that it runs through.
-    """
+    """A place in a stream of `model` to go back to. It holds the state itself, so making one costs a reference."""
 
     stream: StreamState
     model: nn.Module
@@ -125,8 +121,7 @@ class Stream:
     def rewind(self, mark: Mark) -> None:
         """Go back, or ahead, to a mark, exactly: one of this stream, or of any stream of the same model object.
 
-        Raises:
-            ValueError: it is a mark in a stream of another model.
+        Raises ValueError if it is a mark in a stream of another model.
         """
         if mark.model is not self.model:
             got = f"a place in a stream of another {type(mark.model).__name__}"
@@ -138,9 +133,8 @@ class Stream:
     def feed(self, what: Input) -> Float[Tensor, " V"]:
         """Read any number of tokens, or a text, and give the logits after the last one.
 
-        Each text is encoded separately: a word, or a piece of a byte-pair encoding, does not span two calls. A text at
-        the start of the stream follows the tokens that its tokenizer puts in front, if it has any (a published model's
-        <bos>); token ids are read as they are. An empty input leaves the stream unchanged.
+        Each text is encoded separately. A text at the start of the stream follows the tokens that its tokenizer puts in
+        front, if it has any (<bos>). An empty input leaves the stream unchanged.
 
         Raises:
             ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
@@ -216,16 +210,9 @@ class Stream:
     ) -> Iterator[str]:
         """Continue the stream's text, given out piece by piece; other arguments as for `generate`.
 
-        A piece is the text of one token, with words including the blank before it. Letters are given out whole.
-
-        Args:
-            max_tokens: maximum number of tokens; None generates without end.
-            stop: texts to end at; the first to appear is left out. The stream has read it.
-            sampling: how to choose.
-            seed: of the choices.
-
-        Raises:
-            TypeError, ValueError: as for `generate`; the stream has no tokenizer; or a text to stop at is empty.
+        A piece is the text of one token; letters are given out whole. The stream ends at the first of the texts in
+        `stop`, which is left out. Errors are those of `generate`; or there is no tokenizer, or a text to stop at is
+        empty.
         """
         text = self.generated_text(stop)
         return pieces_of_text(self.generate(max_tokens, sampling=sampling, seed=seed), text)
@@ -314,9 +301,8 @@ def require_evaluation_mode(model: nn.Module) -> None:
 def _feed(model: nn.Module, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B V"], Any]:
     """Feed each stream at least one token; return the logits after the last token, and the state, without gradients.
 
-    If the model has the methods `hidden` and `head`, as all our language models do, no other logits are computed. Long
-    texts are fed in pieces, so memory does not grow with them. A single token goes to the model's `forward`, which may
-    have a faster way for it (`recurra.decoding`).
+    Long texts are fed in pieces, so memory does not grow with them, and only the last step goes through the head. A
+    single token goes to the model's `forward`, which may have a faster way for it (`recurra.decoding`).
     """
     for piece in tokens.split(max(1, _TOKENS_PER_CALL // len(tokens)), 1):
         read, head = _parts(model, piece)
@@ -345,11 +331,9 @@ def feed_together(model: nn.Module, requests: Sequence[FeedRequest]) -> list[_Fe
     """Feed several streams at least one token each, batched as far as possible, as each would be fed alone.
 
     Streams whose states have the same layout form a batch, which shrinks whenever one of them reaches the end of its
-    text. All states of a recurrence have one layout, except at the start of a stream. The layout of a segment-level
-    model's state depends on the position in the segment, so only streams at the same position are batched.
-
-    Results agree with those of a stream alone to the precision of the model's arithmetic, not bit for bit: matrix
-    products of several rows round differently from those of one row.
+    text: all states of a recurrence, and those of a segment-level model at the same position in the segment. Results
+    agree with those of a stream alone to the precision of the model's arithmetic: products of several rows round
+    differently.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))  # the shortest text first
     results: dict[int, _FeedResult] = {}
