@@ -84,4 +84,3 @@ def test_transition_is_a_at_every_step():
     assert magnitude.shape == phase.shape == (2, 5, 4)
     a = torch.polar(torch.exp(-layer.nu.exp()), layer.theta.exp())
     torch.testing.assert_close(torch.polar(magnitude[1, 4], phase[1, 4]), a)
-    assert layer.transition_parameters() == {layer.nu, layer.theta}

@@ -127,7 +127,6 @@ def test_the_transition_is_that_of_the_recurrence():
     carried = layer(x, state)[1].h - layer(x)[1].h
     torch.testing.assert_close(magnitude.view(2, 12, 5).transpose(1, 2) * state.h, carried, rtol=1e-10, atol=1e-12)
     assert not phase.any()
-    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}
 
 
 def test_normalised_selections_train_under_autocast():

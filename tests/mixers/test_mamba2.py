@@ -119,4 +119,3 @@ def test_the_transition_is_that_of_the_recurrence():
     carried = layer(x, state)[1].h - layer(x)[1].h
     torch.testing.assert_close(magnitude[:, 0, :, None, None] * state.h, carried, rtol=1e-10, atol=1e-12)
     assert not phase.any()
-    assert layer.transition_parameters() == {layer.log_decay, layer.step_bias}

@@ -115,7 +115,6 @@ def test_the_transition_is_that_of_the_recurrence():
     n, before, after = layer.n_pairs, state.h.flatten(0, 1), carried.flatten(0, 1)
     expected = a * to_complex(before, n)[:, :n]
     torch.testing.assert_close(to_complex(after, n)[:, :n], expected, rtol=1e-10, atol=1e-12)
-    assert layer.transition_parameters() == {layer.step_bias}
 
 
 def test_it_can_count_modulo_2():

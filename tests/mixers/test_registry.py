@@ -8,11 +8,6 @@ from recurra.mixers.registry import register_mixer
 from recurra.registry import Registry
 
 
-def test_gateloop_is_registered():
-    assert "gateloop" in recurra.list_mixers()
-    assert isinstance(recurra.create_mixer("gateloop", 8, n_heads=2), recurra.mixers.gateloop.GateLoop)
-
-
 def test_a_mixer_loads_no_other_and_its_package_finds_the_names_of_all(run_python):
     program = """
     import sys

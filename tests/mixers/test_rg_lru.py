@@ -128,4 +128,3 @@ def test_sizes_are_the_published():
         "convolution": (1, 3, 512),
         "started": (1, 1),
     }
-    assert layer.transition_parameters() == {layer.decay, *layer.recurrence_gate.parameters()}

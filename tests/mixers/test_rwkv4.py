@@ -105,7 +105,6 @@ def test_it_starts_as_the_first_published_layer():
     torch.testing.assert_close(layer.bonus - math.log(0.3), torch.tensor([0.0, 0.5, -0.5]))
     torch.testing.assert_close(layer.mix_key, torch.tensor([0.0, 0.25, 0.5, 0.75]))
     torch.testing.assert_close(layer.mix_receptance, layer.mix_value.sqrt())
-    assert layer.transition_parameters() == {layer.log_decay, layer.bonus}
 
 
 def channels_by_a_loop(layer: RWKV4ChannelMixing, x: torch.Tensor, state: RWKV4ChannelMixingState):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurra import state as states
 from recurra.layers.positions import sinusoids
 from recurra.models.block_recurrent_transformer import (
     BlockRecurrentTransformer,
@@ -168,19 +167,6 @@ def test_a_closed_gate_keeps_the_vectors(gate):
             module.candidate_and_gates.bias[2 * D_MODEL :] = 600
     _, following = model(tokens(2, 3 * BLOCK), state)
     torch.testing.assert_close(vectors_of(following), vectors_of(state), rtol=1e-12, atol=1e-14)
-
-
-def test_gradients_flow_through_the_vectors_until_the_state_is_detached():
-    model, text = make(), tokens(1, BLOCK)
-    ids = model.blocks[1].attention.vector_ids
-    for detach in (False, True):
-        _, state = model(text)
-        vectors = vectors_of(state)
-        state = states.detach(state) if detach else state
-        loss = model(text, state)[0].sin().sum()
-        (gradient,) = torch.autograd.grad(loss, vectors, allow_unused=True)
-        assert (gradient is None) == detach
-        assert torch.autograd.grad(model(text)[0].sin().sum(), ids)[0].abs().sum() > 0
 
 
 def test_the_recurrent_layer_is_the_tenth_of_twelve_or_the_one_that_is_named():

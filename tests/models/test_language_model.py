@@ -34,12 +34,6 @@ def test_dropout_acts_in_training_alone():
     assert torch.equal(model(tokens)[0], model(tokens)[0])
 
 
-def test_one_mixer_per_layer():
-    assert small(mixer=["gateloop", "gateloop"]).mixers == [("gateloop", {}), ("gateloop", {})]
-    assert small().mixers == [("gateloop", {}), ("gateloop", {})]
-    assert len(LanguageModel(small(mixer=["gateloop", "gateloop"])).blocks) == 2
-
-
 def test_a_stack_of_several_mixers_has_options_for_each():
     mixer = ["gateloop", "relative-attention", "gateloop"]
     options = {"relative-attention": {"segment_length": 3, "mem_len": 2}, "gateloop": {"transition": "fixed"}}
@@ -167,8 +161,3 @@ def test_initial_scale():
 def test_impossible_shapes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-def test_tokens_outside_the_vocabulary_are_refused():
-    with pytest.raises(IndexError):
-        LanguageModel(small())(torch.tensor([[7]]))

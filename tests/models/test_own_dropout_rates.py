@@ -35,6 +35,17 @@ def test_what_enters_and_leaves_the_blocks_has_rates_of_its_own(kind):
     assert dropped(kind, dropout=0.4, output_dropout=0.1) == pytest.approx((0.4, 0.1), abs=0.03)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_dropouts_act_in_training_alone(kind):
+    model_class, config_class = MODELS[kind]
+    tokens = torch.randint(13, (2, 9))
+    for name in ("dropout", "attention_dropout", "embedding_dropout"):
+        model = model_class(config_class(**SIZES, **{"dropout": 0.0, name: 0.5}))
+        assert not torch.equal(model(tokens)[0], model(tokens)[0]), name
+        model.eval()
+        assert torch.equal(model(tokens)[0], model(tokens)[0]), name
+
+
 @pytest.mark.parametrize("field", ["input_dropout", "output_dropout"])
 def test_rates_that_are_no_probabilities_are_refused(field):
     for value in (1.0, -0.1):

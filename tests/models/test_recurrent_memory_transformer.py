@@ -198,15 +198,6 @@ def test_the_loss_is_that_of_the_logits(options):
     torch.testing.assert_close(losses, -chosen * (targets >= 0), rtol=1e-10, atol=1e-12)
 
 
-def test_dropouts_act_in_training_alone():
-    text = tokens(2, 9)
-    for name in ("dropout", "attention_dropout", "embedding_dropout"):
-        model = make(**{name: 0.5})
-        assert not torch.equal(model(text)[0], model(text)[0]), name
-        model.eval()
-        assert torch.equal(model(text)[0], model(text)[0]), name
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -27,7 +27,6 @@ NAMES = {
     "transformer-xl": TransformerXL,
 }
 TOKENS, VIDEOS = DataSizes(13, 13, 5), VideoSizes(7, 2, 8)
-language_models = pytest.mark.parametrize("entry", list_models(DataSizes), ids=lambda entry: entry.name)
 
 
 def small(entry: ModelEntry) -> object:
@@ -48,14 +47,6 @@ def test_names_are_sorted_and_lead_to_their_classes():
     assert {entry.name for entry in list_models(DataSizes)} == NAMES.keys() - {"crvit", "pi-vit", "timesformer"}
     for name, model in NAMES.items():
         assert find_model(name).model is model
-
-
-def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(
-        ValueError,
-        match=r"'lstm'.*block-recurrent-transformer, crt, crvit, pi-vit, recurrent, rmt, times",
-    ):
-        find_model("lstm")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,19 +110,6 @@ def test_a_name_is_given_once():
     with pytest.raises(ValueError, match="model 'rmt' is registered already"):
         again(nn.Identity)
     assert find_model("rmt").model is RecurrentMemoryTransformer
-
-
-@language_models
-def test_every_language_model_has_its_classes_for_hugging_face(entry):
-    pytest.importorskip("transformers")
-    import recurra.convert.huggingface as hf
-
-    config, model = (getattr(hf, f"Recurra{entry.label}{kind}") for kind in ("Config", "ForCausalLM"))
-    assert config.entry is entry
-    assert model.config_class is config
-    wrapped = hf.causal_lm(small(entry).build(TOKENS))
-    assert type(wrapped) is model
-    assert type(wrapped.config) is config
 
 
 TOY = """

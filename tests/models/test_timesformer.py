@@ -7,7 +7,6 @@ import torch
 from tests.tracing import compile_by_tracing
 from torch.nn import functional
 
-from recurra import state as states
 from recurra.video.crvit import CompactRecurrentViTState
 from recurra.video.timesformer import TimeSformer, TimeSformerConfig, TimeSformerState
 
@@ -45,12 +44,6 @@ def test_every_segment_is_classified_by_itself(attention):
     for number, segment in enumerate(clip.split(3, 1)):
         alone, state = model(segment, state)
         torch.testing.assert_close(alone[:, 0], logits[:, number], **CLOSE)
-
-
-def test_the_state_is_nothing_and_bears_what_states_bear():
-    _, state = make()(draw())
-    assert states.detach(state) == states.select(state, torch.tensor([1])) == state
-    assert states.n_bytes(state) == 0
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,6 @@ def test_impossible_settings(settings, message):
         SamplingConfig(**settings)
 
 
-@pytest.mark.parametrize("name", ["top_k", "repetition_window"])
-def test_numbers_of_tokens_are_whole(name):
-    with pytest.raises(TypeError, match=f"{name} is True, a bool; expected a whole number"):
-        SamplingConfig(**{name: True})  # not 1.5, which the checks of types in tests refuse before
-
-
 def test_transformers_agrees():
     process = pytest.importorskip("transformers.generation.logits_process")
     logits, recent = torch.randn(64, 301) * 3, torch.randint(301, (64, 40))
@@ -187,23 +181,9 @@ def test_top_p_with_ties(values, p):
     assert kept[logits.argmax()]
 
 
-def test_top_p_always_keeps_one_token():
-    assert keep_top_p(torch.tensor([0.0, 9.0, 1.0]), 1e-12).tolist() == [-torch.inf, 9.0, -torch.inf]
-
-
 def test_a_p_of_1_keeps_what_is_too_unlikely_for_the_sum():
     logits = torch.tensor([0.0, -90.0, -100.0])
     assert torch.equal(keep_top_p(logits, 1.0), logits)
-
-
-def test_top_p_in_half_precision_gives_float32():
-    assert keep_top_p(torch.randn(5).bfloat16(), 0.5).dtype == torch.float32
-
-
-@pytest.mark.parametrize("p", [0.0, -0.1, 1.1, float("nan")])
-def test_impossible_top_p(p):
-    with pytest.raises(ValueError, match="p is"):
-        keep_top_p(torch.zeros(3), p)
 
 
 # --- min-p ---
@@ -223,12 +203,28 @@ def test_what_is_less_than_p_times_as_likely_goes(p):
         assert out.tolist() == expected
 
 
-def test_a_min_p_of_1_keeps_the_likeliest_tokens():
-    assert keep_min_p(torch.tensor([2.0, 1.0, 2.0]), 1.0).tolist() == [2.0, -torch.inf, 2.0]
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (lambda value: penalise_repetition(torch.zeros(3), torch.tensor([0]), value), (0.0, -1.0, math.nan, math.inf)),
+        (lambda value: apply_temperature(torch.zeros(3), value), (0.0, -1.0, math.nan, math.inf)),
+        (lambda value: keep_top_k(torch.zeros(3), value), (0, -3)),
+        (lambda value: keep_top_p(torch.zeros(3), value), (0.0, -0.1, 1.1, math.nan)),
+        (lambda value: keep_min_p(torch.zeros(3), value), (0.0, 1.5, math.nan)),
+    ],
+    ids=["penalty", "temperature", "k", "top-p", "min-p"],
+)
+def test_impossible_values(call, wrong):
+    for value in wrong:
+        with pytest.raises(ValueError, match=r"(penalty|temperature|k|p) is "):
+            call(value)
 
 
-def test_min_p_in_half_precision_gives_float32():
-    assert keep_min_p(torch.randn(5).bfloat16(), 0.5).dtype == torch.float32
+@pytest.mark.parametrize("keep", [keep_top_k, keep_top_p, keep_min_p, apply_temperature])
+def test_half_precision_gives_float32_and_ruled_out_tokens_stay_out(keep):
+    kept = keep(torch.tensor([-torch.inf, 1.0, 0.0]).bfloat16(), 1 if keep is keep_top_k else 0.5)
+    assert kept.dtype == torch.float32
+    assert kept[0] == -torch.inf
 
 
 # --- the choice ---
