@@ -58,8 +58,9 @@ class Mixer(nn.Module, ABC):
             def mix(self, x, state, mask):
                 ...
 
-    The base class checks what comes in, starts streams, and runs padded and packed sequences. The state's layout, given
-    once to `__init__`, says what a state must look like: another module's state is refused before any kernel sees it.
+    The base class checks what comes in, starts streams, and runs padded and packed sequences. The layout given to
+    `__init__` says what a state must look like: another module's state is refused before any kernel sees it. States are
+    float32 or complex64 whatever the precision of the inputs, and float64 or complex128 in a float64 layer.
 
     Args:
         d_model: channels of x and y.
@@ -122,8 +123,7 @@ class Mixer(nn.Module, ABC):
 
         Raises:
             TypeError: x, the mask, the reset or the borders are of another type; the state is another module's.
-            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
-                dtype or device.
+            ValueError: shapes do not fit, both mask and borders are given, or the state is another's.
         """
         _check_input(x, self.d_model)
         if mask is None and cu_seqlens is None and reset is None and not isinstance(state, Ragged):
@@ -148,11 +148,8 @@ class Mixer(nn.Module, ABC):
     def recur(self, run: Recurrence, a: Any, h0: Tensor) -> tuple[Tensor, Tensor]:
         """Run the linear recurrence of a mixer that `is_linear_recurrence`.
 
-        Args:
-            run: h0 -> (y, last state).
-            a: its transitions (B, L, ...), for each entry of the state or for all of its last dimension; or their
-                planes.
-            h0: the state before it.
+        `run` is h0 -> (y, last state), `a` its transitions (B, L, ...), for each entry of the state or for all of its
+        last dimension, or their planes, and `h0` the state before it.
         """
         return run(h0) if self.across is None else self.across.recur(run, a, h0)
 
@@ -170,9 +167,7 @@ class Mixer(nn.Module, ABC):
     def require_state(self, state: Any, batch: int) -> None:
         """Refuse anything but a state of `batch` streams that this module could have returned.
 
-        Raises:
-            TypeError: it is another module's state, or no state.
-            ValueError: a tensor has another shape, dtype or device.
+        Raises TypeError or ValueError.
         """
         if isinstance(state, Ragged):
             require_streams(self.require_state, state, batch)

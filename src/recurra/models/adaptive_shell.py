@@ -53,8 +53,7 @@ class _PostNormBlock(_TransformerXLBlock):
 class _PreNormBlock(_TransformerXLBlock):
     """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)).
 
-    The attention's memory, if it has one, holds LayerNorm(x), and the norm gets no gradient from it.
-    `PreNormMemoryBlock` is the published code's.
+    The attention's memory, if any, holds LayerNorm(x), and the norm gets no gradient from it.
     """
 
     def forward(
@@ -265,8 +264,8 @@ def initialise(module: nn.Module) -> None:
 def draw_biases(module: nn.Module) -> None:
     """Draw the biases of a linear layer as torch does by default, not as zeros.
 
-    A stream's first memory is zero, and with zero biases it stays exactly zero in every layer. The gradient of a layer
-    norm at 0 is about 300 times what comes in, twice a layer: 16 layers overflow.
+    With zero biases a stream's first memory, zero, stays zero in every layer, and the gradient of a layer norm at 0 is
+    about 300 times what comes in, twice a layer.
     """
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.uniform_(module.bias, -(module.in_features**-0.5), module.in_features**-0.5)

@@ -72,7 +72,7 @@ class DataSizes(NamedTuple):
 
 
 class VideoSizes(NamedTuple):
-    """What a model of videos takes from its data: `n_frames` are those of a segment, `image_size` the pixels of an edge."""
+    """What a model of videos takes from its data: the frames of a segment, the pixels of an edge."""
 
     n_classes: int
     n_frames: int
@@ -101,8 +101,7 @@ class ModelConfig:
     def with_sizes(self: _Config, sizes: DataSizes | VideoSizes) -> _Config:
         """Return this configuration with the sizes of its data.
 
-        Raises:
-            ValueError: the model reads segments, and the data have none; or a size is set to another value already.
+        Raises ValueError if a size is missing, or set to another value already.
         """
         found = {name: getattr(sizes, name) for name in self.sizes_from_data()}
         if found.get("segment_length", 0) is None:
@@ -122,9 +121,7 @@ class ModelConfig:
     def build(self, sizes: DataSizes | VideoSizes) -> Any:
         """Make the model for the sizes of its data, with fresh weights.
 
-        Raises:
-            TypeError: the sizes are those of other data.
-            ValueError: as `with_sizes`; or its weights do not fit in memory.
+        Raises TypeError or ValueError if the sizes are those of other data, or the weights do not fit in memory.
         """
         entry = next(entry for entry in list_models() if entry.config is type(self))
         if not isinstance(sizes, entry.reads):
@@ -179,11 +176,8 @@ def register_model(
 ) -> Callable[[_Class], _Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
-    Args:
-        name: the model's name, in lower case and with hyphens.
-        config: the dataclass of its configuration.
-        label: its name in the classes for Hugging Face; the name in camel case if None.
-        reads: `DataSizes` or `VideoSizes`.
+    The name is in lower case with hyphens; the label names its classes for Hugging Face (the name in camel case if None),
+    and `reads` is `DataSizes` or `VideoSizes`.
     """
 
     def register(model: _Class) -> _Class:
@@ -206,11 +200,7 @@ def find_model(name: str) -> ModelEntry:
 
 
 def entry_of(model: nn.Module) -> ModelEntry:
-    """Return the entry of a model.
-
-    Raises:
-        TypeError: its class is not registered.
-    """
+    """Return the entry of a model. Raises TypeError if its class is not registered."""
     for entry in list_models():
         if type(model) is entry.model:
             return entry

@@ -19,8 +19,7 @@ from recurra.state import Ragged
 def negative_log_likelihood(logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
     """Return -log softmax(logits)[target] in nats, in float32 or better; `IGNORED_TARGET` gives 0.
 
-    Raises:
-        IndexError: a target is not below V.
+    Raises IndexError if a target is not below V.
     """
     require_tokens("targets", targets.where(targets != IGNORED_TARGET, 0), logits.shape[-1])
     return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
@@ -47,11 +46,7 @@ class LanguageModelShell(nn.Module, ABC):
 
     @abstractmethod
     def body(self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any) -> tuple[Tensor, Any]:
-        """Run the stack over at least one step, continuing from a state of its own kind.
-
-        Returns:
-            what the head reads, (B, L, d_model), and the next state.
-        """
+        """Run the stack over at least one step; return what the head reads, (B, L, d_model), and the next state."""
 
     @abstractmethod
     def losses(self, hidden: Float[Tensor, "B L d_model"], targets: Int[Tensor, "B L"]) -> Float[Tensor, "B L"]:
@@ -65,9 +60,7 @@ class LanguageModelShell(nn.Module, ABC):
     def require_state(self, state: Any, batch: int) -> None:
         """Refuse anything but a state of `batch` streams that this model could have returned.
 
-        Raises:
-            TypeError: it is another module's state, or no state.
-            ValueError: it has another number of layers, or a tensor of another shape, dtype or device.
+        Raises TypeError or ValueError.
         """
 
     def forward(
@@ -95,9 +88,7 @@ class LanguageModelShell(nn.Module, ABC):
 
         Raises:
             IndexError: a token is not in the vocabulary.
-            TypeError: tokens, mask, reset or borders are of another type; the state is another module's.
-            ValueError: shapes do not fit, both mask and borders are given, or the state is of another batch, size,
-                dtype or device.
+            TypeError, ValueError: an argument does not fit, or the state is another module's.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         return mask_fill(self.head(hidden), mask, 0), state
@@ -114,13 +105,7 @@ class LanguageModelShell(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B L"], Any]:
         """Return the negative log-likelihood of every target in nats, continuing from `state`.
 
-        Args:
-            tokens, state, mask, cu_seqlens, reset: as `forward`; padding has a loss of 0.
-            targets: the token that should come after each; `IGNORED_TARGET` gives 0.
-
-        Raises:
-            IndexError: a token or a target is not in the vocabulary.
-            TypeError, ValueError: as `forward`.
+        Other arguments and errors are those of `forward`. A target of `IGNORED_TARGET`, like padding, gives 0.
         """
         hidden, state = self.hidden(tokens, state, mask=mask, cu_seqlens=cu_seqlens, reset=reset)
         require_targets(targets, hidden.shape[:2])

@@ -53,11 +53,9 @@ class Mark(NamedTuple):
 class Stream:
     """A model and the state of one stream through it.
 
-    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position. For a
-    recurrence this is constant in size. None of these values is ever changed in place, so twins and snapshots cost
-    nothing. There are no gradients.
-
-    The weights must not change while the stream lives.
+    A stream keeps the model's state, the logits after the last token, its last 64 tokens and its position: for a
+    recurrence this is constant in size. None of these is ever changed in place, so twins and snapshots cost nothing.
+    There are no gradients. The weights must not change while the stream lives.
 
     Args:
         model: called as `model(tokens, state) -> (logits, state)`; in evaluation mode (call `model.eval()` first). To
@@ -137,8 +135,8 @@ class Stream:
         front, if it has any (<bos>). An empty input leaves the stream unchanged.
 
         Raises:
-            ValueError: a text for a stream without a tokenizer, a tensor that is not one-dimensional, an empty input at
-                the start of the stream, or a model that is now in training mode.
+            ValueError: a text without a tokenizer, a tensor that is not one-dimensional, an empty input at the start of
+                the stream, or a model that is now in training mode.
             TypeError: the tokens are not integers.
             IndexError: a token is not in the model's vocabulary.
         """
@@ -192,9 +190,8 @@ class Stream:
             stop_tokens: generation ends after any of these, which is given out too.
 
         Raises:
-            TypeError: max_tokens is not a whole number.
-            ValueError: the stream has read nothing yet, max_tokens is below 1, or the model's outputs are not tokens
-                that it can read.
+            TypeError, ValueError: the stream has read nothing yet, an argument is out of range, or the model's outputs
+                are not tokens that it can read.
         """
         sampling = sampling or SamplingConfig()
         config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, stop_tokens=stop_tokens)
