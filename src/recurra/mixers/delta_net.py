@@ -96,7 +96,6 @@ class DeltaNet(DeltaMixer):
     square norm of each head, with one scale for all heads; no projection and no convolution has a bias.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model`, as published, if None.
         n_heads: heads; published models have d_model / 128.

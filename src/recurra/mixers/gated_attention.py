@@ -19,7 +19,6 @@ class GatedAttention(RotaryAttention):
     of the values. The state holds keys after their norm.
 
     Args:
-        d_model: channels of x and y.
         n_heads, n_kv_heads, d_head, rotated_share, window, rotation_base, output_bias, dropout: as those of
             `rotary-attention`.
         norm_epsilon: what the norms add to the mean square.

@@ -28,7 +28,6 @@ class GatedDeltaNet(DeltaMixer):
     where six do not divide the published width.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; about 3/4 of `d_model`, as published, if None.
         d_v: channels of the values over all heads; twice `d_qk`, as published, if None.
         n_heads: heads; 6 as published.

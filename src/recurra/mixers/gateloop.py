@@ -29,7 +29,6 @@ class GateLoop(Mixer):
     q, k, v and a_n come from x_n (GateLoop (24)-(25)).
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads; `d_qk` if None, the max-headed case d_h = 1 that the paper trains.

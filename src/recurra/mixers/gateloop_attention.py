@@ -33,7 +33,6 @@ class GateLoopAttention(Mixer):
     in the mixer "gateloop", with one transition per key channel; the paper trains no such model, so all sizes are ours.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.
@@ -43,8 +42,7 @@ class GateLoopAttention(Mixer):
         magnitude_activation: f in GateLoop (25), "sigmoid" or LRU's "stable_exponential".
         phase_activation: g in GateLoop (25), "identity".
         phase_scale: factor on theta before g (ours; 1 in the paper). Below 1, an optimiser moves phases more slowly.
-        ring: where the transitions start, entries of `recurra.layers.transition._Ring`; None leaves it to their
-        weights.
+        ring: where the transitions start; None leaves it to their weights.
     """
 
     def __init__(

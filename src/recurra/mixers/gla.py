@@ -35,7 +35,6 @@ class GatedLinearAttention(Mixer):
     paper writes layer norm); only W_2 has a bias, as there.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries, keys and transitions over all heads; half of `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.

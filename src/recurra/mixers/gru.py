@@ -27,9 +27,6 @@ class GRU(Mixer):
 
     It trains step by step, on a CPU in one kernel for all steps. Autocast leaves the recurrence in float32. CRT uses
     another cell, whose reset gate acts before the product: `recurra.mixers.rnn.RNN` runs it.
-
-    Args:
-        d_model: channels of x and y, and of the hidden state.
     """
 
     def __init__(self, d_model: int) -> None:

@@ -33,7 +33,6 @@ class H3(ChannelModes, Mixer):
     head has one diagonal SSM for all its entries, and q contracts the result: y_j = sum_i q_i SSM_diag(k_i v_j).
 
     Args:
-        d_model: channels of x and y.
         d_state: taps of the shift SSM and modes of the diagonal one, an even number (the paper's m and published 64).
         head_dim: channels of a head, a divisor of d_model; 1, elementwise products, as published.
         min_step, max_step: step sizes of the diagonal SSM at the start, spaced logarithmically, one per head.

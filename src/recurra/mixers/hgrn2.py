@@ -35,7 +35,6 @@ class HGRN2(Mixer):
     is a constant. The norm is a root mean square norm over all channels, as in the published code.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; one for every 128 channels, the published expansion, if None, and at least one.
         lower_bound: least value of the forget gate, in [0, 1).
     """

@@ -39,7 +39,6 @@ class Hyena(Mixer):
     are convolved by fast Fourier transform, short ones directly.
 
     Args:
-        d_model: channels of x and y.
         order: gates, at least 2.
         window: steps of a long filter.
         kernel_size: steps of the short convolutions.

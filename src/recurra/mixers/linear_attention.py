@@ -37,7 +37,6 @@ class LinearAttention(Mixer):
     step is too small to change a float32 sum: for endless streams choose a layer that forgets.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; `d_model` if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.

@@ -32,7 +32,6 @@ class LRU(Mixer):
     the recurrence alone; the published block's network on top is that of `recurra.models.language_model.Block`.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes; `d_model` if None.
         r_min, r_max: |a| at the start, 0 <= r_min < r_max <= 1.
         max_phase: the largest phase at the start, in radians.

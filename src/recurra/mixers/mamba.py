@@ -44,7 +44,6 @@ class Mamba(Mixer):
     has a step size of 0, which is a transition of 1.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes a channel (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.

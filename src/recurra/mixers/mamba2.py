@@ -44,7 +44,6 @@ class Mamba2(Mixer):
     bias of Delta is added in float32.
 
     Args:
-        d_model: channels of x and y.
         d_state: rows of a head's state, the channels of B and C in a group (the paper's N).
         d_conv: steps that the convolution sees, the step itself included.
         expand: channels of u are `expand * d_model`.

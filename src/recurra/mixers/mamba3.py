@@ -55,7 +55,6 @@ class Mamba3(Mixer):
     Padding has a step size of 0.
 
     Args:
-        d_model: channels of x and y.
         d_state: rows of a head's state, the channels of B and C in a group.
         expand: channels of u are `expand * d_model`.
         n_heads: heads; if None as many as have the published 64 channels, and at least one.

@@ -22,11 +22,7 @@ class MinGRUState(NamedTuple):
 
 @register_mixer("min-gru")
 class MinGRU(Mixer):
-    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t.
-
-    Args:
-        d_model: channels of x, y and the hidden state.
-    """
+    """h_t = (1 - z_t) * h_{t-1} + z_t * c_t, z_t = sigmoid(W_z x_t), c_t = W_h x_t (section 3.1); y_t = h_t."""
 
     skips_padding = True
     is_linear_recurrence = True

@@ -27,9 +27,6 @@ class MinLSTM(Mixer):
 
     f_t = sigmoid(W_f x_t), i_t = sigmoid(W_i x_t), c_t = W_h x_t. The quotients are computed as one sigmoid, of log i_t
     - log f_t, which is never 0 / 0.
-
-    Args:
-        d_model: channels of x, y and the hidden state.
     """
 
     skips_padding = True

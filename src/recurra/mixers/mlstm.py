@@ -50,7 +50,6 @@ class MLSTM(Mixer):
     of each head with a scale for each channel.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; half of `d_model`, as published, if None.
         d_v: channels of the values over all heads; `d_model` if None.
         n_heads: heads.

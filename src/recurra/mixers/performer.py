@@ -43,7 +43,6 @@ class Performer(Mixer):
     is needed. The factor cancels and counts as a constant. A query's factor exp(-|q'|^2 / 2) cancels too.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; they divide d_model.
         n_features: features per head; d_head ln d_head, as published, if None.
     """

@@ -43,7 +43,6 @@ class Reformer(Mixer):
     steps: what sorting approximates, in time proportional to L * window.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads; they divide d_model.
         window: number of steps that a step attends to, itself included.
         n_buckets: buckets of a round, an even number.

@@ -39,7 +39,6 @@ class Retention(Mixer):
     and the projections have no biases, as in the published code.
 
     Args:
-        d_model: channels of x and y.
         d_qk: channels of queries and keys over all heads; `d_model` if None.
         d_v: channels of the values over all heads; twice `d_model`, as published, if None.
         n_heads: heads; published models have d_qk / 256. More than 19 are no use: in float32 their gamma is 1.

@@ -48,7 +48,6 @@ class RGLRU(Mixer):
     as the paper says. GELU is the published code's, with a tanh.
 
     Args:
-        d_model: channels of x and y.
         lru_width: channels of the recurrence; `d_model` if None.
         n_heads: blocks of the gates' projections; one for every 256 channels, as published, if None, and at least one.
         d_conv: steps that the convolution sees, its own included.

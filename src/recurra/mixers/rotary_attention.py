@@ -31,7 +31,6 @@ class RotaryAttention(Mixer):
     call numbers the steps that it sees from 0.
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads of the queries.
         n_kv_heads: heads of the keys and values, G, each shared by n_heads / G heads of queries; `n_heads` if None.
         d_head: channels of a head; d_model / n_heads if None.

@@ -52,7 +52,6 @@ class RWKV4(Mixer):
     mu start as in the first published layer, as a mixer does not know its depth.
 
     Args:
-        d_model: channels of x and y.
         d_wkv: channels of the recurrence, D; `d_model` if None.
     """
 

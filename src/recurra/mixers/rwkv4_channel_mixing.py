@@ -27,7 +27,6 @@ class RWKV4ChannelMixing(Mixer):
     0.
 
     Args:
-        d_model: channels of x and y.
         d_hidden: channels of k; 4 * `d_model`, as published, if None.
     """
 

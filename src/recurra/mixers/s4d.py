@@ -30,7 +30,6 @@ class S4D(ChannelModes, Mixer):
     sequences are convolved, short pieces step.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes per channel, an even number (the papers' N).
         init: the frequencies at the start, "lin" (S4D-Lin) or "inv" (S4D-Inv).
         discretisation: "zoh" (zero-order hold) or "bilinear".

@@ -30,7 +30,6 @@ class S5(DenseModes, Mixer):
     published layer's. The published code can also run in both directions, which the causal contract excludes.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes, an even number (the paper's P).
         blocks: blocks of the HiPPO-N matrix at the start, a divisor of d_state / 2 (the paper's J).
         discretisation: "zoh" (zero-order hold) or "bilinear".

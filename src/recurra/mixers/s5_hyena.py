@@ -32,7 +32,6 @@ class S5Hyena(DenseModes, Mixer):
     of the implicit filter. The state is of constant size, where Hyena's is a window.
 
     Args:
-        d_model: channels of x and y.
         d_state: modes, an even number.
         kernel_size: steps of the short convolutions.
         min_step, max_step: the step sizes at the start are spaced logarithmically between these, one per kept mode.

@@ -23,7 +23,6 @@ class SegmentAttention(Mixer):
     No position enters the scores: a recurrent network gives the tokens their order (CRT section 3).
 
     Args:
-        d_model: channels of x and y.
         n_heads: heads.
         d_head: channels of a head; d_model / n_heads when None.
         segment_length: steps of a segment.

@@ -45,7 +45,6 @@ class SLSTM(Mixer):
     convolution. Forget gates start with biases from 3 to 6 over the channels of each head, all else as in torch's LSTM.
 
     Args:
-        d_model: channels of x and y, and of the state.
         n_heads: heads, 4 as published.
     """
 

@@ -176,8 +176,8 @@ def register_model(
 ) -> Callable[[_Class], _Class]:
     """Register a model class under `name`; it is called as `cls(config)`.
 
-    The name is in lower case with hyphens; the label names its classes for Hugging Face (the name in camel case if None),
-    and `reads` is `DataSizes` or `VideoSizes`.
+    The name is in lower case with hyphens; the label names its classes for Hugging Face (if None, the
+    name in camel case), and `reads` is `DataSizes` or `VideoSizes`.
     """
 
     def register(model: _Class) -> _Class:
