@@ -1,6 +1,7 @@
 """Mutation testing: break one place of the code at a time, and see whether the tests of its folder notice.
 
-`python -m tools.mutate --mutants 40 --seed 0` works in a copy of the tree. A mutant is killed when a test fails, or when tests hang that are quick without it.
+`python -m tools.mutate --mutants 40 --seed 0` works in a copy of the tree. A mutant is killed when a test
+fails, or when tests hang that are quick without it.
 """
 
 import argparse
