@@ -10,14 +10,19 @@ EXAMPLES := repeatable
 TESTS     = PYTHONHASHSEED=$(SEED) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto \
             --dist worksteal --randomly-seed=$(SEED) --hypothesis-profile=$(EXAMPLES) --hypothesis-seed=$(SEED)
 
-.PHONY: demo test test-ten check aarch64 bench bench-peers peers llama gpu-wheels faults faults-sample format clean web docs dist try-wheel
+.PHONY: demo test test-all test-ten mutants check aarch64 bench bench-peers peers llama gpu-wheels faults faults-sample format clean web docs dist try-wheel
 
 demo: $(READY)            ## train two small models on Memory Horizon, print their accuracies, draw the figures
 	$(BIN)/recurra demo
 
-test: $(READY)            ## the tests, then those that go through torch.compile
-	$(TESTS) -m "not slow and not compile"
-	RECURRA_SHAPE_CHECKS=0 $(TESTS) -m "compile and not slow" $$(grep -rl "mark.compile" tests --include="test_*.py")
+test: $(READY)            ## the tests
+	$(TESTS)
+
+test-all: $(READY)        ## the tests, with those that take minutes
+	$(TESTS) -m ""
+
+mutants: $(READY)         ## break 40 places of the code, one at a time, and count those that no test notices: an hour
+	$(BIN)/python -m tools.mutate
 
 test-ten: $(READY)        ## the tests ten times, in ten orders and with new examples, up to the first failure
 	for run in 1 2 3 4 5 6 7 8 9 10; do echo "run $$run of 10"; $(MAKE) test EXAMPLES=explore || exit 1; done

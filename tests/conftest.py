@@ -53,6 +53,7 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure():
+    gc.freeze()  # pytest collects garbage five times at the end
     shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
@@ -115,8 +116,9 @@ def _global_settings() -> dict:
 def _alone(request):
     """Start each test from the same random numbers, and let none leave a setting changed for the next."""
     _seed()
-    shape_checks.begin_test()
-    if request.node.get_closest_marker("compile") and "torch._dynamo" in sys.modules:
+    compiled = request.node.get_closest_marker("compile") is not None
+    shape_checks.begin_test(checked=not compiled)
+    if compiled and "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     before = _global_settings()
     yield

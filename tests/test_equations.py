@@ -149,11 +149,7 @@ def test_citations_have_one_form():
         ("GateLoop (17), GateLoop (2)-(3), GateLoop (3a), Gu et al. (9), (notes, linear RNN; notes, up-sweep)", []),
         ("GateLoop eq. (7)-(8)", ["eq. (", "(7)", "(8)"]),
         ("CRT (5) and (11)", ["(11)"]),
-        ("the paper's (18)-(19)", ["(18)", "(19)"]),
-        (
-            "GateLoop (26), CRT (15), CRT (3a), CRT (12)-(15)",
-            ["GateLoop (26)", "CRT (15)", "CRT (3a)", "CRT (12)-(15)"],
-        ),
+        ("GateLoop (26), CRT (12)-(15)", ["GateLoop (26)", "CRT (12)-(15)"]),
         ("the notes' tree (notes, tree)", ["the notes'", "notes, tree"]),
         ("f(2) of shape (B, L), 3 (of 4)", []),
     ],
@@ -163,38 +159,16 @@ def test_what_is_no_citation(docstring, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "equation", "expected"),
+    ("text", "cited", "not_cited"),
     [
-        ("y_n = q_n h_n (GateLoop (8))", "GateLoop (8)", True),
-        ("the attention of GateLoop\n    (14)-(21).", "GateLoop (17)", True),
-        ("GateLoop (14)-(21)", "GateLoop (22)", False),
-        ("GateLoop (14)-(21)", "GateLoop (13)", False),
-        ("GateLoop (17)", "CRT (17)", False),
-        ("Gu et al. (9)", "GateLoop (9)", False),
-        ("GateLoop (12)", "GateLoop (1)", False),
-        ("GateLoop (2)-(3)", "GateLoop (3b)", True),
-        ("GateLoop (3)", "GateLoop (3a)", True),
-        ("GateLoop (3a)", "GateLoop (3b)", False),
-        ("GateLoop (3a)-(5)", "GateLoop (3b)", True),
-        ("GateLoop (3b)-(5)", "GateLoop (3a)", False),
-        ("CRT eq. (4)", "CRT (4)", False),
-        ("CRT (5) and (11)", "CRT (11)", False),
-        ("CRT Lemma 2", "CRT Lemma 2", True),
-        ("CRT Lemma 21", "CRT Lemma 2", False),
-        ("(notes, linear RNN)", "notes, linear RNN", True),
-        ("(notes, linear RNN)", "notes, RNN", False),
-        ("GateLoop section 2.2", "GateLoop section 2.2: LRU", True),
+        ("the attention of GateLoop\n    (14)-(21).", "GateLoop (17)", "GateLoop (22)"),
+        ("GateLoop (3a)-(5)", "GateLoop (3b)", "CRT (5)"),
+        ("GateLoop (3b)-(12)", "GateLoop (5)", "GateLoop (3a)"),
+        ("CRT Lemma 21, CRT (5) and (11)", "CRT (5)", "CRT Lemma 2"),
+        ("(notes, linear RNN)", "notes, linear RNN", "notes, RNN"),
+        ("GateLoop section 2.2", "GateLoop section 2.2: LRU", "GateLoop (2)"),
     ],
 )
-def test_what_counts_as_a_citation(text, equation, expected):
-    assert cites(text, equation) is expected
-
-
-def test_a_row_is_read_cell_by_cell():
-    page = "| word | meaning |\n|---|---|\n| a | b |\n\n| equation | says | symbol | test |\n|---|---|---|---|\n"
-    page += "| CRT (4) | a gate | `m.f`, `m.g` | `t.py::test_f` |\n\n| equation | says | why not |\n|---|---|---|\n"
-    page += "| notes, RNN | h | no need |\n"
-    computed = Row("CRT (4)", ["m.f", "m.g"], ["t.py::test_f"])
-    assert read_rows(page) == [computed, Row("notes, RNN", [], [], "no need")]
-    with pytest.raises(AssertionError, match="has 3 cells; expected 4"):
-        read_rows("| equation | says | symbol | test |\n| CRT (4) | a gate | `m.f` |")
+def test_what_counts_as_a_citation(text, cited, not_cited):
+    assert cites(text, cited)
+    assert not cites(text, not_cited)

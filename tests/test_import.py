@@ -1,7 +1,9 @@
 """What `import recurra` loads, and what it needs."""
 
+import runpy
 from importlib.metadata import version
 
+import pytest
 from tests.processes import in_new_interpreter
 
 HEAVY = (
@@ -110,3 +112,12 @@ def test_a_checkpoint_can_be_written_where_recurra_is_not_installed(run_python):
     print(versions()["recurra"], main(["--version"]))
     """
     assert run_python(program).split() == ["recurra", version("recurra"), version("recurra"), "0"]
+
+
+def test_python_m_recurra_is_the_command_line(monkeypatch, capsys):
+    runpy.run_module("recurra.__main__", run_name="recurra.__main__")  # importing it runs nothing
+    monkeypatch.setattr("sys.argv", ["recurra", "train", "nowhere.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("recurra", run_name="__main__")
+    assert ended.value.code == 2
+    assert "recipe is nowhere.yaml, which is neither a file nor" in capsys.readouterr().err

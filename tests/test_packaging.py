@@ -59,18 +59,3 @@ def test_only_the_job_that_publishes_may_ask_for_an_identity():
     assert asking == ["publish"]
     assert jobs["publish"]["needs"] == "build"
     assert not any("run" in step for step in jobs["publish"]["steps"])
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
-)
-def test_an_issue_form_can_be_read(path):
-    form = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert form.get("body") or path.stem == "config"
-
-
-def test_the_citation_is_of_this_package():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["license"] == "Apache-2.0"
-    assert citation["title"].startswith("Recurra")
-    assert {"cff-version", "message", "authors", "version"} <= citation.keys()

@@ -20,20 +20,14 @@ def unchecked_steps(x: Float[Tensor, "B L"], y: Float[Tensor, "B L"], n: int) ->
 first_steps = jaxtyped(unchecked_steps, typechecker=shape_checks.check)
 
 
-def test_shapes_that_fit_pass():
-    assert first_steps(torch.zeros(2, 5), torch.zeros(2, 5), n=5).shape == (2, 5)
-
-
-def test_arguments_are_checked_by_themselves_and_against_each_other():
-    with pytest.raises(TypeCheckError, match=r"the parameters of .*unchecked_steps"):
-        first_steps(torch.zeros(5), torch.zeros(5), n=5)
-    with pytest.raises(TypeCheckError, match=r"the parameters of .*unchecked_steps"):
-        first_steps(torch.zeros(2, 5), torch.zeros(2, 1), n=5)
-
-
-def test_what_is_returned_is_checked_against_the_arguments():
+def test_arguments_and_results_are_checked_by_themselves_and_against_each_other():
+    x = torch.zeros(2, 5)
+    assert first_steps(x, x, n=5).shape == (2, 5)
+    for wrong in [(x[0], x[0]), (x, x[:, :1])]:
+        with pytest.raises(TypeCheckError, match=r"the parameters of .*unchecked_steps"):
+            first_steps(*wrong, n=5)
     with pytest.raises(TypeCheckError, match=r"the return value of .*unchecked_steps"):
-        first_steps(torch.zeros(2, 5), torch.zeros(2, 5), n=4)
+        first_steps(x, x, n=4)
 
 
 class Cutting:
@@ -48,14 +42,6 @@ class Cutting:
         self.cut = shape_checks.kinds_of_calls_checked(jaxtyped, cut, typechecker=shape_checks.check)
 
 
-def test_what_is_wrong_is_refused_again():
-    case = Cutting()
-    case.wrong = True
-    for _ in range(2):
-        with pytest.raises(TypeCheckError):
-            case.cut(torch.zeros(3, 5), 1.0)
-
-
 def test_calls_of_another_kind_are_checked_and_those_like_one_that_passed_are_not():
     case, x = Cutting(), torch.zeros(3, 5)
     case.cut(x, 1.0)
@@ -63,8 +49,8 @@ def test_calls_of_another_kind_are_checked_and_those_like_one_that_passed_are_no
     for _ in range(2):
         assert case.cut(torch.ones(3, 5), 1.0).shape == (2, 5)
         shape_checks.begin_test()
-    for another in [(torch.zeros(4, 5), 1.0), (x.double(), 1.0), (x, 2.0), (x[0], 1.0)]:
-        with pytest.raises(TypeCheckError):
+    for another in [(torch.zeros(4, 5), 1.0), (x.double(), 1.0), (x, 2.0), (x, 2.0), (x[0], 1.0)]:
+        with pytest.raises(TypeCheckError):  # a call that was refused is checked again
             case.cut(*another)
 
 

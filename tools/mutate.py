@@ -1,8 +1,7 @@
 """Mutation testing: break one place of the code at a time, and see whether the tests of its folder notice.
 
-    python -m tools.mutate --mutants 40 --seed 0
-
-It works in a copy of the tree. A mutant is killed when a test fails, or when tests hang that are quick without it.
+`python -m tools.mutate --mutants 40 --seed 0` works in a copy of the tree. A mutant is killed when a test
+fails, or when tests hang that are quick without it.
 """
 
 import argparse
@@ -17,23 +16,12 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("ops", "mixers", "train", "serve")
 LIMIT = 120  # seconds for the tests of one mutant
 _SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 _MESSAGES = ("print", "sentence", "kind_of", "warn", "warning", "info", "debug", "suppress", "TypeVar")
-_NOT_COPIED = shutil.ignore_patterns(".*", "node_modules", "runs", "site", "dist")
-
-
-class _Mutant(NamedTuple):
-    """A replacement in a file, between two offsets in bytes."""
-
-    path: Path
-    start: int
-    end: int
-    text: str
 
 
 def _tests(path: Path) -> tuple[str, ...]:
@@ -76,7 +64,8 @@ def _changed(node: ast.AST) -> Iterator[str]:
             yield "pass"
 
 
-def _mutants(package: str) -> Iterator[_Mutant]:
+def _mutants(package: str) -> Iterator[tuple[Path, int, int, str]]:
+    """Give replacements in files, each between two offsets in bytes."""
     for path in sorted((ROOT / "src/recurra" / package).rglob("*.py")):
         source, starts = path.read_bytes(), [0]
         for line in source.splitlines(keepends=True):
@@ -84,7 +73,7 @@ def _mutants(package: str) -> Iterator[_Mutant]:
         for node in _nodes(ast.parse(source)) if "triton" not in path.name else ():
             for text in _changed(node):
                 first, last = starts[node.lineno - 1], starts[node.end_lineno - 1]  # type: ignore[attr-defined]
-                yield _Mutant(path, first + node.col_offset, last + node.end_col_offset, text)  # type: ignore[attr-defined]
+                yield path, first + node.col_offset, last + node.end_col_offset, text  # type: ignore[attr-defined]
 
 
 def _run(tests: tuple[str, ...], tree: Path) -> tuple[str, float]:
@@ -104,27 +93,23 @@ def _run(tests: tuple[str, ...], tree: Path) -> tuple[str, float]:
 def main() -> None:
     """Draw as many mutants of each package, and print each with its verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
+    for name, default in (("--mutants", 40), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default)
     given = parser.parse_args()
-    draw = random.Random(given.seed)
+    draw, verdicts = random.Random(given.seed), []
     each = [draw.sample([*_mutants(package)], given.mutants) for package in PACKAGES]
-    verdicts = []
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(shutil.copytree(ROOT, Path(folder, "tree"), ignore=_NOT_COPIED))
+        tree = Path(shutil.copytree(ROOT, Path(folder, "tree"), ignore=shutil.ignore_patterns(".*", "node_modules")))
         unbroken = cache(lambda tests: _run(tests, tree))
         for path, start, end, text in [mutant for turn in zip(*each, strict=True) for mutant in turn][: given.mutants]:
             source, copy = path.read_bytes(), tree / path.relative_to(ROOT)
-            verdict, seconds = unbroken(_tests(path))
-            if verdict != "red":
-                copy.write_bytes(source[:start] + text.encode() + source[end:])
-                verdict = _run(_tests(path), tree)[0]
-                shutil.rmtree(copy.parent)  # with the kernels compiled from the mutant
-                shutil.copytree(path.parent, copy.parent)
-                killed = verdict == "red" or (verdict == "late" and seconds < LIMIT / 2)
-                verdict = "killed" if killed else f"SURVIVED ({verdict})"
-            else:
-                verdict = "nothing (red without it)"
+            before, seconds = unbroken(_tests(path))
+            copy.write_bytes(source[:start] + text.encode() + source[end:])
+            after = before if before == "red" else _run(_tests(path), tree)[0]
+            shutil.rmtree(copy.parent)  # with the kernels compiled from the mutant
+            shutil.copytree(path.parent, copy.parent)
+            killed = after == "red" or (after == "late" and seconds < LIMIT / 2)
+            verdict = "red without it" if before == "red" else "killed" if killed else f"SURVIVED ({after})"
             line, old = source[:start].count(b"\n") + 1, source[start:end].decode()
             print(f"{verdict}: {path.relative_to(ROOT)}:{line}\n  - {old}\n  + {text}", flush=True)
             verdicts.append(verdict)

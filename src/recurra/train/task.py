@@ -145,7 +145,7 @@ class Task:
         raise NotImplementedError
 
     def score_by_span(self, run: Any) -> Any:
-        """Score by memory span (`recurra.evaluation.evaluate_by_span`). Raises ValueError for data without spans."""
+        """Score by memory span (`train.evaluate.evaluate_by_span`). Raises ValueError for data without spans."""
         raise self.refusal(run, "on Memory Horizon")
 
     def best_temperature(self, run: Any) -> float:
