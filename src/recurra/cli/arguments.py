@@ -3,8 +3,16 @@
 from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
+
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+REAL: dict[str, Any] = {"type": float, "metavar": "X"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+"""Kinds of arguments."""
 
 
 class _Paragraphs(HelpFormatter):

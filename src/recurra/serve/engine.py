@@ -271,7 +271,7 @@ class Engine:
             failed = self._choose(group, logits)
         except Exception:
             _LOG.exception("writing failed")
-            undone = [i for i, one in enumerate(group.sequences) if one.position == positions[i]]
+            undone = [i for i, one in enumerate(group.sequences) if one.stream.position == positions[i]]
             self._leave(group, dict.fromkeys(range(len(group)), "error"), _FAILED, undone)
             return
         seconds = time.perf_counter() - start
