@@ -43,7 +43,6 @@ _LINE_LENGTH = 2**16
 
 
 def generate(words: Sequence[str]) -> int:
-    """Feed the prompt and print its continuation token by token; report the speed on the standard error."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     sampling = _sampling(arguments)
@@ -100,9 +99,7 @@ def _parser() -> ArgumentParser:
     add("--min-p", **REAL, help="sample from tokens at least X times as likely as the likeliest")
     add("--repetition-penalty", **REAL, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
     window = SamplingConfig.repetition_window
-    add(
-        "--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window}, the most)"
-    )
+    add("--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window})")
     add("--seed", **NUMBER, default=0, help="seed of the sampling (default: 0)")
     add("-n", "--continuations", **NUMBER, default=1, help=_CONTINUATIONS)
     add("--draft", metavar="RUN", help=_DRAFT)
@@ -144,7 +141,6 @@ def _require_continuations(arguments: Namespace) -> None:
 
 
 def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:
-    """Let the run that --draft names draft tokens for a stream."""
     trained = open_run(arguments.draft)
     draft = Stream(trained.model.to(device), trained.tokenizer, weights=arguments.weights)
     options = {} if arguments.draft_tokens is None else {"n_drafted": arguments.draft_tokens}
