@@ -141,8 +141,8 @@ class _AnyToken(TorchDispatchMode):
 
 
 class PublishedCost(NamedTuple):
-    """A row of Table 1: FLOPs of one forward over a segment as the paper counts them; parameters without embedding and
-    softmax."""
+    """A row of CRT Table 1: FLOPs of one forward over a segment as the paper counts them; parameters without embedding
+    and softmax."""
 
     flops: int
     parameters: int

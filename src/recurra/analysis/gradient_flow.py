@@ -250,7 +250,7 @@ class GradientFlow:
     """Spectral norms between outputs of different segments, and log10 of their bounds; float64, on the CPU.
 
     The T sources are all outputs of the segments before the last, and the K targets are chosen outputs of the last one.
-    Positions count from 0 at the first token measured.
+    `direct` is the product of CRT Theorem 3. Positions count from 0 at the first token measured.
     """
 
     segment_length: int  # tokens of a segment

@@ -8,12 +8,14 @@ from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from recurra.checks import sentence
 from recurra.cli.arguments import NUMBER, REAL, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.linear import NUMBERS
+from recurra.decoding.prepare import prepare_for_decoding
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
@@ -56,7 +58,7 @@ def generate(words: Sequence[str]) -> int:
     trained = open_run(arguments.run, checkpoint=arguments.checkpoint, overrides=overrides)
     tokenizer = trained.tokenizer  # first: only text runs have one
     trained.model.to(device)
-    streams = Streams(trained.model, tokenizer, weights=arguments.weights)
+    streams = Streams(trained.model, tokenizer, runner=_runner(trained.model, arguments))
     stream = streams.open(0)
     source = stream if arguments.draft is None else _with_drafts(stream, arguments, device)
     if arguments.load_state:
@@ -140,9 +142,15 @@ def _require_continuations(arguments: Namespace) -> None:
             raise ValueError(f"-n is {count}; expected 1 with {option}, which is for one stream")
 
 
+def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
+    """Return the model's copy for decoding if --weights asks for one."""
+    return None if arguments.weights is None else prepare_for_decoding(model, arguments.weights)
+
+
 def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:
     trained = open_run(arguments.draft)
-    draft = Stream(trained.model.to(device), trained.tokenizer, weights=arguments.weights)
+    model = trained.model.to(device)
+    draft = Stream(model, trained.tokenizer, runner=_runner(model, arguments))
     options = {} if arguments.draft_tokens is None else {"n_drafted": arguments.draft_tokens}
     return Speculation(stream, draft, **options)
 
