@@ -27,21 +27,6 @@ def test_the_rows_of_table_1_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("n_layer", "row", "flops", "parameters"),
-    [
-        (3, _transformer, 639_996_000, 4_338_840),
-        (3, _transformer_xl, 916_192_200, 4_338_840),
-        (3, _crt_gru, 529_872_000, 5_205_240),
-        (16, _transformer, 3_413_312_000, 23_140_480),
-        (16, _transformer_xl, 4_886_358_400, 23_140_480),
-        (16, _crt_gru, 2_300_368_000, 20_242_600),
-    ],
-)
-def test_the_papers_penn_treebank_models_of_70_tokens(n_layer, row, flops, parameters):
-    assert row(n_layer, 70, 380) == (flops, parameters)
-
-
-@pytest.mark.parametrize(
     ("make", "options", "kind", "row"),
     [
         (xl, {"mem_len": 0}, "Transformer", _transformer),

@@ -46,16 +46,6 @@ def test_a_full_queue_refuses():
         scheduler.add(turn(0))
 
 
-def test_small_turns_behind_a_large_one_that_waits_are_refused_too():
-    """Its places are spoken for: otherwise any number would wait behind it."""
-    scheduler = Scheduler(4, 1)
-    scheduler.add(turn(0, n_sequences=3))
-    list(scheduler.admit())
-    scheduler.add(turn(0, n_sequences=3))
-    with pytest.raises(QueueFull, match="1 requests that wait"):
-        scheduler.add(turn(0))
-
-
 def test_a_turn_keeps_a_bounded_number_of_marks():
     one, places = turn(0), [StreamState(None, (), n) for n in range(1000)]
     one.checkpoint_every = 16

@@ -35,7 +35,7 @@ _MISTAKE = 70  # EX_SOFTWARE of sysexits.h: the fault is in Recurra, not in what
 _INTERRUPTED = 130
 _CLOSED_PIPE = 141  # what shells report for a program that wrote into a closed pipe: 128 + SIGPIPE
 _EXTRAS = {
-    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "filelock"),
+    "train": ("lightning_fabric", "jsonargparse", "tokenizers", "rich", "yaml", "tensorboard", "platformdirs"),
     "video": ("av",),
     "hf": ("transformers",),
     "export": ("onnx", "onnxscript", "onnxruntime"),

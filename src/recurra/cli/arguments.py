@@ -1,18 +1,18 @@
 """Arguments that commands share, and values set over a recipe, whose keys contain a dot: --training.epochs 2."""
 
-from argparse import ArgumentParser, HelpFormatter
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 _OVERRIDES_HELP = "--KEY VALUE sets a value over the recipe's, as in --training.epochs 2; the last one wins."
 
-
-class _Paragraphs(HelpFormatter):
-    """Fills the paragraphs of a description, and keeps indented ones as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(part if part.startswith(" ") else fill(part, width, indent) for part in text.split("\n\n"))
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+REAL: dict[str, Any] = {"type": float, "metavar": "X"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+"""Kinds of arguments."""
 
 
 def command_parser(name: str, description: str, *, add_help: bool = True, overrides: bool = True) -> ArgumentParser:
@@ -22,7 +22,7 @@ def command_parser(name: str, description: str, *, add_help: bool = True, overri
         epilog=_OVERRIDES_HELP if overrides else None,
         allow_abbrev=False,
         add_help=add_help,
-        formatter_class=lambda prog: _Paragraphs(prog, width=100),
+        formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, width=100),
     )
 
 

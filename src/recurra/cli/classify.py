@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recurra.checks import require_at_least, require_positive, sentence
-from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
+from recurra.cli.arguments import FILE, FOLDER, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.files.writing import replacing
 from recurra.train.process import chosen_device
 from recurra.train.run import Run, open_run
@@ -81,8 +81,8 @@ def _parser() -> ArgumentParser:
     add("videos", nargs="+", metavar="VIDEO", help="video files")
     add("--rate", type=float, metavar="R", help="frames per second to read (default: as in training)")
     add("--top", type=int, default=3, metavar="N", help="number of classes to print (default: 3)")
-    add("--csv", type=Path, metavar="FILE", help="write the probabilities of all classes after each segment to FILE")
-    add("--out", type=Path, metavar="FOLDER", help="folder for the contact sheets (default: RUN/figures)")
+    add("--csv", **FILE, help="write the probabilities of all classes after each segment to FILE")
+    add("--out", **FOLDER, help="folder for the contact sheets (default: RUN/figures)")
     add_device(parser, "classify", default="auto")
     add_checkpoint(parser)
     return parser

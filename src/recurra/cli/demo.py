@@ -22,7 +22,6 @@ _TRANSITIONS = ("data-controlled", "fixed")
 
 
 def demo(words: Sequence[str]) -> int:
-    """Train both models on a reduced Memory Horizon, print the comparison and draw the figures."""
     parser = command_parser(
         "demo",
         "Train a model with a data-controlled and one with a fixed transition on a small Memory Horizon, and compare "

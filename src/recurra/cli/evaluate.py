@@ -77,7 +77,6 @@ def _temperature(word: str) -> float | str:
 
 
 def _score_table(title: str, scores: Mapping[str, Any]) -> Table:
-    """Tabulate scores, without the long ones and those that are empty."""
     table = Table(title=title, show_header=False)
     for name, value in scores.items():
         if value is None or value in ({}, []) or name in DETAILS:

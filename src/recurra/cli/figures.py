@@ -5,7 +5,6 @@ import math
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -19,7 +18,7 @@ from recurra.analysis.plots.figure import save
 from recurra.analysis.plots.gradient_flow import gradient_over_distance
 from recurra.analysis.plots.scores import perplexity_over_flops
 from recurra.checks import require_at_least
-from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.cli.arguments import FILE, FOLDER, NUMBER, add_checkpoint, command_parser, split_overrides
 from recurra.data.batches import SPLITS
 from recurra.files.writing import replacing
 from recurra.train.figures import (
@@ -46,7 +45,7 @@ def plot(words: Sequence[str]) -> int:
     parser = command_parser("plot", _PLOT)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="folders of the runs")
-    add("--out", type=Path, metavar="FOLDER", help="for the figures of all runs (default: the first RUN/figures)")
+    add("--out", **FOLDER, help="for the figures of all runs (default: the first RUN/figures)")
     add_checkpoint(parser)
     arguments = parser.parse_args(own)
     runs = [open_run(path, checkpoint=arguments.checkpoint, overrides=overrides) for path in arguments.runs]
@@ -71,9 +70,9 @@ def cost(words: Sequence[str]) -> int:
     parser = command_parser("cost", _COST)
     add = parser.add_argument
     add("recipes", nargs="+", metavar="RECIPE", help="recipes, files or names, with #VARIANT, or folders of runs")
-    add("--vocabulary", type=int, metavar="N", help="size of the vocabulary, so that the corpus is not needed")
-    add("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
-    add("--plot", type=Path, metavar="FOLDER", help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
+    add("--vocabulary", **NUMBER, help="size of the vocabulary, so that the corpus is not needed")
+    add("--json", **FILE, help="write the numbers to FILE")
+    add("--plot", **FOLDER, help="draw test perplexity over FLOPs into FOLDER; needs scored runs")
     arguments = parser.parse_args(own)
     if arguments.vocabulary is not None:
         require_at_least(1, **{"--vocabulary": arguments.vocabulary})
@@ -158,12 +157,12 @@ def gradients(words: Sequence[str]) -> int:
 
 def _gradients_parser() -> ArgumentParser:
     parser = command_parser("gradients", _GRADIENTS)
-    add, number = parser.add_argument, {"type": int, "metavar": "N"}
+    add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="folders of the runs")
     add("--split", choices=SPLITS, default="test", help="split to read the text from (default: test)")
-    add("--segments", **number, default=3, help="segments to measure, at least 2 (default: 3)")
-    add("--warm-up", **number, default=4, help="segments to read first, so that the memory is full (default: 4)")
-    add("--out", type=Path, metavar="FOLDER", help="folder for the figure (default: the first RUN/figures)")
+    add("--segments", **NUMBER, default=3, help="segments to measure, at least 2 (default: 3)")
+    add("--warm-up", **NUMBER, default=4, help="segments to read first, so that the memory is full (default: 4)")
+    add("--out", **FOLDER, help="folder for the figure (default: the first RUN/figures)")
     add_checkpoint(parser)
     return parser
 

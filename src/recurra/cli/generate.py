@@ -5,12 +5,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from recurra.checks import sentence
-from recurra.cli.arguments import add_checkpoint, add_device, command_parser, split_overrides
+from recurra.cli.arguments import NUMBER, REAL, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.decoding.linear import NUMBERS
@@ -44,7 +45,6 @@ _LINE_LENGTH = 2**16
 
 
 def generate(words: Sequence[str]) -> int:
-    """Feed the prompt and print its continuation token by token; report the speed on the standard error."""
     own, overrides = split_overrides(words)
     arguments = _parser().parse_args(own)
     sampling = _sampling(arguments)
@@ -90,23 +90,22 @@ def generate(words: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("generate", _DESCRIPTION)
-    add, whole = parser.add_argument, {"type": int, "metavar": "N"}
-    real = {"type": float, "metavar": "X"}
+    add = parser.add_argument
     add("run", metavar="RUN", help="folder of a text run")
     add("--prompt", metavar="TEXT", help=_PROMPT)
-    add("--max-tokens", **whole, default=100, help="maximum number of tokens to add (default: 100)")
+    add("--max-tokens", **NUMBER, default=100, help="maximum number of tokens to add (default: 100)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--temperature", **real, default=1.0, help="0 takes the likeliest token (default: 1)")
-    add("--top-k", **whole, help="sample from the N likeliest tokens")
-    add("--top-p", **real, help="sample from the likeliest tokens with a total probability of X")
-    add("--min-p", **real, help="sample from tokens at least X times as likely as the likeliest")
-    add("--repetition-penalty", **real, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
+    add("--temperature", **REAL, default=1.0, help="0 takes the likeliest token (default: 1)")
+    add("--top-k", **NUMBER, help="sample from the N likeliest tokens")
+    add("--top-p", **REAL, help="sample from the likeliest tokens with a total probability of X")
+    add("--min-p", **REAL, help="sample from tokens at least X times as likely as the likeliest")
+    add("--repetition-penalty", **REAL, default=1.0, help="above 1, makes recent tokens less likely (default: 1)")
     window = SamplingConfig.repetition_window
-    add("--repetition-window", **whole, default=window, help=f"recent tokens to penalise (default: {window}, the most)")
-    add("--seed", **whole, default=0, help="seed of the sampling (default: 0)")
-    add("-n", "--continuations", **whole, default=1, help=_CONTINUATIONS)
+    add("--repetition-window", **NUMBER, default=window, help=f"recent tokens to penalise (default: {window})")
+    add("--seed", **NUMBER, default=0, help="seed of the sampling (default: 0)")
+    add("-n", "--continuations", **NUMBER, default=1, help=_CONTINUATIONS)
     add("--draft", metavar="RUN", help=_DRAFT)
-    add("--draft-tokens", **whole, help="tokens of a draft (default: 4)")
+    add("--draft-tokens", **NUMBER, help="tokens of a draft (default: 4)")
     add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
     add("--weights", choices=NUMBERS, help=_WEIGHTS)
@@ -149,7 +148,6 @@ def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
 
 
 def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:
-    """Let the run that --draft names draft tokens for a stream."""
     trained = open_run(arguments.draft)
     model = trained.model.to(device)
     draft = Stream(model, trained.tokenizer, runner=_runner(model, arguments))
@@ -206,7 +204,7 @@ def _write_side_by_side(streams: Streams, arguments: Namespace, sampling: Sampli
     for name in mine:
         if name > 0:
             streams.fork(0, name)
-    options = {"max_tokens": arguments.max_tokens, "sampling": sampling, "stop": arguments.stop}
+    options: dict[str, Any] = {"max_tokens": arguments.max_tokens, "sampling": sampling, "stop": arguments.stop}
     configs: dict[Hashable, GenerationConfig] = {
         name: GenerationConfig(seed=arguments.seed + name, **options) for name in mine
     }

@@ -16,7 +16,6 @@ from recurra.train.task import experiment_names
 
 
 def info(words: Sequence[str]) -> int:
-    """Print names and texts in two columns."""
     description = "Show versions, backends, mixers, models and experiments."
     command_parser("info", description, overrides=False).parse_args(words)
     for name, text in _lines():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recurra.checks import sentence
-from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
+from recurra.cli.arguments import FILE, NUMBER, add_checkpoint, command_parser, split_overrides
 from recurra.decoding.linear import NUMBERS
 
 _DESCRIPTION = """\
@@ -32,13 +32,12 @@ def serve(words: Sequence[str]) -> int:
 
 def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentParser:
     parser = command_parser(name, description)
-    add, number = parser.add_argument, {"type": int, "metavar": "N"}
-    file = {"type": Path, "metavar": "FILE"}
+    add = parser.add_argument
     add("runs", metavar="RUN", nargs="+", help="folder of a run; its name is the model's name")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
-    add("--api-key-file", **file, help="file with an API key on each line")
-    add("--sessions", **file, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
+    add("--api-key-file", **FILE, help="file with an API key on each line")
+    add("--sessions", **FILE, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
     kinds = (*NUMBERS, "model")
     add(
         "--weights",
@@ -46,11 +45,11 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
         default="float32",
         help="type of packed weights; model packs none (default: float32)",
     )
-    add("--threads", **number, help="threads of the model (default: as many as cores)")
-    add("--max-streams", **number, default=1024, help="streams at the same time (default: 1024)")
-    add("--max-queue", **number, default=1024, help="requests that wait; more get 429 (default: 1024)")
-    add("--max-tokens", **number, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
-    add("--log-file", **file, help="log requests as JSON lines (default: only problems, on the standard error)")
+    add("--threads", **NUMBER, help="threads of the model (default: as many as cores)")
+    add("--max-streams", **NUMBER, default=1024, help="streams at the same time (default: 1024)")
+    add("--max-queue", **NUMBER, default=1024, help="requests that wait; more get 429 (default: 1024)")
+    add("--max-tokens", **NUMBER, default=65_536, help="tokens that a request may bring or ask for (default: 65536)")
+    add("--log-file", **FILE, help="log requests as JSON lines (default: only problems, on the standard error)")
     add_checkpoint(parser)
     return parser
 

@@ -54,7 +54,6 @@ def sweep(words: Sequence[str]) -> int:
 
 
 def _space(overrides: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Split words set over a recipe into the keys that vary, with their values, and the others."""
     joined = iter(overrides)
     pairs = (word.removeprefix("--").partition("=") for word in joined)
     given = {key: value if equals else next(joined) for key, equals, value in pairs}

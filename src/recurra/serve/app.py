@@ -81,7 +81,6 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
 
 
 def serve_runs(paths: Sequence[str], settings: ServeSettings, arguments: Namespace, overrides: Sequence[str]) -> int:
-    """Serve runs until SIGINT or SIGTERM."""
     keep_large_blocks()
     weights = None if arguments.weights == "model" else arguments.weights
     models = [_load_model(path, weights, arguments.checkpoint, overrides) for path in paths]
@@ -127,7 +126,6 @@ def run_service(service: Service, *, log_file: Path | None = None) -> None:
 
 
 def listening_socket(settings: ServeSettings) -> socket.socket:
-    """Bind the address before anything else starts."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

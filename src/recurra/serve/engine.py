@@ -151,7 +151,6 @@ class Engine:
         return bool(self._batches) or not self.scheduler.is_idle
 
     def stop(self) -> None:
-        """End all requests, and the thread; return when it has ended."""
         self._stopping.set()
         self._wake.put(None)
         if self._thread.is_alive():
@@ -251,7 +250,6 @@ class Engine:
             self._batch_for(request.model).join([sequence], [model_state])
 
     def _batch_for(self, model: ServedModel) -> _SequenceBatch:
-        """Return the fullest batch of the model that takes another sequence."""
         open_batches = [one for one in self._batches if one.model is model and len(one) < _BATCH_SIZE]
         if not open_batches:
             open_batches = [_SequenceBatch(model)]
@@ -271,7 +269,7 @@ class Engine:
             failed = self._choose(group, logits)
         except Exception:
             _LOG.exception("writing failed")
-            undone = [i for i, one in enumerate(group.sequences) if one.position == positions[i]]
+            undone = [i for i, one in enumerate(group.sequences) if one.stream.position == positions[i]]
             self._leave(group, dict.fromkeys(range(len(group)), "error"), _FAILED, undone)
             return
         seconds = time.perf_counter() - start

@@ -102,7 +102,6 @@ class ServedModel:
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits for the output of `read`."""
         return self.runner.head(hidden)  # type: ignore[operator]
 
     def encode(self, text: str, *, is_first: bool) -> list[int]:
@@ -126,7 +125,6 @@ class ServedModel:
         return tokens
 
     def chat_text(self, messages: list[dict[str, str]]) -> str:
-        """Render messages, each with a role and a content, up to where the answer begins."""
         if self.chat_template is None:
             message = f"{self.name} has no chat template; expected a model with one: use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="model")

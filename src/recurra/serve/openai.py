@@ -162,7 +162,6 @@ class _Answer:
         return []
 
     async def collect(self, events: AsyncIterator[list[Event]]) -> dict[str, Any]:
-        """Return the whole response; raise ApiError if the model failed."""
         choices = [_Delta(index) for index in range(self._body.n)]
         async for some in events:
             for delta in self._deltas(some):

@@ -205,7 +205,6 @@ class _PromptReport:
 def token_logprobs(
     logits: Tensor, token: int | None, n_alternatives: int
 ) -> tuple[float | None, tuple[TokenLogprob, ...]]:
-    """Return the log-probability of a token, and the likeliest outputs with theirs."""
     logprobs = logits.float().log_softmax(-1)
     likeliest: tuple[TokenLogprob, ...] = ()
     if n_alternatives:
@@ -235,7 +234,6 @@ def gates_of(model: ServedModel, tokens: list[int], state: Any, channels: int) -
 
 
 def _base64(values: Tensor, channels: int) -> list[str]:
-    """Encode evenly spaced channels of (L, channels) for each step."""
     width = values.shape[-1]
     chosen = torch.linspace(0, width - 1, min(width, channels)).round().long()
     return [base64.b64encode(bytes(step)).decode() for step in values[:, chosen].to(torch.uint8).tolist()]

@@ -139,7 +139,6 @@ class Scheduler:
         return dropped
 
     def drop_all(self) -> list[tuple[Request, bool]]:
-        """Take out all requests; the flag says whether they had been admitted."""
         requests = [(request, False) for request in self._waiting] + [(request, True) for request in self._reading]
         self._waiting.clear()
         self._reading.clear()

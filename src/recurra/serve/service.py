@@ -39,7 +39,6 @@ class Service:
         _LOG.info("request", extra={"route": route, "status": status, "seconds": round(seconds, 4)})
 
     def model(self, name: str | None) -> ServedModel:
-        """Find a model by its name; None is the first."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:

@@ -160,7 +160,6 @@ class Sessions:
             self._checkpoints.forget(key)
 
     async def fork(self, session: Session, name: str | None, position: int | None) -> Session:
-        """Begin a session that continues from a position of another; None for its end."""
         self._require_current(session, session.state)
         position = session.state.position if position is None else position
         with session.busy():
@@ -271,7 +270,6 @@ class Sessions:
         return end
 
     async def settle(self) -> None:
-        """Wait until all requests have ended and are written."""
         if self._running:
             await asyncio.wait(self._running)
 

@@ -147,7 +147,6 @@ class _EventSourceResponse(EventSourceResponse):
 
 
 def message(data: str, event: str = "") -> bytes:
-    """Encode a server-sent event; `data` is one line."""
     kind = f"event: {event}\r\n" if event else ""
     return f"{kind}data: {data}\r\n\r\n".encode()
 

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import ConnectionPatch
 from matplotlib.text import Text
 
-from recurra.analysis.plots.curves import _smooth, metric_curves
+from recurra.analysis.plots.curves import _smooth, measured_panels, metric_curves
 from recurra.analysis.plots.figure import _spread, save_png
 
 TABLE = """step,train_loss,valid_loss,valid_accuracy
@@ -144,6 +144,13 @@ def test_spread_places(places, gap):
     assert ((moved > -1e-9) & (moved < 1 + 1e-9)).all()
     if (np.diff(np.array(places)[order]) >= gap).all():
         np.testing.assert_allclose(found, places, atol=1e-9)
+
+
+def test_panels_of_what_no_run_measured_are_left_out():
+    records = [{"step": "1", "train_loss": "3.0", "valid_loss": ""}, {"step": "9", "train_loss": "2.0"}]
+    assert list(measured_panels({"a": records})) == ["loss (nats per target)"]
+    more = [{"step": 1, "valid_accuracy": 0.0, "valid_perplexity": ""}]
+    assert list(measured_panels({"a": records, "b": more})) == ["loss (nats per target)", "validation accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ def _heat_map(
 
 
 def _label_row(axes: Axes, text: str) -> None:
-    """Write the label of a row horizontally to its left, so that it fits even a low row."""
     axes.set_ylabel(text, rotation=0, horizontalalignment="right", verticalalignment="center")
 
 
