@@ -11,7 +11,7 @@ from recurra import open_run
 from recurra.convert.portable import PortableModel, save_single_file
 from recurra.train.experiment import to_plain
 
-FILE = Path(__file__).parents[1] / "src" / "recurra" / "pretrained" / "memory-horizon.safetensors"
+FILE = Path(__file__).parents[1] / "src" / "recurra" / "pretrained_models" / "memory-horizon.safetensors"
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ PACKAGES = (
     "recurra.train.tasks",
     "recurra.video",
     "recurra.train",
-    "recurra.evaluation",
     "recurra.train.run",
     "recurra.pretrained",
     "recurra.streams",

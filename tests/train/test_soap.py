@@ -8,7 +8,7 @@ import torch
 from tests.train.test_loop import StopAfter, quiet, records, same_weights
 from torch import nn
 
-from recurra.cli.errors import report
+from recurra.cli import report
 from recurra.train.config import OptimizerConfig, _soap
 from recurra.train.optimizer import build_optimizer
 
