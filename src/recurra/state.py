@@ -192,11 +192,6 @@ def split(state: State) -> list[State]:
     return [tree_unflatten(row, structure) for row in zip(*map(apart, leaves))]
 
 
-def _to(state: State, device: torch.device | str) -> State:
-    """Move every tensor of `state` to `device`."""
-    return map_tensors(lambda tensor: tensor.to(device), state)
-
-
 def n_bytes(state: Any) -> int:
     """Count the bytes of the tensors in `state`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(state))

@@ -1,6 +1,4 @@
-"""DeltaNet and Gated DeltaNet against their equations, written out step by step, and against Qwen3-Next's layer."""
-
-from types import ModuleType
+"""DeltaNet and Gated DeltaNet against their equations, step by step. tests/convert has Qwen3-Next's."""
 
 import pytest
 import torch
@@ -8,7 +6,6 @@ from tests.mixers.stepwise import require_same
 from torch import Tensor
 from torch.nn import functional
 
-from recurra import delta_rule
 from recurra.mixers.delta_net import DeltaNet, DeltaNetState
 from recurra.mixers.gated_delta_net import GatedDeltaNet
 
@@ -121,54 +118,6 @@ def test_shared_queries_and_keys_are_those_of_as_many_equal_heads():
     torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(state.h, other.h, rtol=1e-11, atol=1e-12)
     assert layer.norm.epsilon == 0.1
-
-
-@pytest.fixture(scope="module")
-def qwen() -> ModuleType:
-    return pytest.importorskip(
-        "transformers.models.qwen3_next.modeling_qwen3_next", reason="needs the extra hf: pip install recurra[hf]"
-    )
-
-
-def test_it_is_the_layer_of_qwen3_next(qwen):
-    heads, d_k, d_v, d_model = 3, 4, 5, 8
-    config = qwen.Qwen3NextConfig(
-        hidden_size=d_model, num_hidden_layers=1, layer_types=["linear_attention"], rms_norm_eps=1e-5,
-        linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=d_k, linear_value_head_dim=d_v,
-    )  # fmt: skip
-    theirs = qwen.Qwen3NextGatedDeltaNet(config, 0)
-    layer = GatedDeltaNet(d_model, n_heads=heads, d_qk=heads * d_k, d_v=heads * d_v)
-    with torch.no_grad():
-        of_heads = theirs.in_proj_qkvz.weight.unflatten(0, (heads, -1)).split([d_k, d_k, d_v, d_v], 1)
-        *qkv, gate = (part.flatten(0, 1) for part in of_heads)
-        layer.qkv.weight.copy_(torch.cat(qkv))
-        layer.gate_projection.weight.copy_(gate)
-        rate, decay = theirs.in_proj_ba.weight.unflatten(0, (heads, 2)).unbind(1)
-        layer.rate_projection.weight.copy_(rate)
-        layer.decay_projection.weight.copy_(decay)
-        layer.convolution.weight.copy_(theirs.conv1d.weight)
-        for mine, other in (
-            (layer.A_log, theirs.A_log),
-            (layer.dt_bias, theirs.dt_bias),
-            (layer.norm.weight, theirs.norm.weight.normal_()),
-            (layer.output_projection.weight, theirs.out_proj.weight),
-        ):
-            mine.copy_(other)
-    for length in (1, 9, 70):
-        x = torch.randn(2, length, d_model)
-        torch.testing.assert_close(layer(x)[0], theirs(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [1, 70])
-def test_the_operator_is_that_of_qwen3_next(qwen, length):
-    q, k = torch.randn(2, 2, length, 3, 8)
-    v, k = torch.randn(2, length, 3, 6), functional.normalize(k, dim=-1)
-    a, b = torch.rand(2, 2, length, 3)
-    state = torch.randn(2, 3, 8, 6)
-    expected = delta_rule(q * 8**-0.5, k, v, a, b, state)
-    options = {"g": a.log(), "beta": b, "initial_state": state, "output_final_state": True}
-    for function in (qwen.torch_recurrent_gated_delta_rule, qwen.torch_chunk_gated_delta_rule):
-        torch.testing.assert_close(function(q, k, v, **options), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_without_decay_it_is_delta_net_behind_a_gate():

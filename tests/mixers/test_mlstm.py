@@ -1,4 +1,4 @@
-"""The mLSTM against its equations without a stabiliser, step by step, and against transformers' xLSTM."""
+"""The mLSTM against its equations without a stabiliser, step by step. tests/convert compares it with xLSTM."""
 
 import pytest
 import torch
@@ -90,39 +90,6 @@ def test_gates_at_their_caps_stay_finite_in_float32(bias):
         expected, last = layer.double()(x.double())
     torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(state.m.double(), last.m, rtol=0, atol=0.1)
-
-
-def transformers_layer(layer: MLSTM):
-    """An xLSTMLayer with the same weights."""
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    from transformers.models.xlstm.configuration_xlstm import xLSTMConfig
-    from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
-
-    config = xLSTMConfig(
-        hidden_size=D_MODEL, num_heads=2, chunk_size=16, num_hidden_layers=1, norm_reduction_force_float32=False
-    )
-    theirs = xLSTMLayer(config).double()
-    parts = zip(("q", "k", "v", "ogate_preact"), layer.qkvo.weight.split([4, 4, 8, 8]))
-    weights = {f"{name}.weight": weight for name, weight in parts}
-    for name, weight, bias in zip(("igate", "fgate"), layer.gates.weight.chunk(2), layer.gates.bias.chunk(2)):
-        weights |= {f"{name}_preact.weight": weight, f"{name}_preact.bias": bias}
-    weights |= {"multihead_norm.weight": layer.norm_weight, "out_proj.weight": layer.output_projection.weight}
-    theirs.load_state_dict(weights)
-    return theirs
-
-
-@torch.no_grad()
-def test_it_is_transformers_layer_in_chunks_steps_and_on():
-    layer = make(n_heads=2)
-    theirs, x = transformers_layer(layer), torch.randn(2, 38, D_MODEL, dtype=torch.float64)
-    expected, carried = theirs(x)  # two chunks of 16, then 6 steps
-    y, state = layer(x)
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)  # their states are in float32
-    memory = torch.cat([carried[0], carried[1][..., None]], -1)
-    torch.testing.assert_close(state.h, memory, rtol=1e-5, atol=1e-5, check_dtype=False)
-    torch.testing.assert_close(state.m, carried[2][..., 0], rtol=1e-5, atol=1e-5, check_dtype=False)
-    expected, _ = theirs(x[:, :1], carried)
-    torch.testing.assert_close(layer(x[:, :1], state)[0], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("in_a_model", [False, True])

@@ -156,14 +156,12 @@ TOY = """
 
 
 def test_a_new_language_model_is_one_file(run_python, tmp_path):
-    """A model that registers itself trains, opens as a run, and has its classes for Hugging Face."""
+    """A model that registers itself trains, and opens as a run."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a cat sat on a mat and a dog ran off\n" * 30)
     program = (
         TOY
         + f'''
-    import torch
-
     from recurra.cli import main
     from recurra.train.run import open_run
 
@@ -176,15 +174,8 @@ def test_a_new_language_model_is_one_file(run_python, tmp_path):
     assert main(["train", "toy.yaml", "--run", "run", "--model.d_model=5"]) == 0
     model = open_run("run").model
     print("opened", type(model).__name__, model.config.d_model)
-    import recurra.convert.huggingface as hf
-
-    wrapped = hf.causal_lm(model)
-    print(type(wrapped).__name__, wrapped.config.model_type, wrapped.config.hidden_size)
-    print(wrapped.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1])
     '''
     )
     lines = run_python(program).splitlines()
     assert any(line.startswith("finished at step 2") for line in lines)
     assert "opened Toy 5" in lines
-    assert "RecurraToyForCausalLM recurra-toy 5" in lines
-    assert lines[-1] == "5"

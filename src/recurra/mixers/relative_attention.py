@@ -1,7 +1,7 @@
 """Relative attention with a memory of hidden states (Transformer-XL, arXiv 1901.02860, section 3)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -106,8 +106,8 @@ class RelativeAttention(Mixer):
     def why_not_exportable(self) -> str:
         return "relative-attention keeps the steps of the open segment, and their number grows up to the segment's end"
 
-    def encode(self, x: Float[Tensor, "B L d_in"], state: RelativeAttentionState) -> Float[Tensor, "n d_model"]:
-        """Encode the distances that a call with `x` and `state` meets, and one more, from the largest to 0."""
+    def encode(self, x: Float[Tensor, "B L d_in"], state: Any) -> Float[Tensor, "n d_model"]:
+        """Encode the distances that a call with `x` and a state meets, and one more, from the largest to 0."""
         memory, position = state.memory.shape[1], state.segment.shape[1]
         n_keys = min(self.window.mem_len, memory + x.shape[1]) + min(self.window.segment_length, position + x.shape[1])
         return sinusoids(n_keys + 1, self.d_model, like=x, clamp_len=self.window.clamp_len)

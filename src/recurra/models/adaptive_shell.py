@@ -15,6 +15,7 @@ from recurra.layers.dropout import DROPOUTS, WordDropout
 from recurra.layers.embeddings import AdaptiveEmbedding, Clusters
 from recurra.layers.softmax import AdaptiveSoftmax
 from recurra.mixers.base import Mixer
+from recurra.mixers.relative_attention import RelativeAttention
 from recurra.models.registry import ModelConfig, Size, from_data
 from recurra.models.shell import LanguageModelShell, require_layers
 from recurra.state import Ragged, require_streams
@@ -231,6 +232,29 @@ class AdaptiveShell(LanguageModelShell):
         """Check the model's own part of a state that continues with x; the layers check theirs."""
         require_layers(state, self.state_class, len(self.blocks))
         return state
+
+
+class EncodedShell(AdaptiveShell):
+    """A shell whose layers, all of relative attention, share the encoding of distances."""
+
+    encoding_dropout: nn.Module
+
+    def body(
+        self, x: Float[Tensor, "B L d_model"], state: Any, **lengths: Any
+    ) -> tuple[Float[Tensor, "B L d_model"], Any]:
+        """Run the blocks."""
+        layers = (self._start(x) if state is None else self._entering(state, x)).layers
+        first = cast(RelativeAttention, self.attentions[0])
+        first.require_state(layers[0], len(x))  # before its lengths are read
+        encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]
+        next_layers = []
+        for block, layer in zip(self.blocks, layers):
+            x, layer = block(x, layer, encoding=encoding)
+            next_layers.append(layer)
+        return self.output_dropout(x), self.state_class(tuple(next_layers))
+
+    def _start(self, x: Tensor) -> Any:
+        return self.state_class(self._layers(len(x)))
 
 
 def require_position(position: Any, segment_length: int) -> None:

@@ -3,7 +3,7 @@ et al. 2022, arXiv 2203.07852, section 3).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from recurra.layers.attention import dot_product_attention
 from recurra.layers.norms import at_least_float32
 from recurra.mixers.base import StateSpec
 from recurra.mixers.relative_attention import RelativeAttention, RelativeAttentionState
-from recurra.models.adaptive_shell import AdaptiveShell, TransformerConfig, initialise, make_block, make_dropout
+from recurra.models.adaptive_shell import EncodedShell, TransformerConfig, initialise, make_block, make_dropout
 from recurra.models.registry import register_model
 
 
@@ -113,14 +113,9 @@ class _BlockRecurrentAttention(RelativeAttention):
         self.gate = choose("gate", _GATES, gate)(2 * channels, d_model)
 
     def mix(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "B L d_model"],
-        state: _BlockRecurrentAttentionState,
-        mask: None,
-        *,
-        encoding: Float[Tensor, "n d_model"] | None = None,
-    ) -> tuple[Float[Tensor, "B L d_model"], _BlockRecurrentAttentionState]:
-        tokens, vectors = _of_tokens(state), state.vectors
+        self, x: Tensor, state: _BlockRecurrentAttentionState, mask: None, *, encoding: Tensor | None = None
+    ) -> tuple[Tensor, _BlockRecurrentAttentionState]:
+        tokens, vectors = RelativeAttentionState(*state[:3]), state.vectors
         if encoding is None:
             encoding = self.encode(x, tokens)
         outputs = []
@@ -141,11 +136,6 @@ class _BlockRecurrentAttention(RelativeAttention):
     def _read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         return dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
-
-
-def _of_tokens(state: RelativeAttentionState | _BlockRecurrentAttentionState) -> RelativeAttentionState:
-    """Return what a layer carries of its tokens, recurrent or not."""
-    return RelativeAttentionState(*state[:3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +169,7 @@ class BlockRecurrentTransformerState(NamedTuple):
 
 
 @register_model("block-recurrent-transformer", config=BlockRecurrentTransformerConfig)
-class BlockRecurrentTransformer(AdaptiveShell):
+class BlockRecurrentTransformer(EncodedShell):
     """Transformer-XL with a sliding window, one of whose layers reads and writes state vectors once a block.
 
     Every token sees the last segment_length tokens, in every layer, with relative positions (the paper has T5's biases
@@ -213,20 +203,3 @@ class BlockRecurrentTransformer(AdaptiveShell):
         if number == config.number_of_recurrent_layer:
             return _BlockRecurrentAttention(config.d_model, n_states=config.n_states, gate=config.gate, **shared)
         return RelativeAttention(config.d_model, mem_len=config.segment_length, same_length=True, **shared)
-
-    def body(
-        self, x: Float[Tensor, "B L d_model"], state: BlockRecurrentTransformerState | None, **lengths: Tensor
-    ) -> tuple[Float[Tensor, "B L d_model"], BlockRecurrentTransformerState]:
-        """Run the layers, which share the encoding of distances."""
-        layers = (self._start(x) if state is None else self._entering(state, x)).layers
-        first = cast(RelativeAttention, self.attentions[0])
-        first.require_state(layers[0], len(x))  # before its lengths are read
-        encoding = self.encoding_dropout(first.encode(x, _of_tokens(layers[0]))[None])[0]
-        following = []
-        for block, layer in zip(self.blocks, layers):
-            x, layer = block(x, layer, encoding=encoding)
-            following.append(layer)
-        return self.output_dropout(x), BlockRecurrentTransformerState(tuple(following))
-
-    def _start(self, x: Tensor) -> BlockRecurrentTransformerState:
-        return BlockRecurrentTransformerState(self._layers(len(x)))

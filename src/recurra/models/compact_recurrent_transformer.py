@@ -43,9 +43,7 @@ class _NoMemory(nn.Module):
     def weights(self) -> None:
         """Return what the calls of `read` share: nothing."""
 
-    def read(
-        self, y: Float[Tensor, "B L d"], memory: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
-    ) -> Float[Tensor, "B 0"]:
+    def read(self, y: Tensor, memory: Tensor, weights: None = None) -> Tensor:
         return memory
 
 
@@ -90,46 +88,34 @@ class _RelativePosition(nn.Module):
     def weights(self) -> None:
         """Return what calls share: nothing."""
 
-    def forward(
-        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B 0"], weights: RecurrentWeights | None = None
-    ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B 0"]]:
+    def forward(self, x: Tensor, state: Tensor, weights: None = None) -> tuple[Tensor, Tensor]:
         return x, state
 
 
 class _RNNPosition(nn.Module):
     """The outputs of an RNN over the segment replace the tokens: the RNN gives them their order.
 
-    It starts from the memory, which ties memory and tokens together (our reading), or from zeros without one.
-
-    Args:
-        cell: the recurrent cell, d_model to d_model.
+    It starts from the memory (our reading), which ties memory and tokens together, or from zeros.
     """
 
-    def __init__(self, cell: GRUCell) -> None:
+    def __init__(self, cell: GRUCell, start: str) -> None:
         super().__init__()
-        self.rnn = RNN(cell)
+        self.rnn, self._from_memory = RNN(cell), start == "memory"
 
-    def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        return memory if memory.shape[1] else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
+    def start(self, memory: Tensor) -> Tensor:
+        from_memory = self._from_memory and memory.shape[1]
+        return memory if from_memory else memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
 
     def weights(self) -> RecurrentWeights:
         return self.rnn.cell.recurrent_weights()
 
-    def forward(
-        self, x: Float[Tensor, "B L d"], state: Float[Tensor, "B d"], weights: RecurrentWeights | None = None
-    ) -> tuple[Float[Tensor, "B L d"], Float[Tensor, "B d"]]:
+    def forward(self, x: Tensor, state: Tensor, weights: RecurrentWeights | None = None) -> tuple[Tensor, Tensor]:
         e, last = self.rnn(x, RNNState(state), weights=weights)
         return e, last.h
 
 
-class _RNNPositionFromZero(_RNNPosition):
-    """The variant whose RNN starts every segment from zeros."""
-
-    def start(self, memory: Float[Tensor, "B m"]) -> Float[Tensor, "B d"]:
-        return memory.new_zeros(memory.shape[0], self.rnn.cell.hidden_size)
-
-
-_POSITION_STARTS: dict[str, type[_RNNPosition]] = {"memory": _RNNPosition, "zero": _RNNPositionFromZero}
+_POSITION_STARTS = ("memory", "zero")
+"""Where the position RNN starts a segment."""
 _MEMORIES = ("none", *CELLS)
 _POSITIONS = ("relative", *(f"rnn-{name}" for name in CELLS))
 
@@ -141,7 +127,7 @@ def _make_memory(name: str, d_model: int) -> _NoMemory | RNNMemory:
 def _make_position(name: str, start: str, d_model: int) -> _RelativePosition | _RNNPosition:
     if name == "relative":
         return _RelativePosition()
-    return _POSITION_STARTS[start](CELLS[name.removeprefix("rnn-")](d_model, d_model))
+    return _RNNPosition(CELLS[name.removeprefix("rnn-")](d_model, d_model), start)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from recurra.checks import require, require_at_least
 from recurra.layers.attention import AttentionWindow
@@ -16,7 +15,7 @@ from recurra.mixers.relative_attention import (
     RelativeAttentionState,
 )
 from recurra.models.adaptive_shell import (
-    AdaptiveShell,
+    EncodedShell,
     PreNormMemoryBlock,
     TransformerConfig,
     initialise,
@@ -83,7 +82,7 @@ class TransformerXLState(NamedTuple):
 
 
 @register_model("transformer-xl", config=TransformerXLConfig, label="TransformerXL")
-class TransformerXL(AdaptiveShell):
+class TransformerXL(EncodedShell):
     """Adaptive embedding, blocks of relative attention with a memory of hidden states, adaptive softmax.
 
     The segment, which training feeds at once in the published code, depends on the position in the stream here: it
@@ -119,23 +118,6 @@ class TransformerXL(AdaptiveShell):
     def published_row(self) -> str | None:
         """The formula knows a memory as long as a segment, or none."""
         return self.kind if self.config.mem_len in (0, self.config.segment_length) else None
-
-    def body(
-        self, x: Float[Tensor, "B L d_model"], state: TransformerXLState | None, **lengths: Any
-    ) -> tuple[Float[Tensor, "B L d_model"], TransformerXLState]:
-        """Run the blocks, which share the encoding of distances."""
-        layers: tuple[Any, ...] = (self._start(x) if state is None else self._entering(state, x)).layers
-        first = cast(RelativeAttention, self.attentions[0])
-        first.require_state(layers[0], len(x))  # before its lengths are read
-        encoding = self.encoding_dropout(first.encode(x, layers[0])[None])[0]
-        next_layers = []
-        for block, layer in zip(self.blocks, layers):
-            x, layer = block(x, layer, encoding=encoding)
-            next_layers.append(layer)
-        return self.output_dropout(x), TransformerXLState(tuple(next_layers))
-
-    def _start(self, x: Tensor) -> TransformerXLState:
-        return TransformerXLState(self._layers(len(x)))
 
     def with_lengths(self, **lengths: Any) -> "TransformerXL":
         """Return the same model, weights shared, with other lengths: evaluation often wants a longer memory.
