@@ -8,8 +8,8 @@ from tests.processes import Program
 
 HERE = Path(__file__).resolve().parent
 FILES = {  # by process: two that take as long as each other, so that two workers can share them
-    "steps": ["scan/interpreted_triton.py", "gateloop/interpreted_triton.py"],
-    "chunks": ["gateloop/interpreted_triton_chunk.py", "cells/interpreted_triton_gru.py"],
+    "steps": ["ops/scan/interpreted_triton.py", "ops/gate_loop/interpreted_triton.py"],
+    "chunks": ["ops/gate_loop/interpreted_triton_chunk.py", "ops/cells/interpreted_triton_gru.py"],
 }
 
 
