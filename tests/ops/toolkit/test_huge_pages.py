@@ -5,8 +5,8 @@ import mmap
 import pytest
 import torch
 
-from recurra.ops._toolkit import launch as huge_pages
-from recurra.ops._toolkit.launch import empty_result
+from recurra.ops._toolkit import memory
+from recurra.ops._toolkit.memory import empty_result
 from recurra.ops.scan.operator import linear_scan
 
 HUGE = 2**21
@@ -16,7 +16,7 @@ HUGE = 2**21
 def asked(monkeypatch):
     """Collect what the system would be asked for."""
     calls = []
-    monkeypatch.setattr(huge_pages, "_madvise", lambda: lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(memory, "_madvise", lambda: lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -41,14 +41,14 @@ def test_small_results_and_other_devices_ask_for_nothing(asked):
 
 def test_a_system_without_them_is_not_asked(monkeypatch, tmp_path):
     for setting in ("always [never] madvise", "[always] madvise never", None):
-        huge_pages._madvise.cache_clear()
+        memory._madvise.cache_clear()
         file = tmp_path / "enabled"
         file.unlink(missing_ok=True)
         if setting is not None:
             file.write_text(setting)
-        monkeypatch.setattr(huge_pages, "_SETTING", file)
-        assert huge_pages._madvise() is None
-    huge_pages._madvise.cache_clear()
+        monkeypatch.setattr(memory, "_SETTING", file)
+        assert memory._madvise() is None
+    memory._madvise.cache_clear()
 
 
 def test_a_large_scan_is_the_small_ones():

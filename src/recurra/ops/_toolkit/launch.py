@@ -1,16 +1,10 @@
-"""How a Numba kernel is compiled (lazily, cached on disk) and run (in parallel if that is safe), and memory for its
-results."""
+"""How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel if that is safe)."""
 
-import ctypes
-import functools
-import mmap
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from inspect import signature
-from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -19,15 +13,9 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from torch import Tensor
 
 from recurra.ops._toolkit.cache import TolerantCache, digest_of_imports
 from recurra.ops._toolkit.fork import is_forked_child
-
-# --- launch ---
-#
-# How a Numba kernel is compiled (lazily, cached on disk if possible) and run (in parallel if that is safe).
-
 
 _parallel_kernels = threading.Lock()
 _WORK_FOR_THREADS = 16_384  # for fewer numbers, starting threads costs more than it saves
@@ -148,49 +136,3 @@ def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         return builder.call(function, [builder.extract_value(args[1], i) for i in range(len(kinds))])
 
     return types.int64(types.int64, arguments), generate
-
-
-# --- huge pages ---
-#
-# Large results in huge pages: most of the time of a large result goes into its page faults, one for each 4 KiB.
-
-
-_LARGE = 2**23
-"""Bytes from which a result is worth two system calls; glibc maps blocks of this size by themselves."""
-_PAGE, _HUGE = 2**12, 2**21
-_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@functools.cache
-def _madvise() -> ctypes._CFuncPtr | None:
-    """Return the C library's function where the system gives huge pages to those who ask, and None elsewhere."""
-    try:
-        asked_for = "[madvise]" in _SETTING.read_text() and mmap.PAGESIZE == _PAGE
-    except OSError:
-        asked_for = False
-    if sys.platform != "linux" or not asked_for or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    function = ctypes.CDLL(None).madvise
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return function
-
-
-def empty_result(shape: torch.Size, like: Tensor) -> Tensor:
-    """Return memory for a result of this shape, of the type and on the device of `like`, to be filled by the caller.
-
-    For large results on the CPU it asks the system for huge pages in the part of the memory that holds whole ones. This
-    is advice about memory that torch has just allocated and that its owner fills completely: it changes no content, and
-    a system that has no such pages left gives small ones. A fake tensor has no memory to advise on.
-    """
-    result = torch.empty(shape, dtype=like.dtype, device=like.device)
-    if (
-        type(result) is Tensor
-        and result.nbytes >= _LARGE
-        and result.device.type == "cpu"
-        and (madvise := _madvise()) is not None
-    ):
-        start = -(-result.data_ptr() // _HUGE) * _HUGE
-        size = (result.data_ptr() + result.nbytes - start) // _HUGE * _HUGE
-        if size > 0:
-            madvise(start, size, mmap.MADV_HUGEPAGE)
-    return result

@@ -29,7 +29,7 @@ from recurra.ops._operator import (
     transforms_are_active,
 )
 from recurra.ops._toolkit.backends import choose_backend
-from recurra.ops._toolkit.launch import empty_result
+from recurra.ops._toolkit.memory import empty_result
 from recurra.ops.scan.reference import linear_scan_reference
 
 _COMPUTED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
