@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 import torch
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 from recurra import list_mixers
 from recurra.cli.arguments import command_parser
 from recurra.models.registry import list_models
-from recurra.ops._toolkit.backends import BACKENDS, choose_backend
+from recurra.ops._toolkit.backends import Backend, choose_backend
 from recurra.train.checkpoint import versions
 from recurra.train.process import hardware, has_native_bfloat16
 from recurra.train.task import experiment_names
@@ -40,7 +41,7 @@ def _lines() -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), "none" if value is None else str(value)
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         yield f"bfloat16 on {device}", _bfloat16(device)
-        for backend in BACKENDS:
+        for backend in get_args(Backend):
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
     yield "models", ", ".join(entry.name for entry in list_models())

@@ -296,17 +296,6 @@ def test_conjugated_input(case):
         assert_near(run(conjugated, mode, backend), run(straight, "recurrent"), 1e-11, name)
 
 
-def test_linear_attention_is_a_gate_of_one():
-    """Y_n = q_n sum_{m<=n} k_m^T v_m: linear attention, by masked matrix products."""
-    q, k, v = torch.randn(3, 2, 20, 2, 4, dtype=torch.float64)
-    scores = torch.einsum("bnhd,bmhd->bhnm", q, k).tril()
-    expected = torch.einsum("bhnm,bmhv->bnhv", scores, v)
-    for mode in ("recurrent", "scan", "attention"):
-        y, last = gate_loop(q, k, v, torch.ones(2, 20, 2, 1, dtype=torch.float64), mode=mode)
-        torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(last, torch.einsum("bnhd,bnhv->bhdv", k, v), rtol=1e-12, atol=1e-12)
-
-
 def test_auto_takes_the_fastest_mode_that_applies(monkeypatch):
     taken = []
     for name in list(operator._MODES):
