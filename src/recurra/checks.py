@@ -7,7 +7,7 @@ take the first address.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -83,6 +83,11 @@ def require_choice(choices: Iterable[Any], **values: object) -> None:
     choices = list(choices)
     for name, value in values.items():
         require(value in choices, name, value, f"one of {', '.join(map(str, choices))}")
+
+
+def require_literal(literal: Any, **values: object) -> None:
+    """Refuse values that are none of those of a `Literal`, by name."""
+    require_choice(get_args(literal), **values)
 
 
 def choose(name: str, table: Mapping[str, _Choice], choice: str) -> _Choice:

@@ -20,7 +20,7 @@ def draw(rows, columns, dtype=torch.float32, scale=3.0):
 @pytest.fixture
 def by_kernels(monkeypatch):
     """Refuse the reference."""
-    monkeypatch.setattr(module, "cross_entropy_reference", None)
+    monkeypatch.setattr(module, "_cross_entropy_reference", None)
 
 
 @pytest.mark.parametrize("dtype", EPSILONS, ids=str)

@@ -56,23 +56,3 @@ def test_a_number_that_is_not_one_stays_in_its_feature(size):
     for one, other in zip(positive_features(q, k, less, start), _positive_features_reference(q, k, less, start)):
         assert torch.equal(one.isnan(), other.isnan())
         assert one.isnan().any()
-
-
-def test_second_derivatives():
-    inputs, found = draw(2, 4, 2, 5, torch.float32), []
-    for function in (positive_features, _positive_features_reference):
-        first = torch.autograd.grad(loss_of(function(*inputs)), inputs[:3], create_graph=True)
-        found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs[:3])))
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
-
-
-def test_a_batch_of_gradients():
-    inputs = draw(2, 3, 2, 5, torch.float32)
-    keys = positive_features(*inputs).keys
-    several = torch.randn(3, *keys.shape)
-    backward = lambda gradient: torch.autograd.grad(keys, inputs[1:3], gradient, retain_graph=True)  # noqa: E731
-    found = torch.func.vmap(backward)(several)
-    for i, gradient in enumerate(several):
-        for one, other in zip(found, backward(gradient)):
-            torch.testing.assert_close(one[i], other)

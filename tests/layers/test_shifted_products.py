@@ -38,13 +38,6 @@ def test_it_is_the_reference(dtype, shape, bias):
     require_near(found, expected, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("frozen", range(4))
-def test_what_needs_no_gradient_gets_none(frozen):
-    inputs = draw(2, 5, 6, 3, torch.float32)
-    inputs[frozen].requires_grad_(False)
-    require_near(*(results(function, inputs) for function in (shifted_products, _shifted_products_reference)), 2e-6)
-
-
 def test_inputs_may_be_a_part_of_wider_rows():
     _, state, weight, bias = draw(3, 7, 10, 4, torch.float32)
     wide = torch.randn(3, 7, 31)[..., 11:21].requires_grad_()
@@ -55,21 +48,3 @@ def test_inputs_may_be_a_part_of_wider_rows():
         ),
         2e-6,
     )
-
-
-def test_second_derivatives():
-    inputs, found = draw(2, 4, 5, 3, torch.float32), []
-    for function in (shifted_products, _shifted_products_reference):
-        first = torch.autograd.grad(function(*inputs).sin().sum(), inputs, create_graph=True)
-        found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)))
-    require_near(*found, 2e-5)
-
-
-def test_a_batch_of_gradients():
-    inputs = draw(2, 3, 5, 3, torch.float32)
-    y = shifted_products(*inputs)
-    several = torch.randn(3, *y.shape)
-    backward = lambda gradient: torch.autograd.grad(y, inputs, gradient, retain_graph=True)  # noqa: E731
-    found = torch.func.vmap(backward)(several)
-    for i, gradient in enumerate(several):
-        require_near([one[i] for one in found], backward(gradient), 1e-5)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 import torch
 
@@ -9,7 +10,7 @@ from recurra import list_mixers
 from recurra.cli import missing_extra
 from recurra.cli.arguments import command_parser
 from recurra.models.registry import list_models
-from recurra.ops._toolkit.backends import BACKENDS, choose_backend
+from recurra.ops._toolkit.backends import Backend, choose_backend
 from recurra.train.checkpoint import versions
 from recurra.train.process import hardware, has_native_bfloat16
 from recurra.train.task import experiment_names
@@ -33,7 +34,7 @@ def _lines() -> Iterator[tuple[str, str]]:
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         native = has_native_bfloat16(device)
         yield f"bfloat16 on {device}", "native" if native else "not native: training.precision auto is 32-true"
-        for backend in BACKENDS:
+        for backend in get_args(Backend):
             yield f"{backend} on {device}", _availability(backend, device)
     yield "mixers", ", ".join(list_mixers())
     yield "models", _listed(lambda: [entry.name for entry in list_models()])

@@ -131,9 +131,7 @@ def causal_attention(
     return (functional.dropout(weights, dropout_p) @ v).unflatten(0, queries.shape[:2])
 
 
-# --- self attention ---
-#
-# Softmax attention between all steps, without positions or causality (Vaswani et al., arXiv 1706.03762, 3.2).
+# --- softmax attention between all steps, without positions or causality (Vaswani et al., arXiv 1706.03762, 3.2) ---
 
 
 class SelfAttention(nn.Module):

@@ -101,9 +101,7 @@ _shifted_products = Differentiable(
 )
 
 
-# --- short convolution ---
-#
-# A short causal convolution along time, one filter a channel: what many recurrent layers put before their recurrence.
+# --- a short causal convolution, one filter a channel: what many recurrent layers put before their recurrence ---
 #
 #     y_t = bias + sum_{k < K} weight_k x_{t - K + 1 + k}
 #

@@ -23,14 +23,15 @@ from recurra.ops._toolkit.vectors import (
     zeros,
 )
 
+_LONG = 4 * WIDTH
+_FLOATS, _WIDE, _ONE = Lanes("float32", _LONG), Lanes("float32", WIDTH), Lanes("float32", 1)
+_PAIRS = Lanes("float32", WIDTH, is_complex=True)
+
 # --- the cross-entropy of many classes on the CPU: two walks over each row forward, and one backward ---
 #
 # A row is the logits of one position. It stays in the cache between the two walks, and bfloat16 is widened on its way
 # into registers: nothing of the size of the logits is written forward, nor kept for the backward pass. Rows are
 # dense.
-
-
-_LONG, _ONE = 4 * WIDTH, Lanes("float32", 1)
 
 
 @compile_inline
@@ -61,15 +62,17 @@ def cross_entropy_kernels(number: str) -> KernelPair:
     this order, because largest + log_sum would keep few digits of log_sum where logits are large.
     """
     long, one = Lanes(number, _LONG), Lanes(number, 1)
-    floats, size = Lanes("float32", _LONG), one.n_bytes
+    size = one.n_bytes
 
     def forward(logits, largest_of, sums, rows, columns):  # type: ignore[no-untyped-def]
         stop = columns // _LONG * _LONG
         for row in prange(rows):
             x = logits + size * row * columns
             first = load(x, 0, one)
-            most = maximum(largest(_most(x, 0, stop, spread(first, floats), long)), _most(x, stop, columns, first, one))
-            wide = _add_powers(x, 0, stop, spread(most, floats), zeros(floats), long)
+            most = maximum(
+                largest(_most(x, 0, stop, spread(first, _FLOATS), long)), _most(x, stop, columns, first, one)
+            )
+            wide = _add_powers(x, 0, stop, spread(most, _FLOATS), zeros(_FLOATS), long)
             rest = _add_powers(x, stop, columns, most, zeros(_ONE), one)
             store(largest_of, row, _ONE, most)
             store(sums, row, _ONE, total(folded(wide)) + rest)
@@ -79,7 +82,7 @@ def cross_entropy_kernels(number: str) -> KernelPair:
         for row in prange(rows):
             x, to = logits + size * row * columns, out + size * row * columns
             most, log_sum, scale = load(largest_of, row, _ONE), load(log_sums, row, _ONE), load(scales, row, _ONE)
-            _write_shares(x, to, 0, stop, spread(most, floats), spread(log_sum, floats), spread(scale, floats), long)
+            _write_shares(x, to, 0, stop, spread(most, _FLOATS), spread(log_sum, _FLOATS), spread(scale, _FLOATS), long)
             _write_shares(x, to, stop, columns, most, log_sum, scale, one)
 
     return KernelPair(Kernel(forward), Kernel(backward))
@@ -91,15 +94,12 @@ def cross_entropy_kernels(number: str) -> KernelPair:
 # row of scores between the search for its largest and the exponential. Everything is float32 and dense: (B, L, H, m).
 
 
-_WIDE, _POSITIVE_FEATURES_KERNELS_ONE = Lanes("float32", WIDTH), Lanes("float32", 1)
-
-
 @compile_inline
 def _largest_of(row, size):  # type: ignore[no-untyped-def]
     if size < WIDTH:
-        one = load(row, 0, _POSITIVE_FEATURES_KERNELS_ONE)
+        one = load(row, 0, _ONE)
         for i in range(1, size):
-            one = maximum(one, load(row, i, _POSITIVE_FEATURES_KERNELS_ONE))
+            one = maximum(one, load(row, i, _ONE))
         return one
     most = load(row, size - WIDTH, _WIDE)
     for i in range(0, size - WIDTH, WIDTH):
@@ -114,7 +114,7 @@ def _features(q, k, less, peak, queries, keys, decay, batch, length, heads, size
         most_of = peak + 4 * job * size
         for t in range(length):
             row = (sequence * length + t) * heads + head
-            at, norm = 4 * row * size, spread(load(less, row, _POSITIVE_FEATURES_KERNELS_ONE), _WIDE)
+            at, norm = 4 * row * size, spread(load(less, row, _ONE), _WIDE)
             for i in range(0, size, WIDTH):
                 rest = size - i
                 exponent, before = load_part(k + at, i, rest, _WIDE) - norm, load_part(most_of, i, rest, _WIDE)
@@ -141,17 +141,13 @@ def positive_features_kernel() -> Kernel:
 # gradients stay in the first-level cache. Everything is float32; x comes with strides in floats, all else is dense.
 
 
-_SHIFTED_PRODUCTS_KERNELS_LONG = 4 * WIDTH
-_LANES = Lanes("float32", _SHIFTED_PRODUCTS_KERNELS_LONG)
-
-
 @compile_inline
 def _input(x, x_time, state, at, n_before, row):  # type: ignore[no-untyped-def]
     """Find the input `at` steps after the first of those in the state."""
     return state + 4 * at * row if at < n_before else x + 4 * (at - n_before) * x_time
 
 
-def _forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+def _shifted_forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
     """y_t = bias + sum_k weight_k x_{t - K + 1 + k}."""
     (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
     for job in prange(batch * spans):
@@ -159,16 +155,16 @@ def _forward(x, state, weight, bias, y, batch, length, n_weights, row, span):  #
         stop, inputs = min(row, start + span), x_start + 4 * sequence * x_batch
         before, out = state + 4 * sequence * (n_weights - 1) * row, y + 4 * sequence * length * row
         for t in range(length):
-            for i in range(start, stop, _SHIFTED_PRODUCTS_KERNELS_LONG):
+            for i in range(start, stop, _LONG):
                 rest = stop - i
-                found = load_part(bias, i, rest, _LANES)
+                found = load_part(bias, i, rest, _FLOATS)
                 for k in range(n_weights):
-                    x_k = load_part(_input(inputs, x_time, before, t + k, n_weights - 1, row), i, rest, _LANES)
-                    found = multiply_add(x_k, load_part(weight + 4 * k * row, i, rest, _LANES), found)
-                store_part(out + 4 * t * row, i, rest, _LANES, found)
+                    x_k = load_part(_input(inputs, x_time, before, t + k, n_weights - 1, row), i, rest, _FLOATS)
+                    found = multiply_add(x_k, load_part(weight + 4 * k * row, i, rest, _FLOATS), found)
+                store_part(out + 4 * t * row, i, rest, _FLOATS, found)
 
 
-def _backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
+def _shifted_backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weights, row, span):  # type: ignore[no-untyped-def]
     """`d_weight` has room for each sequence's sums, of the weights and then of the bias, and comes as zeros."""
     (x_start, x_batch, x_time), spans = x, (row + span - 1) // span
     for job in prange(batch * spans):
@@ -180,114 +176,85 @@ def _backward(x, state, weight, g, d_x, d_state, d_weight, batch, length, n_weig
         for at in range(length + n_before):
             target = _input(to_x, row, to_before, at, n_before, row)
             first, last = max(0, at - length + 1), min(n_before, at)
-            for i in range(start, stop, _SHIFTED_PRODUCTS_KERNELS_LONG):
-                rest, found = stop - i, zeros(_LANES)
+            for i in range(start, stop, _LONG):
+                rest, found = stop - i, zeros(_FLOATS)
                 for k in range(first, last + 1):
-                    g_k = load_part(given + 4 * (at - k) * row, i, rest, _LANES)
-                    found = multiply_add(g_k, load_part(weight + 4 * k * row, i, rest, _LANES), found)
-                store_part(target, i, rest, _LANES, found)
-            for i in range(start, stop if at < length else start, _SHIFTED_PRODUCTS_KERNELS_LONG):
+                    g_k = load_part(given + 4 * (at - k) * row, i, rest, _FLOATS)
+                    found = multiply_add(g_k, load_part(weight + 4 * k * row, i, rest, _FLOATS), found)
+                store_part(target, i, rest, _FLOATS, found)
+            for i in range(start, stop if at < length else start, _LONG):
                 rest = stop - i
-                g_t, of_bias = load_part(given + 4 * at * row, i, rest, _LANES), sums + 4 * n_weights * row
-                store_part(of_bias, i, rest, _LANES, load_part(of_bias, i, rest, _LANES) + g_t)
+                g_t, of_bias = load_part(given + 4 * at * row, i, rest, _FLOATS), sums + 4 * n_weights * row
+                store_part(of_bias, i, rest, _FLOATS, load_part(of_bias, i, rest, _FLOATS) + g_t)
                 for k in range(n_weights):
-                    x_k = load_part(_input(inputs, x_time, before, at + k, n_before, row), i, rest, _LANES)
+                    x_k = load_part(_input(inputs, x_time, before, at + k, n_before, row), i, rest, _FLOATS)
                     of_k = sums + 4 * k * row
-                    store_part(of_k, i, rest, _LANES, multiply_add(g_t, x_k, load_part(of_k, i, rest, _LANES)))
+                    store_part(of_k, i, rest, _FLOATS, multiply_add(g_t, x_k, load_part(of_k, i, rest, _FLOATS)))
 
 
 @cache
 def shifted_products_kernels() -> KernelPair:
     """Return the kernels, which compile when first called."""
-    return KernelPair(Kernel(_forward), Kernel(_backward))
+    return KernelPair(Kernel(_shifted_forward), Kernel(_shifted_backward))
 
 
-# --- turned kernels ---
-#
-# B and C of Mamba-3 turned by angles, and their products, in one walk over rows: one kernel forward, one backward.
+# --- B and C of Mamba-3 turned by angles, and their products, in one walk over rows ---
 #
 # A row is a head at a step. Its first `turning` floats are pairs (real, imaginary), which are multiplied by `unit`;
 # the rest stay. Everything is float32 and dense. A job is a span of rows.
 
 
-_TURNED_KERNELS_WIDE, _PAIRS, _TURNED_KERNELS_ONE = (
-    Lanes("float32", WIDTH),
-    Lanes("float32", WIDTH, is_complex=True),
-    Lanes("float32", 1),
-)
-
-
-def _turned_kernels_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span):  # type: ignore[no-untyped-def]
+def _turned_forward(b, c, unit, scale, b_turned, c_turned, dots, rows, size, turning, span):  # type: ignore[no-untyped-def]
     """b_turned = scale b unit, c_turned = c unit, dots = b . c."""
     for job in prange((rows + span - 1) // span):
         for row in range(job * span, min(rows, (job + 1) * span)):
-            at, unit_t, s, dot = (
-                4 * row * size,
-                unit + 4 * row * turning,
-                load(scale, row, _TURNED_KERNELS_ONE),
-                zeros(_TURNED_KERNELS_WIDE),
-            )
-            s = spread(s, _TURNED_KERNELS_WIDE)
+            at, unit_t, dot = 4 * row * size, unit + 4 * row * turning, zeros(_WIDE)
+            s = spread(load(scale, row, _ONE), _WIDE)
             for i in range(0, turning, WIDTH):
                 rest = turning - i
                 u, b_i = load_part(unit_t, i, rest, _PAIRS), load_part(b + at, i, rest, _PAIRS)
                 c_i = load_part(c + at, i, rest, _PAIRS)
-                store_part(b_turned + at, i, rest, _TURNED_KERNELS_WIDE, as_real(b_i * u) * s)
+                store_part(b_turned + at, i, rest, _WIDE, as_real(b_i * u) * s)
                 store_part(c_turned + at, i, rest, _PAIRS, c_i * u)
                 dot = dot + as_real(b_i) * as_real(c_i)
             for i in range(turning, size, WIDTH):
                 rest = size - i
-                still, c_still = (
-                    load_part(b + at, i, rest, _TURNED_KERNELS_WIDE),
-                    load_part(c + at, i, rest, _TURNED_KERNELS_WIDE),
-                )
-                store_part(b_turned + at, i, rest, _TURNED_KERNELS_WIDE, still * s)
-                store_part(c_turned + at, i, rest, _TURNED_KERNELS_WIDE, c_still)
+                still, c_still = load_part(b + at, i, rest, _WIDE), load_part(c + at, i, rest, _WIDE)
+                store_part(b_turned + at, i, rest, _WIDE, still * s)
+                store_part(c_turned + at, i, rest, _WIDE, c_still)
                 dot = dot + still * c_still
-            store(dots, row, _TURNED_KERNELS_ONE, total(dot))
+            store(dots, row, _ONE, total(dot))
 
 
-def _turned_kernels_backward(  # type: ignore[no-untyped-def]
+def _turned_backward(  # type: ignore[no-untyped-def]
     b, c, unit, scale, g_b, g_c, g_dots, d_b, d_c, d_pairs, d_scale, rows, size, turning, span
 ):
     """The imaginary parts of d_pairs are the gradients of the angles."""
     for job in prange((rows + span - 1) // span):
         for row in range(job * span, min(rows, (job + 1) * span)):
-            at, wide, sums = 4 * row * size, 4 * row * turning, zeros(_TURNED_KERNELS_WIDE)
-            s, g = (
-                spread(load(scale, row, _TURNED_KERNELS_ONE), _TURNED_KERNELS_WIDE),
-                spread(load(g_dots, row, _TURNED_KERNELS_ONE), _TURNED_KERNELS_WIDE),
-            )
+            at, wide, sums = 4 * row * size, 4 * row * turning, zeros(_WIDE)
+            s, g = spread(load(scale, row, _ONE), _WIDE), spread(load(g_dots, row, _ONE), _WIDE)
             for i in range(0, turning, WIDTH):
                 rest = turning - i
                 back = conjugate(load_part(unit + wide, i, rest, _PAIRS))
                 b_i, c_i = load_part(b + at, i, rest, _PAIRS), load_part(c + at, i, rest, _PAIRS)
                 to_b, to_c = load_part(g_b + at, i, rest, _PAIRS) * back, load_part(g_c + at, i, rest, _PAIRS) * back
-                store_part(d_b + at, i, rest, _TURNED_KERNELS_WIDE, as_real(to_b) * s + as_real(c_i) * g)
-                store_part(d_c + at, i, rest, _TURNED_KERNELS_WIDE, as_real(to_c) + as_real(b_i) * g)
+                store_part(d_b + at, i, rest, _WIDE, as_real(to_b) * s + as_real(c_i) * g)
+                store_part(d_c + at, i, rest, _WIDE, as_real(to_c) + as_real(b_i) * g)
                 turned = as_real(conjugate(b_i) * to_b) * s + as_real(conjugate(c_i) * to_c)
-                store_part(d_pairs + wide, i, rest, _TURNED_KERNELS_WIDE, turned)
+                store_part(d_pairs + wide, i, rest, _WIDE, turned)
                 sums = sums + as_real(to_b) * as_real(b_i)
             for i in range(turning, size, WIDTH):
                 rest = size - i
-                still, c_still = (
-                    load_part(b + at, i, rest, _TURNED_KERNELS_WIDE),
-                    load_part(c + at, i, rest, _TURNED_KERNELS_WIDE),
-                )
-                to_still = load_part(g_b + at, i, rest, _TURNED_KERNELS_WIDE)
-                store_part(d_b + at, i, rest, _TURNED_KERNELS_WIDE, to_still * s + c_still * g)
-                store_part(
-                    d_c + at,
-                    i,
-                    rest,
-                    _TURNED_KERNELS_WIDE,
-                    load_part(g_c + at, i, rest, _TURNED_KERNELS_WIDE) + still * g,
-                )
+                still, c_still = load_part(b + at, i, rest, _WIDE), load_part(c + at, i, rest, _WIDE)
+                to_still = load_part(g_b + at, i, rest, _WIDE)
+                store_part(d_b + at, i, rest, _WIDE, to_still * s + c_still * g)
+                store_part(d_c + at, i, rest, _WIDE, load_part(g_c + at, i, rest, _WIDE) + still * g)
                 sums = sums + to_still * still
-            store(d_scale, row, _TURNED_KERNELS_ONE, total(sums))
+            store(d_scale, row, _ONE, total(sums))
 
 
 @cache
 def turned_kernels() -> KernelPair:
     """Return the kernels, which compile when first called."""
-    return KernelPair(Kernel(_turned_kernels_forward), Kernel(_turned_kernels_backward))
+    return KernelPair(Kernel(_turned_forward), Kernel(_turned_backward))

@@ -14,9 +14,7 @@ from torch.nn import functional
 from recurra.checks import kind_of, require, require_at_least, require_shape, sentence
 from recurra.ops._operator import transforms_are_active
 
-# --- vocabulary ---
-#
-# Vocabularies: checks of token ids, ignored targets, and the clusters of adaptive softmaxes and embeddings.
+# --- vocabularies: token ids, ignored targets, and the clusters of adaptive softmaxes and embeddings ---
 
 
 IGNORED_TARGET = -100
@@ -126,9 +124,7 @@ def _drawn(shapes: list[tuple[int, int]], std: float) -> nn.ParameterList:
     return nn.ParameterList(nn.Parameter(torch.randn(shape) * std) for shape in shapes)
 
 
-# --- adaptive embedding ---
-#
-# Adaptive input embedding, with fewer channels for rarer words (Baevski and Auli, arXiv 1809.10853, section 3).
+# --- adaptive input embedding (Baevski and Auli, arXiv 1809.10853, section 3) ---
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -12,9 +12,7 @@ from torch.nn import functional
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.layers.embeddings import IGNORED_TARGET, AdaptiveEmbedding, Clusters, require_tokens
 
-# --- adaptive softmax ---
-#
-# Adaptive softmax, which predicts rare words through their cluster (Grave et al., arXiv 1609.04309, section 4).
+# --- adaptive softmax (Grave et al., arXiv 1609.04309, section 4) ---
 
 
 class AdaptiveSoftmax(nn.Module):

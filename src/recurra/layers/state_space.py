@@ -223,9 +223,7 @@ def _convolve(kernel: Tensor, signal: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, padded)[..., : signal.shape[2]]
 
 
-# --- hippo ---
-#
-# HiPPO-N: the normal part of the HiPPO-LegS matrix, in its eigenbasis (Gu et al. 2022, arXiv 2111.00396; S5, arXiv
+# --- HiPPO-N: the normal part of the HiPPO-LegS matrix, in its eigenbasis (Gu et al. 2022, arXiv 2111.00396; S5, arXiv
 # 2208.04933, section 2.3).
 
 
@@ -272,9 +270,7 @@ def inverse_softplus_of_steps(n_steps: int, smallest: float, largest: float) -> 
     return step + torch.log(-torch.expm1(-step))
 
 
-# --- channel modes ---
-#
-# The parameters of one diagonal state space model a channel, as S4D has them (Gu et al. 2022, arXiv 2206.11893).
+# --- one diagonal state space model a channel, as S4D has them (Gu et al. 2022, arXiv 2206.11893) ---
 
 
 def linear_frequencies(d_state: int) -> Float[Tensor, " n"]:
@@ -332,10 +328,7 @@ class ChannelModes(nn.Module):
         return ChannelSSM(a, factor, 2 * torch.view_as_complex(at_least_float32(self.output_weights)))
 
 
-# --- dense modes ---
-#
-# The parameters of one diagonal state space model over all channels, as S5 has them (Smith et al. 2023, arXiv
-# 2208.04933).
+# --- one diagonal state space model over all channels, as S5 has it (Smith et al. 2023, arXiv 2208.04933) ---
 
 
 _SLOWEST_CLIPPED = 1e-4

@@ -29,6 +29,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _is_old_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
 _library = torch.library.Library("recurra", "FRAGMENT")
 
+
 # --- what is going on around a call ---
 
 
@@ -87,7 +88,7 @@ def is_batch(*gradients: Tensor | None) -> bool:
     return _transforms() or any(g is not None and _is_old_batch(g) for g in gradients)
 
 
-def must_be_differentiable(*gradients: Tensor | None) -> bool:
+def _must_be_differentiable(*gradients: Tensor | None) -> bool:
     """Return whether a backward pass has to be made of plain operations: its result may be differentiated again, in
     turn or forward, or its gradients are a batch."""
     return torch.is_grad_enabled() or is_batch(*gradients)
@@ -234,7 +235,7 @@ class Differentiable:
         def by_reference(
             gradients: Sequence[Tensor | None], saved: Sequence[Tensor], *options: Any
         ) -> Sequence[Tensor | None]:
-            return differentiable_gradients(lambda *inputs: reference(*inputs, *options), saved[:n_inputs], gradients)
+            return _differentiable_gradients(lambda *inputs: reference(*inputs, *options), saved[:n_inputs], gradients)
 
         again_differentiable = again or by_reference
 
@@ -252,7 +253,7 @@ class Differentiable:
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
                 options = ctx.options
-                if must_be_differentiable(*gradients):
+                if _must_be_differentiable(*gradients):
                     found = again_differentiable(gradients, ctx.saved_tensors, *options)
                 else:
                     found = backward(gradients, ctx.saved_tensors, ctx.needs_input_grad, *options)
@@ -270,7 +271,7 @@ class Differentiable:
         return tuple(self._forward(False, *arguments)[0])
 
 
-def differentiable_gradients(
+def _differentiable_gradients(
     reference: Callable[..., Sequence[Tensor | None]],
     inputs: Sequence[Tensor | None],
     gradients: Sequence[Tensor | None],
@@ -296,9 +297,7 @@ def differentiable_gradients(
         return tuple(next(found) if x is not None and x.requires_grad else None for x in aliases)
 
 
-# --- tensors ---
-#
-# Tensors as kernels take them: an address, strides and neighbouring channels, split into a job for every thread.
+# --- tensors as kernels take them: an address, strides and neighbouring channels, split into a job for every thread ---
 
 
 HALF = (torch.float16, torch.bfloat16)

@@ -60,36 +60,6 @@ def test_layouts_other_than_dense():
         require_near(one, other, 2e-5)
 
 
-@pytest.mark.parametrize("frozen", range(4))
-def test_what_needs_no_gradient_gets_none(frozen):
-    inputs = draw(2, 5, 2, 6, 2, torch.float32)
-    inputs[frozen].requires_grad_(False)
-    leaves = [x for x in inputs if x.requires_grad]
-    found, expected = (torch.autograd.grad(loss_of(f(*inputs)), leaves) for f in (turned, _turned_reference))
-    for one, other in zip(found, expected):
-        require_near(one, other, 1e-5)
-
-
-def test_second_derivatives():
-    inputs, found = draw(2, 4, 2, 6, 2, torch.float32), []
-    for function in (turned, _turned_reference):
-        first = torch.autograd.grad(loss_of(function(*inputs)), inputs, create_graph=True)
-        found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)))
-    for one, other in zip(*found):
-        require_near(one, other, 2e-5)
-
-
-def test_a_batch_of_gradients():
-    inputs = draw(2, 3, 2, 6, 2, torch.float32)
-    b = turned(*inputs).b
-    several = torch.randn(3, *b.shape)
-    backward = lambda gradient: torch.autograd.grad(b, inputs, gradient, retain_graph=True)  # noqa: E731
-    found = torch.func.vmap(backward)(several)
-    for i, gradient in enumerate(several):
-        for one, other in zip(found, backward(gradient)):
-            require_near(one[i], other, 1e-5)
-
-
 def test_views_that_are_negated_later():
     """As the imaginary part of a conjugate is: what lies at their address has the other sign."""
     sizes = [(1, 2, 1, 4), (1, 2, 1, 4), (1, 2, 1, 2), (1, 2, 1, 1)]

@@ -61,15 +61,6 @@ def test_threads_share_the_sequences():
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6 * max(1, mine.abs().max().item()))
 
 
-def test_second_derivatives():
-    inputs, found = draw(2, 4, 3), []
-    for function in (gru_after, gru_after_reference):
-        y, last = function(inputs[0], inputs[1], HiddenWeights(*inputs[2:]))
-        first = torch.autograd.grad(y.square().sum() + last.sum(), inputs, create_graph=True)
-        found.append(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-
-
 def test_what_does_not_fit_is_refused():
     projected, h, *weights = draw(2, 4, 3)
     with pytest.raises(ValueError, match="projected is float32"):

@@ -62,27 +62,6 @@ def test_a_stream_starts_with_its_first_input_gate(dtype):
     assert found[4].eq(0).all()
 
 
-@pytest.mark.parametrize("frozen", range(6))
-def test_what_needs_no_gradient_gets_none(frozen):
-    inputs = draw(2, 5, 2, 3, torch.float32)
-    inputs[frozen].requires_grad_(False)
-    leaves = [x for x in inputs if x.requires_grad]
-    results = [call(function, inputs) for function in (slstm_sequence, slstm_sequence_reference)]
-    found, expected = (torch.autograd.grad(loss_of(x), leaves) for x in results)
-    for one, other in zip(found, expected):
-        require_near(one, other, 2e-5)
-
-
-def test_second_derivatives():
-    inputs = draw(2, 4, 2, 3, torch.float32)
-    found = []
-    for function in (slstm_sequence, slstm_sequence_reference):
-        first = torch.autograd.grad(loss_of(call(function, inputs)), inputs, create_graph=True)
-        found.append((*first, *torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)))
-    for one, other in zip(*found):
-        require_near(one, other, 2e-5)
-
-
 def test_outputs_may_be_changed_in_place():
     inputs = draw(1, 2, 2, 4, torch.float32)
     results = call(slstm_sequence, inputs)
@@ -121,13 +100,3 @@ def test_transforms_and_forward_derivatives():
         dual = torch.autograd.forward_ad.make_dual(x.detach(), v)
         tangent = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
     require_near(tangent, (expected * v).sum(), 1e-5)
-
-
-def test_a_batch_of_gradients():
-    inputs = draw(2, 3, 2, 3, torch.float32)
-    y = call(slstm_sequence, inputs)["y"]
-    several = torch.randn(3, *y.shape)
-    found = torch.func.vmap(lambda gradient: torch.autograd.grad(y, inputs, gradient, retain_graph=True))(several)
-    for i, gradient in enumerate(several):
-        for one, other in zip(found, torch.autograd.grad(y, inputs, gradient, retain_graph=True)):
-            require_near(one[i], other, 1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from recurra import gate_loop
-from recurra.ops.gate_loop.fused import Planes, _FusedResult, fused
+from recurra.ops.gate_loop.fused import Planes, fused
 from recurra.ops.gate_loop.operator import gate_loop_real_part
 
 ODD_SIZES = (1, 2, 3, 15, 16, 17, 31, 33, 63, 65, 100)
@@ -83,20 +83,6 @@ def test_derivatives_by_differences(kind):
     assert gradcheck(function, inputs)
     inputs = [x.requires_grad_() for x in flatten(*draw(1, 2, 2, kind))]
     assert gradgradcheck(function, inputs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_third_derivatives(kind):
-    def third(backend):
-        inputs = [x.requires_grad_() for x in flatten(*arguments)]
-        value = sum(x.pow(3).sum() for x in outputs_of(fused(*unflatten(inputs), backend=backend)))
-        for _ in range(3):
-            gradients = torch.autograd.grad(value, inputs, create_graph=True, materialize_grads=True)
-            value = sum(g.square().sum() for g in gradients)
-        return [g.detach() for g in gradients]
-
-    arguments = draw(1, 4, 3, kind)
-    assert_near(third("numba"), third("reference"), 1e-11)
 
 
 def test_higher_derivatives_where_one_input_is_another_or_comes_from_it():
@@ -319,10 +305,3 @@ def test_the_real_part_of_nothing():
         state = torch.zeros(shape[0], shape[2], 1, 1)
         y, last = gate_loop_real_part(q, q, q, Planes(torch.ones(shape), None), state=state)
         assert (y.shape, y.dtype, last.shape) == (shape, torch.bfloat16, state.shape)
-
-
-def test_the_result_is_a_named_tuple():
-    result = fused(*draw(1, 2, 3, "real"), backend="numba")
-    assert isinstance(result, _FusedResult)
-    assert result.states.im is None
-    assert result.last.im is None

@@ -34,12 +34,15 @@ def step_by_step(inputs):
     return recurrent(*inputs[:4], inputs.state, "reference")
 
 
-@pytest.fixture(params=CASES)
+USUAL = "below a vector", "blocks of both, vector gates", "complex, blocks of both"
+
+
+@pytest.fixture(params=[name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
 def sized(request):
     return CASES[request.param]
 
 
-@pytest.mark.parametrize("length", [1, 32, 67])  # the backward pass computes 32 steps again at a time
+@pytest.mark.parametrize("length", [1, 67])  # the backward pass computes 32 steps again at a time
 def test_every_size_in_float64(sized, length):
     inputs = sized.draw(length)
     assert_near(differentiate(by_kernels, inputs), differentiate(step_by_step, inputs), 1e-13, "the kernels")
@@ -51,7 +54,7 @@ def test_in_float32():
     assert_near(differentiate(by_kernels, inputs.to(torch.float32)), expected, 2e-6, "the kernels")
 
 
-@pytest.mark.parametrize("length", [1, 32, 67])
+@pytest.mark.parametrize("length", [32, 67])
 def test_gates_without_a_gradient(sized, length):
     """Other kernels, for the gradients of q, k, v and the state."""
     inputs = sized.draw(length)

@@ -1,16 +1,18 @@
 """gate_loop over packed sequences, in every mode and on every backend, against a loop over them."""
 
+from typing import get_args
+
 import pytest
 import torch
 
-from recurra.ops.gate_loop.operator import MODES, gate_loop
+from recurra.ops.gate_loop.operator import Mode, gate_loop
 
 LENGTHS = [5, 0, 70, 1, 9]
 BORDERS = torch.tensor([0, *LENGTHS]).cumsum(0)
 
 
 def modes_of(case):
-    for mode in MODES:
+    for mode in get_args(Mode):
         if mode != "fused" or (case.d_qk == case.d_v == 1 and not set("qkv") & set(case.complex_)):
             for backend in ("auto",) if mode in ("auto", "recurrent", "attention") else ("reference", "numba"):
                 yield mode, backend

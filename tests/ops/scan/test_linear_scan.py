@@ -1,6 +1,7 @@
 """h_t = a_t h_{t-1} + b_t: values, on every backend, type, shape and memory layout; derivatives have their own file."""
 
 import doctest
+import functools
 import inspect
 import itertools
 
@@ -38,26 +39,17 @@ def assert_same_bits(actual, expected):
 @pytest.mark.parametrize("a_type", DTYPES, ids=str)
 @pytest.mark.parametrize("b_type", DTYPES, ids=str)
 def test_every_mix_of_types(a_type, b_type, backend, gates, plain_scan):
-    a, b = gates(2, 5, 17, dtype=a_type), torch.randn(2, 5, 17, dtype=b_type)
-    h = linear_scan(a, b, backend=backend)
-    assert h.dtype == torch.promote_types(a_type, b_type)
-    if h.dtype in HALF:
-        assert torch.equal(h, linear_scan(a.float(), b.float(), backend=backend).to(h.dtype))
-    else:
-        assert_near(h, plain_scan(a, b))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("h0_type", DTYPES, ids=str)
-@pytest.mark.parametrize("b_type", DTYPES, ids=str)
-def test_the_first_state_may_be_of_another_type(b_type, h0_type, backend, gates, plain_scan):
-    a, b, h0 = gates(2, 3, 5, dtype=b_type), torch.randn(2, 3, 5, dtype=b_type), torch.randn(2, 5, dtype=h0_type)
-    h = linear_scan(a, b, h0, backend=backend)
-    assert h.dtype == torch.promote_types(b_type, h0_type)
-    if h.dtype in HALF:
-        assert torch.equal(h, linear_scan(a.float(), b.float(), h0.float(), backend=backend).to(h.dtype))
-    else:
-        assert_near(h, plain_scan(a, b, h0))
+    """Every pair, and the type of h0 changes with them."""
+    h0_type = DTYPES[(DTYPES.index(a_type) + DTYPES.index(b_type)) % len(DTYPES)]
+    a, b, h0 = gates(2, 5, 17, dtype=a_type), torch.randn(2, 5, 17, dtype=b_type), torch.randn(2, 17, dtype=h0_type)
+    for start in (None, h0):
+        h = linear_scan(a, b, start, backend=backend)
+        given = (a, b) if start is None else (a, b, h0)
+        assert h.dtype == functools.reduce(torch.promote_types, (x.dtype for x in given))
+        if h.dtype in HALF:
+            assert torch.equal(h, linear_scan(*(x.float() for x in given), backend=backend).to(h.dtype))
+        else:
+            assert_near(h, plain_scan(*given))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -71,13 +63,6 @@ def test_odd_sizes(channels, dtype, reverse, gates, plain_scan):
             assert_near(h, plain_scan(a, b, h0, reverse))
             if not dtype.is_complex:
                 assert_same_bits(h, linear_scan(a, b, h0, reverse=reverse, backend="reference"))
-
-
-@pytest.mark.parametrize("length", ODD_SIZES)
-def test_odd_lengths(length, gates, plain_scan):
-    a, b, h0 = gates(2, length, 3), torch.randn(2, length, 3, dtype=torch.float64), torch.randn(2, 3).double()
-    for backend, reverse in itertools.product(BACKENDS, (False, True)):
-        assert_near(linear_scan(a, b, h0, reverse=reverse, backend=backend), plain_scan(a, b, h0, reverse))
 
 
 @settings(max_examples=60, deadline=None)

@@ -31,16 +31,6 @@ BAD_INPUT = {
         TypeError,
         r"b is int32 \(2, 4, 3\) on cpu; expected .*b\.float\(\)",
     ),
-    "h0 of truth values": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 3, dtype=torch.bool)),
-        TypeError,
-        r"h0 is bool \(2, 3\) on cpu; expected",
-    ),
-    "half complex numbers": (
-        lambda: linear_scan(ones(3, dtype=torch.complex32), ones(2, 4, 3)),
-        TypeError,
-        r"a is complex32 \(3,\) on cpu; expected",
-    ),
     "a on another device": (
         lambda: linear_scan(ones(3, device="meta"), ones(2, 4, 3)),
         ValueError,
@@ -56,7 +46,6 @@ BAD_INPUT = {
         ValueError,
         r"b is float32 \(4,\) on cpu; expected \(B, L, \*channels\)",
     ),
-    "a number as b": (lambda: linear_scan(ones(3), ones()), ValueError, r"b is float32 \(\) on cpu; expected"),
     "a of other channels": (
         lambda: linear_scan(ones(2), ones(2, 4, 3)),
         ValueError,
@@ -67,13 +56,6 @@ BAD_INPUT = {
         ValueError,
         r"a is float32 \(2, 5, 3\)",
     ),
-    "a of another batch": (lambda: linear_scan(ones(3, 4, 3), ones(2, 4, 3)), ValueError, r"a is float32 \(3, 4, 3\)"),
-    "a with too many dimensions": (
-        lambda: linear_scan(ones(1, 2, 4, 3), ones(2, 4, 3)),
-        ValueError,
-        r"a is float32 \(1, 2, 4, 3\) on cpu; expected",
-    ),
-    "a larger than b": (lambda: linear_scan(ones(2, 4, 3), ones(2, 4, 1)), ValueError, r"a is float32 \(2, 4, 3\)"),
     "a that does not fit an empty b": (
         lambda: linear_scan(ones(5), ones(2, 0, 3)),
         ValueError,
@@ -83,16 +65,6 @@ BAD_INPUT = {
         lambda: linear_scan(ones(3), ones(2, 4, 3), ones(2, 1, 3)),
         ValueError,
         r"h0 is float32 \(2, 1, 3\) on cpu; expected \(2, 3\), a state for each sequence",
-    ),
-    "h0 that would broadcast": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(3)),
-        ValueError,
-        r"h0 is float32 \(3,\) on cpu; expected \(2, 3\)",
-    ),
-    "h0 of another batch": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), ones(1, 3)),
-        ValueError,
-        r"h0 is float32 \(1, 3\)",
     ),
     "h0 that does not fit an empty b": (
         lambda: linear_scan(ones(3), ones(2, 0, 3), ones(2, 4)),
@@ -114,11 +86,6 @@ BAD_INPUT = {
         RuntimeError,
         r"backend is 'numba'; expected 'auto' or 'reference': Numba's kernels run on the CPU, .* on meta",
     ),
-    "no such backend for an empty b": (
-        lambda: linear_scan(ones(3), ones(2, 0, 3), backend="fast"),
-        ValueError,
-        r"backend is 'fast'",
-    ),
     "out of another shape": (
         lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 2)),
         ValueError,
@@ -129,28 +96,13 @@ BAD_INPUT = {
         ValueError,
         r"out is float64 \(2, 4, 3\) on cpu; expected float32",
     ),
-    "out narrower than the result": (
-        lambda: linear_scan(ones(3, dtype=torch.float64), ones(2, 4, 3), out=ones(2, 4, 3)),
-        ValueError,
-        r"out is float32 \(2, 4, 3\) on cpu; expected float64",
-    ),
     "out of half precision": (
         lambda: linear_scan(ones(3).half(), ones(2, 4, 3).half(), out=ones(2, 4, 3).half()),
         ValueError,
         r"out is float16 \(2, 4, 3\) on cpu; expected None: float16 and bfloat16 cannot be written in place",
     ),
-    "out wider than a result of half precision": (
-        lambda: linear_scan(ones(3).half(), ones(2, 4, 3).half(), out=ones(2, 4, 3)),
-        ValueError,
-        r"out is float32 \(2, 4, 3\) on cpu; expected None: float16",
-    ),
     "out with gaps": (
         lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 6)[..., ::2]),
-        ValueError,
-        r"out is a view with strides .*; expected a contiguous tensor",
-    ),
-    "out expanded": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(1, 4, 3).expand(2, 4, 3)),
         ValueError,
         r"out is a view with strides .*; expected a contiguous tensor",
     ),
@@ -158,16 +110,6 @@ BAD_INPUT = {
         lambda: linear_scan(ones(3), ones(2, 4, 3) + 0j, out=(ones(2, 4, 3) + 0j).conj()),
         ValueError,
         r"out is a view with strides .*; expected a contiguous tensor",
-    ),
-    "out elsewhere": (
-        lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3, device="meta")),
-        ValueError,
-        r"out is float32 \(2, 4, 3\) on meta; expected .* on cpu",
-    ),
-    "out of another shape for an empty b": (
-        lambda: linear_scan(ones(3), ones(2, 0, 3), out=ones(2, 4, 3)),
-        ValueError,
-        r"out is float32 \(2, 4, 3\)",
     ),
     "out for the reference": (
         lambda: linear_scan(ones(3), ones(2, 4, 3), out=ones(2, 4, 3), backend="reference"),

@@ -1,9 +1,9 @@
-"""When the Triton scan is chosen; tests/test_triton.py runs it."""
+"""When Triton's kernels are chosen; tests/test_triton.py runs it."""
 
 import pytest
 import torch
 
-from recurra import linear_scan
+from recurra import gate_loop, linear_scan
 from recurra.ops._toolkit import backends
 from recurra.ops._toolkit.backends import choose_backend
 
@@ -34,3 +34,12 @@ def test_auto_takes_it_on_cuda_where_it_is_installed(monkeypatch):
         assert choose_backend("auto", GPU) == "reference"
     with pytest.raises(RuntimeError, match=r"backend is 'triton'; expected 'auto' or 'reference': Triton is not"):
         choose_backend("triton", GPU)
+
+
+@pytest.mark.parametrize(("mode", "d_head"), [("fused", 1), ("chunk", 2)])
+def test_the_gate_loop_on_the_cpu(mode, d_head, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x = torch.ones(2, 5, 3, d_head)
+    message = r"backend is 'triton'; .*: Triton('s kernels run on CUDA, .* on cpu| is not installed)"
+    with pytest.raises(RuntimeError, match=message):
+        gate_loop(x, x, x, x, mode=mode, backend="triton")

@@ -9,7 +9,7 @@ import numba
 import pytest
 
 from recurra.ops._toolkit import cache as disk_cache
-from recurra.ops._toolkit.cache import KeyedFiles
+from recurra.ops._toolkit.cache import _KeyedFiles
 from recurra.ops._toolkit.launch import compile_function
 
 
@@ -68,7 +68,7 @@ def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(KeyedFiles, "_save_data", full)
+        patch.setattr(_KeyedFiles, "_save_data", full)
         with pytest.warns(RuntimeWarning, match=r"cannot be written \(OSError: .*No space left on device\)") as told:
             assert [call(), call(plus_two)] == [(11, 0), (12, 0)]
         assert len(told) == 1
@@ -78,7 +78,7 @@ def test_on_a_full_disk_kernels_are_compiled_in_memory_with_one_warning(folder, 
 
 def test_processes_that_write_at_once_keep_each_others_code(folder, monkeypatch):
     """Numba's own files lost one of two signatures here, or gave its number to the other's code."""
-    both_write, plain = threading.Barrier(2), KeyedFiles._open_for_write
+    both_write, plain = threading.Barrier(2), _KeyedFiles._open_for_write
 
     @contextmanager
     def together(self, path):
@@ -87,10 +87,10 @@ def test_processes_that_write_at_once_keep_each_others_code(folder, monkeypatch)
             yield file
 
     def files():
-        return KeyedFiles(str(folder), "kernel", (1, 2))
+        return _KeyedFiles(str(folder), "kernel", (1, 2))
 
     with monkeypatch.context() as patch:
-        patch.setattr(KeyedFiles, "_open_for_write", together)
+        patch.setattr(_KeyedFiles, "_open_for_write", together)
         writers = [threading.Thread(target=files().save, args=(key, f"code of {key}")) for key in ("float", "double")]
         for writer in writers:
             writer.start()
@@ -105,6 +105,6 @@ def test_code_of_another_signature_or_of_older_sources_is_not_run(folder):
     double_code.write_bytes(float_code.read_bytes())
     compiled = compile_function(plus_one)
     assert [compiled(1j), sum(compiled.stats.cache_hits.values())] == [1 + 1j, 0]
-    newer = KeyedFiles(str(folder), "kernel", (1, 2))
+    newer = _KeyedFiles(str(folder), "kernel", (1, 2))
     newer.save("float", "code")
-    assert KeyedFiles(str(folder), "kernel", (1, 3)).load("float") is None
+    assert _KeyedFiles(str(folder), "kernel", (1, 3)).load("float") is None

@@ -5,7 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 a = torch.ones(2, 5, 7)
 {made}
 with counted:
-    recurra.ops.scan.operator.linear_scan(a, a, backend="numba")
+    recurra.linear_scan(a, a, backend="numba")
     recurra.gate_loop(*(a[..., None] for _ in range(4)), backend="numba")
 print(counted.get_total_flops(), flush=True)
 """
@@ -14,7 +14,7 @@ CASES = {
     "recurra, the counter": "import recurra\nimport torch.utils.flop_counter" + COUNT.format(made=NEW),
     "the counter, recurra": "import torch.utils.flop_counter\nimport recurra" + COUNT.format(made=NEW),
     "a counter before the first call": "import recurra"
-    + COUNT.format(made=NEW + "\nrecurra.scan.linear_scan(a, a, backend='numba')"),
+    + COUNT.format(made=NEW + "\nrecurra.linear_scan(a, a, backend='numba')"),
 }
 
 

@@ -162,13 +162,13 @@ print("layer", numba.threading_layer())
 
 right = []
 def work():
-    right.append(all(same(everything(), expected) for _ in range(5)))
-threads = [threading.Thread(target=work) for _ in range(8)]
+    right.append(all(same(everything(), expected) for _ in range(2)))
+threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print("beside each other", right == [True] * 8)
+print("beside each other", right == [True] * 4)
 
 def child(task):
     pid = os.fork()
@@ -187,7 +187,7 @@ def compute(_):
     return same(everything(), expected)
 
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    print("pool", pool.map(compute, range(3)))
+    print("pool", pool.map(compute, range(2)))
 
 stop, started = threading.Event(), threading.Event()
 def busy():
@@ -197,7 +197,7 @@ def busy():
 thread = threading.Thread(target=busy)
 thread.start()
 started.wait()
-print("beside a thread", [child(lambda: same(everything(), expected)) for _ in range(5)])
+print("beside a thread", [child(lambda: same(everything(), expected)) for _ in range(2)])
 stop.set()
 thread.join()
 print("parent", same(everything(), expected))
@@ -210,8 +210,8 @@ print("parent", same(everything(), expected))
     assert "beside each other True" in printed
     assert "fork 0" in printed
     assert "grandchild 0" in printed
-    assert "pool [True, True, True]" in printed
-    assert "beside a thread [0, 0, 0, 0, 0]" in printed
+    assert "pool [True, True]" in printed
+    assert "beside a thread [0, 0]" in printed
     assert "parent True" in printed
 
 
@@ -342,7 +342,7 @@ def test_no_folder_for_compiled_code(tmp_path, run_python):
     """Neither next to the source nor in the user's folder: files stand in place of both folders."""
     copy = tmp_path / "package" / "recurra"
     shutil.copytree(Path(recurra.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "kernels" / "small.py").write_text(SMALL_KERNEL)
+    (copy / "ops" / "_toolkit" / "small.py").write_text(SMALL_KERNEL)
     for folder in [p for p in copy.rglob("*") if p.is_dir()]:
         (folder / "__pycache__").write_text("in the way")
     nowhere = tmp_path / "file"

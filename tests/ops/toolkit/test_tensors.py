@@ -7,9 +7,9 @@ from recurra.ops import _operator as tensors
 
 def test_helpers_describe_memory():
     x = torch.zeros(2, 3, 8)[:, :, ::2]
-    assert tensors.with_neighbouring_channels(x).stride(-1) == 1
+    assert tensors.last_dim_contiguous(x).stride(-1) == 1
     expanded = torch.zeros(1, 1, 4).expand(2, 3, 4)
-    assert tensors.with_neighbouring_channels(expanded) is expanded, "rows shared by all need no copy"
+    assert tensors.last_dim_contiguous(expanded) is expanded, "rows shared by all need no copy"
     assert tensors.describe(expanded) == (expanded.data_ptr(), 0, 0)
     c = torch.zeros(2, 3, 4, dtype=torch.complex64)
     assert tensors.describe(c) == (c.data_ptr(), 24, 8), "strides count floats"

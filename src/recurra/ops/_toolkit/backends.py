@@ -3,12 +3,13 @@
 import importlib.util
 import os
 import warnings
+from typing import Literal
 
 import torch
 
-from recurra.checks import require_choice, sentence
+from recurra.checks import require_literal, sentence
 
-BACKENDS = ("auto", "reference", "numba", "triton")
+Backend = Literal["auto", "reference", "numba", "triton"]
 
 _has_numba = importlib.util.find_spec("numba") is not None  # finds it without loading it
 _is_disabled = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
@@ -22,7 +23,7 @@ _has_warned = False
 
 def choose_backend(backend: str, device: torch.device) -> str:
     """Turn a backend's name into "reference", "numba" or "triton" for tensors on `device`."""
-    require_choice(BACKENDS, backend=backend)
+    require_literal(Backend, backend=backend)
     if backend in ("numba", "triton"):
         obstacle = _why_not_numba(device) if backend == "numba" else _why_not_triton(device)
         if obstacle:

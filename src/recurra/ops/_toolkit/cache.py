@@ -15,13 +15,10 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-# --- numba's cache on disk: safe where processes share it, and its failures are no failures of the kernels ---
-
-
 _has_warned = False
 
 
-class KeyedFiles(IndexDataCacheFile):
+class _KeyedFiles(IndexDataCacheFile):
     """One file for each signature, named by its key, which stands in the file too. There is no index.
 
     Numba numbers the files and keeps the numbers in an index. Two processes that write at once can give two signatures
@@ -66,7 +63,9 @@ class TolerantCache(FunctionCache):
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file = KeyedFiles(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        self._cache_file = _KeyedFiles(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature; None if there is none or it cannot be read."""

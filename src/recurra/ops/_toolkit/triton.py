@@ -17,9 +17,7 @@ from torch import Tensor
 from recurra.checks import require, require_choice
 from recurra.files.reading import read_json
 
-# --- triton tiles ---
-#
-# The sizes by which the Triton kernels divide their work: defaults, and those that were measured on a card.
+# --- tiles: the sizes by which the kernels divide their work ---
 #
 # `triton_tiles.json` beside this file has what `python -m benchmarks.gpu.tuning` found, by card, kernel and type of
 # numbers. A card that is not in it takes the sizes of one with the same compute capability, and without one the
@@ -190,15 +188,11 @@ def forget() -> None:
     _tiles_for.cache_clear()
 
 
-# --- triton tools ---
-#
-# What Triton kernels share: a plan that fills the card, the places of a program, loads, stores and products.
+# --- what kernels share: a plan that fills the card, the places of a program, loads, stores and products ---
 #
 # A program walks over time for a tile of neighbouring channels. Where sequences and channels are too few to fill the
 # card, time is cut into chunks as well. Complex numbers lie interleaved (real, imaginary), as torch keeps them. Where
 # numbers are real, the imaginary parts in a kernel are copies of the real ones, which the compiler drops.
-#
-# How finely work is divided follows from `recurra.ops._toolkit.triton`.
 
 
 class Plan(NamedTuple):

@@ -15,10 +15,7 @@ from recurra.ops._operator import Differentiable, needs_gradient, transforms_are
 from recurra.ops.cells import gru_steps
 from recurra.ops.cells.gru_steps import Steps, backward_after, forward_after
 
-# --- gru after ---
-#
-# The steps of torch.nn.GRU over a sequence by kernels: its reset gate acts after the product with the state.
-
+# --- a reset gate after the product, as in torch.nn.GRU ---
 
 _States = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
 
@@ -61,13 +58,13 @@ def gru_after_reference(
     return torch.stack(states, 1), h
 
 
-def _forward(keep: bool, *inputs: Tensor) -> tuple[tuple, tuple]:
+def _forward_after(keep: bool, *inputs: Tensor) -> tuple[tuple, tuple]:
     steps = forward_after(*inputs)
     y = steps.states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)  # the caller may change it
     return (y, steps.states[-1].clone()), (*inputs, *steps)
 
 
-def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
+def _backward_after(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | None, ...]:
     (projected, _, weight, bias), steps = saved[:4], Steps(*saved[4:])
     d_inputs, d_hidden, d_h = backward_after(steps, weight, *gradients)
     rows = d_hidden.flatten(0, 1)
@@ -76,14 +73,14 @@ def _backward(gradients: tuple, saved: tuple, needs: tuple) -> tuple[Tensor | No
 
 
 _gru_after = Differentiable(
-    _forward,
-    _backward,
+    _forward_after,
+    _backward_after,
     n_inputs=4,
     reference=lambda projected, h, *weights: gru_after_reference(projected, h, HiddenWeights(*weights)),
 )
 
 
-# --- the gated recurrent unit whose reset gate acts before the recurrent product (CRT (4)) ---
+# --- a reset gate before the product (CRT (4)) ---
 
 
 class GateWeights(NamedTuple):
@@ -215,26 +212,21 @@ class GRUCell(nn.Module):
         return h.to(torch.promote_types(self.bias.dtype, torch.float32))
 
 
-# --- gru sequence ---
-#
-# The steps of a GRU cell over a sequence, with a backward pass that makes each weight's gradient in one product.
+# --- a sequence of steps before the product ---
 #
 # Left to autograd, every step backwards multiplies the few sequences of a batch into a gradient as large as the
 # recurrent matrices and adds it to the last one: more memory traffic than the step itself. Here the gradients that
 # reach the gates are kept, and one product over all sequences and steps makes the matrices' gradients. Kernels take
-# the steps themselves, on a CPU (`gru_kernels`) and on a GPU (`gru_triton`). Elsewhere, and in float64, whatever can
-# be computed for all steps at once is.
+# the steps themselves, on a CPU (`gru_steps`) and on a GPU (`gru_triton`); elsewhere torch operations do.
 
 
 _FEW = 32
 """The most sequences in bfloat16 that the kernels take: measured at 380 channels (docs/lab-log.md)."""
 
-_GruSequenceStates = tuple[Float[Tensor, "B L H"], Float[Tensor, "B H"]]
-
 
 def gru_sequence(
     cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
-) -> _GruSequenceStates:
+) -> _States:
     """Take the steps of `cell` (CRT (4)) along `projected`, from the state `h`.
 
     It is the reference itself if no gradient is needed, for a cell that overrides `step` or `gates`, and under
@@ -279,7 +271,7 @@ def _check(size: int, projected: Tensor, h: Tensor, of_gates: Tensor, of_candida
 
 def gru_sequence_reference(
     cell: GRUCell, projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], weights: RecurrentWeights
-) -> _GruSequenceStates:
+) -> _States:
     """Take the same steps by `cell.step`, one after the other."""
     states = []
     for projected_step in projected.unbind(1):
@@ -302,7 +294,7 @@ def _kernels(projected: Tensor, h: Tensor) -> ModuleType | None:
     return gru_steps if takes and (projected.dtype == torch.float32 or projected.shape[0] <= _FEW) else None
 
 
-def _gru_sequence_forward(
+def _forward(
     keep: bool, projected: Tensor, h: Tensor, of_gates: Tensor, of_candidate: Tensor, cell: GRUCell
 ) -> tuple[tuple, tuple]:
     """Time comes first in everything that is kept: L steps of B sequences."""
@@ -331,7 +323,7 @@ def _forward_by_operations(projected: Tensor, h: Tensor, of_gates: Tensor, of_ca
     return Steps(ru, c, reset, states)
 
 
-def _gru_sequence_backward(gradients: tuple, saved: tuple, needs: tuple, cell: GRUCell) -> tuple[Tensor | None, ...]:
+def _backward(gradients: tuple, saved: tuple, needs: tuple, cell: GRUCell) -> tuple[Tensor | None, ...]:
     projected, h, of_gates, of_candidate, ru, c, reset, states = saved
     kernels = _kernels(projected, h)
     if kernels is not None:
@@ -379,8 +371,8 @@ def _gradients_of_steps(
 
 
 _gru_sequence = Differentiable(
-    _gru_sequence_forward,
-    _gru_sequence_backward,
+    _forward,
+    _backward,
     n_inputs=4,
     reference=lambda projected, h, gates, candidate, cell: gru_sequence_reference(
         cell, projected, h, RecurrentWeights(gates, candidate)

@@ -68,15 +68,11 @@ def slope(u):  # type: ignore[no-untyped-def]
     return u - u * u
 
 
-# --- gru kernels ---
-#
-# The steps of gated recurrent units over a sequence on the CPU: one kernel forward and one backward for each cell.
+# --- the steps of both units over a sequence ---
 #
 # A step multiplies the states of a few sequences by matrices that hardly fit the second-level cache. The kernels take
-# all steps in one call, so the matrices stay as near as they can, and nothing but the arithmetic takes time.
-#
-# Everything is float32 and dense, with time first: rows of a step, one for each sequence. A job is a share of the
-# batch.
+# all steps in one call, so the matrices stay as near as they can. Everything is dense, with time first: rows of a
+# step, one for each sequence. A job is a share of the batch.
 
 
 def _forward(projected, of_gates, of_candidate, ru, c, reset, states, length, batch, size, span):  # type: ignore[no-untyped-def]

@@ -1,9 +1,9 @@
-"""The kernels of `gru_kernels` on tensors: what they take, and memory for what they make.
+"""The GRUs' CPU kernels on tensors: what they take, and memory for what they make.
 
 Tensors with an L in front have time first, as the kernels walk. All is float32.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,9 @@ from torch.nn import functional
 from recurra.checks import require_layout
 from recurra.ops._operator import addresses, has_numbers, usable_threads
 from recurra.ops._toolkit.backends import choose_backend
+
+if TYPE_CHECKING:
+    from recurra.ops._toolkit.launch import Kernel
 
 _PANEL = 64
 _TYPES = {"numba": (torch.float32, torch.bfloat16), "triton": (torch.float32, torch.bfloat16, torch.float16)}
@@ -44,6 +47,18 @@ def in_panels(matrix: Float[Tensor, "*many inputs outputs"]) -> Float[Tensor, "*
     return padded.unflatten(-1, (-1, _PANEL)).transpose(-3, -2).contiguous()
 
 
+def check_backward(steps: Steps, d_y: Tensor, d_last: Tensor, **weights: Tensor) -> None:
+    """Refuse what does not fit `steps` in a backward pass; each of the weights has so many outputs, times H."""
+    (length, batch, size), kind = steps.c.shape, (steps.c.dtype, steps.c.device)
+    require_layout("steps.ru", steps.ru, (length, batch, 2 * size), *kind)
+    require_layout("steps.states", steps.states, (length + 1, batch, size), *kind)
+    for name, weight in weights.items():
+        n_outputs = {"gates": 2, "candidate": 1, "all": 3}[name] * size
+        require_layout(f"the weight of the {name}", weight, (n_outputs, size), weight.dtype, kind[1])
+    require_layout("d_y", d_y, (batch, length, size), d_y.dtype, kind[1])
+    require_layout("d_last", d_last, (batch, size), d_last.dtype, kind[1])
+
+
 def _by_time(x: Float[Tensor, "B L n"]) -> Float[Tensor, "L B n"]:
     return x.detach().transpose(0, 1).float().contiguous()
 
@@ -53,27 +68,29 @@ def _make(length: int, h: Tensor, *sizes: int) -> list[Tensor]:
 
 
 def _start(length: int, h: Float[Tensor, "B H"]) -> Float[Tensor, "all_steps B H"]:
-    states = h.new_empty(length + 1, *h.shape, dtype=torch.float32)
+    (states,) = _make(length + 1, h, h.shape[1])
     states[0] = h
     return states
 
 
-def _sizes(length: int, batch: int, size: int) -> tuple[tuple[int, int, int, int], dict[str, int]]:
+def _run(kernel: "Kernel", steps: Steps, *tensors: Tensor) -> None:
+    """Call a kernel with the addresses of dense tensors, which this call keeps alive."""
+    length, batch, size = steps.c.shape
     span = -(-batch // usable_threads())
-    return (length, batch, size, span), {"jobs": -(-batch // span), "work": 3 * length * batch * size * size}
+    work = 3 * length * batch * size * size
+    kernel(*addresses(*tensors), length, batch, size, span, jobs=-(-batch // span), work=work)
 
 
-def _forward(
+def forward(
     projected: Float[Tensor, "B L projected"], h: Float[Tensor, "B H"], of_gates: Tensor, of_candidate: Tensor
 ) -> Steps:
     """Take the steps of `cells.GRUCell`: U_r over U_u, and U_c, multiply h and r h."""
     from recurra.ops.cells.gru_cpu import reset_before
 
-    (batch, length, _), size = projected.shape, h.shape[1]
-    inputs, weights = _by_time(projected), [in_panels(w.t()) for w in (of_gates, of_candidate)]
-    ru, c, reset = _make(length, h, 2 * size, size, size)
-    steps, (sizes, work) = Steps(ru, c, reset, _start(length, h)), _sizes(length, batch, size)
-    reset_before().forward(*addresses(inputs, *weights, *steps), *sizes, **work)
+    length, size = projected.shape[1], h.shape[1]
+    steps = Steps(*_make(length, h, 2 * size, size, size), _start(length, h))
+    weights = [in_panels(w.t()) for w in (of_gates, of_candidate)]
+    _run(reset_before().forward, steps, _by_time(projected), *weights, *steps)
     return steps
 
 
@@ -84,45 +101,34 @@ def forward_after(
     from recurra.ops.cells.gru_cpu import reset_after
 
     (batch, length, _), size = projected.shape, h.shape[1]
-    inputs, panels = _by_time(projected), in_panels(weight.t())
-    ru, c = _make(length, h, 2 * size, size)
     # a copy in any case: the kernel writes into it, and one step of one sequence needs none to be contiguous
     hidden = bias.detach().float().expand(length, batch, -1).clone(memory_format=torch.contiguous_format)
-    steps, (sizes, work) = Steps(ru, c, hidden, _start(length, h)), _sizes(length, batch, size)
-    reset_after().forward(*addresses(inputs, panels, *steps), *sizes, **work)
+    steps = Steps(*_make(length, h, 2 * size, size), hidden, _start(length, h))
+    _run(reset_after().forward, steps, _by_time(projected), in_panels(weight.t()), *steps)
     return steps
 
 
-def _gradients_in(steps: Steps, d_y: Tensor | None, d_last: Tensor | None) -> tuple[Tensor, Tensor]:
+def _gradients_in(steps: Steps, d_y: Tensor | None, d_last: Tensor | None, **weights: Tensor) -> tuple[Tensor, Tensor]:
     """Check what a backward pass was given, and return d_y by time and a copy of d_last, to be changed."""
-    length, batch, size = steps.c.shape
-    like = (torch.float32, torch.device("cpu"))
-    require_layout("steps.c", steps.c, (length, batch, size), *like)
-    require_layout("steps.ru", steps.ru, (length, batch, 2 * size), *like)
-    require_layout("steps.states", steps.states, (length + 1, batch, size), *like)
-    first = steps.states[0]
-    d_h = torch.zeros_like(first) if d_last is None else d_last.float().clone(memory_format=torch.contiguous_format)
-    d_y = first.new_zeros(length, batch, size) if d_y is None else _by_time(d_y)
-    require_layout("d_y", d_y, (length, batch, size), *like)
-    require_layout("d_last", d_h, (batch, size), *like)
-    return d_y, d_h
+    first = steps.states.new_zeros(steps.c.shape[1:])
+    require_layout("steps.c", steps.c, tuple(steps.c.shape), torch.float32, torch.device("cpu"))
+    d_y = first.expand(len(steps.c), *first.shape).transpose(0, 1) if d_y is None else d_y
+    d_last = first if d_last is None else d_last
+    check_backward(steps, d_y, d_last, **weights)
+    return _by_time(d_y), d_last.float().clone(memory_format=torch.contiguous_format)
 
 
-def _backward(
+def backward(
     steps: Steps, of_gates: Tensor, of_candidate: Tensor, d_y: Tensor | None, d_last: Tensor | None
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, which are those of the products with U too, and of the state."""
     from recurra.ops.cells.gru_cpu import reset_before
 
-    length, batch, size = steps.c.shape
-    d_y, d_h = _gradients_in(steps, d_y, d_last)
-    for name, weight, n_outputs in (("gates", of_gates, 2 * size), ("candidate", of_candidate, size)):
-        require_layout(f"the weight of the {name}", weight, (n_outputs, size), weight.dtype, d_h.device)
-    (d_inputs,), scratch = _make(length, d_h, 3 * size), torch.empty_like(d_h)
+    d_y, d_h = _gradients_in(steps, d_y, d_last, gates=of_gates, candidate=of_candidate)
+    (d_inputs,), scratch = _make(len(steps.c), d_h, 3 * d_h.shape[1]), torch.empty_like(d_h)
     ru, c, _, states = (x.contiguous() for x in steps)
     panels = [in_panels(w) for w in (of_gates, of_candidate)]
-    sizes, work = _sizes(length, batch, size)
-    reset_before().backward(*addresses(d_y, ru, c, states, *panels, d_inputs, d_h, scratch), *sizes, **work)
+    _run(reset_before().backward, steps, d_y, ru, c, states, *panels, d_inputs, d_h, scratch)
     return d_inputs, d_h
 
 
@@ -132,12 +138,10 @@ def backward_after(
     """Return the gradients of the projected inputs, of `hidden` and of the state."""
     from recurra.ops.cells.gru_cpu import reset_after
 
+    d_y, d_h = _gradients_in(steps, d_y, d_last, all=weight)
     length, batch, size = steps.c.shape
-    d_y, d_h = _gradients_in(steps, d_y, d_last)
     require_layout("steps.hidden", steps.hidden, (length, batch, 3 * size), torch.float32, torch.device("cpu"))
-    require_layout("the weight", weight, (3 * size, size), weight.dtype, d_h.device)
     d_inputs, d_hidden = _make(length, d_h, 3 * size, 3 * size)
-    sizes, work = _sizes(length, batch, size)
-    tensors, panels = [x.contiguous() for x in steps], in_panels(weight)  # held, because the kernel has addresses
-    reset_after().backward(*addresses(d_y, *tensors, panels, d_inputs, d_hidden, d_h), *sizes, **work)
+    tensors = [x.contiguous() for x in steps]
+    _run(reset_after().backward, steps, d_y, *tensors, in_panels(weight), d_inputs, d_hidden, d_h)
     return d_inputs, d_hidden, d_h

@@ -6,7 +6,7 @@ A step's gates need all channels of the state before it, and its candidate all o
 channel of its sequences, in tiles, and its threads wait for each other in between; other programs never have to. The
 recurrent matrices come from the card's second-level cache, once for each step and program.
 
-The same interface as `gru_steps`; nothing here is checked but what a backward pass is given.
+The interface is that of `gru_steps`.
 """
 
 import torch
@@ -16,10 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from recurra.checks import require_layout
 from recurra.ops._operator import last_dim_contiguous
 from recurra.ops._toolkit.triton import on_device_of
-from recurra.ops.cells.gru_steps import Steps
+from recurra.ops.cells.gru_steps import Steps, check_backward
 
 LARGEST = 1024
 """The most channels that the kernels take: from about here on, one processor of a card is slower at reading the
@@ -199,18 +198,11 @@ def backward(
 ) -> tuple[Float[Tensor, "L B projected"], Float[Tensor, "B H"]]:
     """Return the gradients of the projected inputs, which are those of the products with U too, and of the state."""
     length, batch, size = steps.c.shape
-    number, device = steps.c.dtype, steps.c.device
-    require_layout("steps.ru", steps.ru, (length, batch, 2 * size), number, device)
-    require_layout("steps.states", steps.states, (length + 1, batch, size), number, device)
-    for name, weight, n_outputs in (("gates", of_gates, 2 * size), ("candidate", of_candidate, size)):
-        require_layout(f"the weight of the {name}", weight, (n_outputs, size), weight.dtype, device)
-    if d_y is None:
-        d_y = steps.c.new_zeros(1, 1, 1).expand(batch, length, size)
-    require_layout("d_y", d_y, (batch, length, size), d_y.dtype, device)
-    d_h = steps.c.new_zeros(batch, size)
-    if d_last is not None:
-        require_layout("d_last", d_last, (batch, size), d_last.dtype, device)
-        d_h.copy_(d_last)
+    first = steps.c.new_zeros(batch, size)
+    d_y = first[:, None].expand(-1, length, -1) if d_y is None else d_y
+    d_last = first if d_last is None else d_last
+    check_backward(steps, d_y, d_last, gates=of_gates, candidate=of_candidate)
+    d_h = d_last.to(first.dtype, copy=True).contiguous()
     d_y, weights = last_dim_contiguous(d_y.detach()), _matrices(of_gates, of_candidate)
     d_inputs = steps.c.new_empty(length, batch, 3 * size)
     ru, c, _, states = (x.contiguous() for x in steps)

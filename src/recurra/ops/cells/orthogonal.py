@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from recurra.checks import kind_of, require, require_at_least, sentence
 from recurra.ops._operator import Operator
 
-# --- cayley ---
-#
-# The scaled Cayley transform: an orthogonal matrix from a skew-symmetric one, as a parametrization of a weight.
+# --- the scaled Cayley transform: an orthogonal matrix from a skew-symmetric one, as a parametrization ---
 #
 #     U = (I + A)^-1 (I - A) D        A = -A^T learned, D diagonal of +-1 fixed
 #
@@ -122,9 +120,7 @@ def _exact_rotation(entries: Tensor, size: int) -> Tensor:
     return torch.linalg.solve_ex(identity + a, identity - a)[0].to(entries.dtype)
 
 
-# --- neumann ---
-#
-# The Neumann-Cayley transform: the scaled Cayley transform with (I + A)^-1 from a series of matrix products.
+# --- the Neumann-Cayley transform: (I + A)^-1 from a series of matrix products ---
 #
 # After A_0 -> A = A_0 + E the inverse is a Neumann series around the last exact one, S = (I + A_0)^-1:
 #

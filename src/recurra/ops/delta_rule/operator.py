@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recurra.checks import kind_of, require_choice, require_layout, require_tensor, sentence
+from recurra.checks import kind_of, require_layout, require_literal, require_tensor, sentence
 from recurra.ops._operator import HALF, Operator, addresses, needs_gradient, transforms_are_active
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.ops.delta_rule.reference import chunk, recurrent
@@ -103,7 +104,7 @@ _fused.record = recurrent
 # --- the front door of the gated delta rule ---
 
 
-MODES = ("auto", "recurrent", "chunk", "fused")
+Mode = Literal["auto", "recurrent", "chunk", "fused"]
 _FEW = 4
 """The most steps that "auto" computes one by one without the kernel: measured on a CPU (docs/lab-log.md)."""
 
@@ -148,7 +149,7 @@ def delta_rule(
         TypeError: an argument is not a tensor of real floating-point numbers.
         ValueError: shapes or devices do not fit, or the mode does not exist or is not for such inputs.
     """
-    require_choice(MODES, mode=mode)
+    require_literal(Mode, mode=mode)
     _check_inputs(q, k, v, a, b, state)
     given = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     compute = torch.float32

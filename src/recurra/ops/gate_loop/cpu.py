@@ -62,29 +62,9 @@ def _real_row(q, k, v, a, x, y, h, start, stop, io, plane, far_io, far):  # type
 
 @compile_inline
 def _complex_row_back(  # type: ignore[no-untyped-def]
-    dy,
-    q,
-    k,
-    v,
-    a_re,
-    a_im,
-    h_re,
-    x_re,
-    x_im,
-    dh_re,
-    dh_im,
-    dq,
-    dk,
-    dv,
-    da_re,
-    da_im,
-    c_re,
-    c_im,
-    start,
-    stop,
-    io,
-    plane,
-):
+    dy, q, k, v, a_re, a_im, h_re, x_re, x_im, dh_re, dh_im, dq, dk, dv, da_re, da_im, c_re, c_im,
+    start, stop, io, plane,
+):  # fmt: skip
     """Take one step backward over a part of a row; x is the state that entered the step, c the carry."""
     for d in range(start, stop, width_of(plane)):
         dy_t, a_r, a_i = load(dy, d, io), load(a_re, d, plane), load(a_im, d, plane)

@@ -15,14 +15,9 @@ from recurra.ops._operator import Differentiable, Operator, addresses, describe,
 from recurra.ops.scan.operator import differentiable_scan
 from recurra.ops.scan.reference import linear_scan_reference
 
-# --- fused ---
-#
-# The max-headed GateLoop (d_h = 1) for real q, k, v: its two kernels as torch operators, and the reference.
-#
 # Complex transitions and states are two planes (real, imaginary) of shape (B, L, D) and (B, D); the imaginary plane
 # is None if the recurrence is real. The operator returns the real part of y, which the layer keeps (GateLoop App. C),
-# and the states, from which the imaginary part follows. Like every operator here it checks all tensors before it
-# takes an address.
+# and the states, from which the imaginary part follows.
 
 
 _NUMBERS = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}

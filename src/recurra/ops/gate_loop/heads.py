@@ -9,8 +9,7 @@ from recurra.checks import kind_of, require, require_layout, sentence
 from recurra.ops._operator import Differentiable, Operator, last_dim_contiguous, usable_threads
 from recurra.ops.gate_loop.reference import chunk
 
-# --- gateLoop with heads by Numba's kernels, as a torch operator, and the inputs that they take ---
-
+# --- by Numba's kernels ---
 
 _NUMBERS = {torch.float32: "float32", torch.float64: "float64"}
 _WIDTH = 16  # floats in a vector of the kernels
@@ -187,7 +186,7 @@ def _record(q, k, v, a, state, keep):  # type: ignore[no-untyped-def]
 _operator.record = _record
 
 
-# --- gateLoop in chunks by Triton's kernels, as a torch operator, and the inputs that they take ---
+# --- in chunks, by Triton's kernels ---
 
 
 _LARGEST_REAL, _LARGEST_COMPLEX = 128, 64
@@ -227,7 +226,7 @@ def _y_dtype(q: Tensor, a: Tensor) -> torch.dtype:
     return a.dtype if a.is_complex() else q.dtype
 
 
-def _chunk_operator_check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
+def _check_chunk(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor) -> None:
     """Refuse what the kernels cannot take; `chunk_by_kernels` says what they can."""
     dtype, device, number = q.dtype, q.device, a.dtype
     if q.dim() != 4 or dtype not in _INPUTS or (dtype.is_complex and dtype != number):
@@ -244,11 +243,11 @@ def _chunk_operator_check(q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Ten
     require(max(d_qk, d_v) <= largest, "d_qk" if d_qk > largest else "d_v", max(d_qk, d_v), f"at most {largest}")
 
 
-def _chunk_operator_allocate(q, k, v, a, state):  # type: ignore[no-untyped-def]
+def _allocate_chunk(q, k, v, a, state):  # type: ignore[no-untyped-def]
     return v.new_empty(v.shape, dtype=_y_dtype(q, a)), state.new_empty(state.shape)
 
 
-def _chunk_operator_run(results, q, k, v, a, state):  # type: ignore[no-untyped-def]
+def _run_chunk(results, q, k, v, a, state):  # type: ignore[no-untyped-def]
     y, last = results
     if 0 in (q.numel(), v.numel()):
         y.zero_(), last.copy_(state)
@@ -258,15 +257,15 @@ def _chunk_operator_run(results, q, k, v, a, state):  # type: ignore[no-untyped-
     triton_chunk.forward_into(y, last, *(last_dim_contiguous(x) for x in (q, k, v, a, state)))
 
 
-def _chunk_operator_check_back(dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
-    _chunk_operator_check(q, k, v, a, state)
+def _check_chunk_back(dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
+    _check_chunk(q, k, v, a, state)
     if dy is not None:
         require_layout("dy", dy, v.shape, _y_dtype(q, a), q.device)
     if dlast is not None:
         require_layout("dlast", dlast, state.shape, state.dtype, q.device)
 
 
-def _chunk_operator_run_back(results, dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
+def _run_chunk_back(results, dy, dlast, q, k, v, a, state):  # type: ignore[no-untyped-def]
     dq, dk, dv, da, dstate = results
     dy = v.new_zeros((1, 1, 1, 1), dtype=_y_dtype(q, a)).expand(v.shape) if dy is None else dy
     dlast = torch.zeros_like(dstate) if dlast is None else dlast
@@ -284,20 +283,20 @@ def _flops(q, k, v, *_):  # type: ignore[no-untyped-def]
     return 2 * math.prod(q[:-1]) * (_BLOCK * (q[-1] + v[-1]) + 2 * q[-1] * v[-1])
 
 
-_chunk_operator_operator = Operator(
+_chunk_operator = Operator(
     "gate_loop_chunk(Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> (Tensor, Tensor)",
-    check=_chunk_operator_check,
-    allocate=_chunk_operator_allocate,
-    run=_chunk_operator_run,
+    check=_check_chunk,
+    allocate=_allocate_chunk,
+    run=_run_chunk,
     flops=_flops,
     devices=("CPU", "CUDA"),
 )
-_chunk_operator_back = Operator(
+_chunk_back = Operator(
     "gate_loop_chunk_backward(Tensor? dy, Tensor? dlast, Tensor q, Tensor k, Tensor v, Tensor a, Tensor state) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    check=_chunk_operator_check_back,
+    check=_check_chunk_back,
     allocate=lambda dy, dlast, *inputs: tuple(x.new_empty(x.shape) for x in inputs),
-    run=_chunk_operator_run_back,
+    run=_run_chunk_back,
     flops=lambda dy, dlast, *inputs: 2 * _flops(*inputs),
     devices=("CPU", "CUDA"),
 )
@@ -310,9 +309,9 @@ def _reference(q, k, v, a, state):  # type: ignore[no-untyped-def]
 
 
 _chunk = Differentiable(
-    lambda keep, *inputs: (_chunk_operator_operator(*inputs), inputs),
-    lambda gradients, saved, needs: _chunk_operator_back(*gradients, *saved),
+    lambda keep, *inputs: (_chunk_operator(*inputs), inputs),
+    lambda gradients, saved, needs: _chunk_back(*gradients, *saved),
     n_inputs=5,
     reference=_reference,
 )
-_chunk_operator_operator.record = _chunk
+_chunk_operator.record = _chunk

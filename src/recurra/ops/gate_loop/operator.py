@@ -1,12 +1,13 @@
 """The front door of the GateLoop operator."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from recurra.checks import kind_of, require_choice, require_layout, sentence
+from recurra.checks import kind_of, require_layout, require_literal, sentence
 from recurra.lengths import PackedSequences, check_cu_seqlens, check_reset, cut_transitions
 from recurra.ops._operator import HALF
 from recurra.ops._toolkit.backends import choose_backend
@@ -15,7 +16,7 @@ from recurra.ops.gate_loop.fused import Planes, fused
 from recurra.ops.gate_loop.heads import chunk_by_heads, chunk_by_kernels, why_not_kernels
 from recurra.ops.gate_loop.reference import check_inputs, check_numbers, check_shape, chunk
 
-MODES = ("auto", "recurrent", "scan", "chunk", "attention", "fused")
+Mode = Literal["auto", "recurrent", "scan", "chunk", "attention", "fused"]
 _CHUNK_STATE, _CHUNK_STATES = 256, 2**18
 """Numbers in a head's state, and in all its states over the sequence, from which "chunk" in plain torch beats "scan":
 measured on a CPU (docs/lab-log.md), not on a GPU."""
@@ -251,7 +252,7 @@ def _compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 def _check(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, state: Tensor | None, mode: str, cu_seqlens: Tensor | None
 ) -> None:
-    require_choice(MODES, mode=mode)
+    require_literal(Mode, mode=mode)
     check_inputs(q, k, v, a)
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *q.shape[:2])

@@ -11,9 +11,7 @@ from recurra.checks import kind_of, require_tensor, sentence
 from recurra.ops._operator import HALF
 from recurra.ops.scan.operator import linear_scan
 
-# --- inputs ---
-#
-# The checks that the operators of this package share: types, dimensions, devices and shapes of q, k, v and a.
+# --- the checks that the operators of this package share ---
 
 
 def check_numbers(name: str, tensor: Tensor, like: Tensor, dimensions: str) -> None:
@@ -140,9 +138,7 @@ def segment_products(a: Shaped[Tensor, "*batch n d"]) -> Shaped[Tensor, "*batch 
     return factors.cumprod(-3) * on_or_below
 
 
-# --- chunk ---
-#
-# GateLoop in chunks: surrogate attention inside a chunk, the recurrence between chunks, matrix products throughout.
+# --- chunks: surrogate attention inside a chunk, the recurrence between chunks, matrix products throughout ---
 #
 # The decay from step j to step i of a chunk is prod_{l=j+1..i} a_l. A quotient of cumulative products would
 # underflow, so a chunk is halved again and again. Between the left and the right half of a block, the decay is the

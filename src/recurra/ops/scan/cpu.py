@@ -1,4 +1,11 @@
-"""The linear recurrence on the CPU, as fast as the memory: one kernel for wide rows, one for narrow rows."""
+"""The linear recurrence on the CPU, as fast as the memory: kernels for wide rows, and for narrow ones.
+
+    forward   h_t = a_t h_{t-1} + b_t
+    backward  g_t = dh_t + conj(a_{t+1}) g_{t+1};  db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
+
+A tensor is passed as (address, batch stride, time stride), with its channels next to each other. Strides and rows
+count floats, so a row of D complex channels is 2 D wide.
+"""
 
 from functools import cache
 
@@ -7,19 +14,11 @@ from numba import prange
 from recurra.ops._toolkit.launch import Kernel, KernelPair, compile_inline
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, conjugate, load, prefetch, store, width_of
 
-# --- the linear recurrence on the CPU, as fast as the memory ---
+# --- wide rows ---
 #
-#     forward   h_t = a_t h_{t-1} + b_t
-#     backward  g_t = dh_t + conj(a_{t+1}) g_{t+1};  db_t = g_t;  da_t = g_t conj(h_{t-1});  dh_0 = conj(a_1) g_1
-#
-# A job walks over time through whole rows (all channels of a step), so that it reads and writes its arrays from end
-# to end: only along such streams does the hardware fetch ahead, and a walk down a narrow tile of channels ran at a
-# third of the speed. The state needs no registers: the row written last is still in the first-level cache. (Narrow
-# rows, where it does need them, have kernels of their own in `recurra.ops.scan.cpu`.) If there are fewer sequences
-# than threads, jobs split the rows.
-#
-# A tensor is passed as (address, batch stride, time stride), with its channels next to each other. Strides and rows
-# count floats, so a row of D complex channels is 2 D wide.
+# A job walks over time through whole rows (all channels of a step): only along such streams does the hardware fetch
+# ahead. The state needs no registers: the row written last is still in the first-level cache. If there are fewer
+# sequences than threads, jobs split the rows.
 
 
 _AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched
@@ -119,21 +118,16 @@ def scan_kernels(number: str, is_complex: bool) -> KernelPair:
     return KernelPair(_make_forward(*lanes), _make_backward(*lanes))
 
 
-# --- the linear recurrence on the CPU for narrow rows: the state of a whole row stays in registers ---
+# --- narrow rows: the state of a whole row stays in registers ---
 #
-# If a row is only a few numbers wide, reading back the row that was written last takes longer than all the arithmetic
-# of a step (it waits for the store), and most of a wide vector would be empty. Here a row is two vectors of width W,
-# the largest power of two below the row's length: one starts where the row starts, the other ends where it ends.
-# Where they overlap, both compute and store the same numbers.
-#
-# The arguments are those of the kernels for wide rows (`recurra.ops.scan.cpu`). So are the operations on each
-# number, and with them the results, bit for bit. A job takes whole rows: `span` is always the row.
+# Reading back a row of a few numbers takes longer than all the arithmetic of a step (it waits for the store), and most
+# of a wide vector would be empty. Here a row is two vectors of width W, the largest power of two below the row's
+# length: one starts where the row starts, the other ends where it ends. Where they overlap, both compute and store the
+# same numbers. Arguments, operations and results are those of the kernels for wide rows; `span` is the row.
 
 
 WIDEST_ROW = 63
 """Floats in the widest row for these kernels; wider rows are as fast or faster with the state in the cache."""
-
-_NARROW_KERNELS_AHEAD = 2048  # floats: how far ahead of the walk rows are prefetched, if as long as a cache line
 
 
 def vector_width(row: int, is_complex: bool) -> int:
@@ -141,13 +135,13 @@ def vector_width(row: int, is_complex: bool) -> int:
     return max(2 if is_complex else 1, 1 << ((row - 1).bit_length() - 1) if row > 1 else 1)
 
 
-def _narrow_kernels_make_forward(lanes: Lanes) -> Kernel:
+def _make_narrow_forward(lanes: Lanes) -> Kernel:
     size, width = lanes.n_bytes, lanes.width
 
     def forward(a, b, h0, h, batch, length, row, span, first, step):  # type: ignore[no-untyped-def]
         """Fill h at the times first, first + step, ... for every sequence."""
         (a_start, a_batch, a_time), (b_start, b_batch, b_time), (h_start, h_batch, h_time) = a, b, h
-        end, ahead = row - width, step * max(1, _NARROW_KERNELS_AHEAD // row)
+        end, ahead = row - width, step * max(1, _AHEAD // row)
         for sequence in prange(batch):
             a_at = a_start + size * (sequence * a_batch + first * a_time)
             b_at = b_start + size * (sequence * b_batch + first * b_time)
@@ -166,13 +160,13 @@ def _narrow_kernels_make_forward(lanes: Lanes) -> Kernel:
     return Kernel(forward)
 
 
-def _narrow_kernels_make_backward(lanes: Lanes) -> Kernel:
+def _make_narrow_backward(lanes: Lanes) -> Kernel:
     size, width = lanes.n_bytes, lanes.width
 
     def backward(dh, a, h, h0, da, db, dh0, batch, length, row, span, last, step):  # type: ignore[no-untyped-def]
         """Fill da and db (addresses, laid out like h) and dh0, backwards from the time `last` by `step`."""
         (dh_start, dh_batch, dh_time), (a_start, a_batch, a_time), (h_start, h_batch, h_time) = dh, a, h
-        end, ahead = row - width, step * max(1, _NARROW_KERNELS_AHEAD // row)
+        end, ahead = row - width, step * max(1, _AHEAD // row)
         for sequence in prange(batch):
             dh_at = dh_start + size * (sequence * dh_batch + last * dh_time)
             a_at = a_start + size * (sequence * a_batch + last * a_time)
@@ -207,4 +201,4 @@ def _narrow_kernels_make_backward(lanes: Lanes) -> Kernel:
 def narrow_kernels(number: str, width: int, is_complex: bool) -> KernelPair:
     """Return the kernels for "float32" or "float64", real or interleaved complex, in vectors of `width` floats."""
     lanes = Lanes(number, width, is_complex)
-    return KernelPair(_narrow_kernels_make_forward(lanes), _narrow_kernels_make_backward(lanes))
+    return KernelPair(_make_narrow_forward(lanes), _make_narrow_backward(lanes))

@@ -44,7 +44,7 @@ def _check(x, step, a, b, c, h0, keep=False):  # type: ignore[no-untyped-def]
     require_layout("h0", h0, (batch, n_modes, row), x.dtype, x.device)
 
 
-def _kept_shape(x: Tensor, n_modes: int, keep: bool) -> tuple[int, ...]:
+def _kept_shape(x, n_modes, keep):  # type: ignore[no-untyped-def]
     from recurra.ops.selective_scan.cpu import STEPS
 
     return (x.shape[0], -(-x.shape[1] // STEPS), n_modes, x.shape[2]) if keep else (0,)
