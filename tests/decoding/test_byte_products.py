@@ -44,7 +44,7 @@ def cases():
 def test_other_instructions_give_the_same(machine, tmp_path):
     name, features = OTHERS[machine]
     given = list(cases())
-    torch.save([(layer.numbers, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
+    torch.save([(layer.dtype, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
     environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     told = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path / "cases"), str(tmp_path / "results")],

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding.linear import MOST_VECTORS, NUMBERS, DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DTYPES, MOST_VECTORS, DecodingLinear, pack_linear_layers
 from recurra.decoding.products import BLOCK, rounded
 from recurra.layers.filters import ImplicitFilters
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
@@ -21,11 +21,11 @@ def _no_gradients():
 
 def by_torch(layer, x):
     """The layer's result in float64, from what it keeps of its weights and its inputs."""
-    kept = rounded(x) if layer.numbers.startswith("int") else x
+    kept = rounded(x) if layer.dtype.startswith("int") else x
     return functional.linear(kept.double(), layer.weight.double(), layer.bias.double())
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
     for n_in, n_out in SIZES:
@@ -35,7 +35,7 @@ def test_it_multiplies_with_the_weights_it_keeps(numbers, has_bias):
             torch.testing.assert_close(layer(x).double(), by_torch(layer, x), rtol=1e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 @pytest.mark.parametrize(("n_in", "n_out"), [(1, 3), (131, 70), (257, 129)])
 def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
     layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(MOST_VECTORS, n_in)
@@ -46,7 +46,7 @@ def test_a_vector_comes_out_the_same_beside_any_others(numbers, n_in, n_out):
         assert torch.equal(layer(x[-count:]), alone[-count:])
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_more_vectors_than_one_pass_takes(numbers):
     layer, x = DecodingLinear(nn.Linear(33, 5), numbers), torch.randn(2, 521, 33)
     y = layer(x)
@@ -64,7 +64,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_many_rows_and_a_view_of_the_input(threads, numbers):
     layer = DecodingLinear(nn.Linear(96, 1001), numbers)  # enough work for threads, rows that do not divide
     x = torch.randn(96, 7).t()
@@ -188,7 +188,7 @@ def test_int4_is_near_int8_nearer_and_bfloat16_nearer_still():
     model = language_model()
     tokens = torch.randint(31, (1, 5))
     expected, _ = model(tokens)
-    errors = [(pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in NUMBERS[1:]]
+    errors = [(pack_linear_layers(model, n)(tokens)[0] - expected).abs().max() for n in DTYPES[1:]]
     assert 0 < errors[0] < errors[1] < 0.1 > errors[2] / 10 > errors[1] / 10
 
 
@@ -209,7 +209,7 @@ def test_errors():
         DecodingLinear(linear)(torch.randn(2, 4, requires_grad=True))
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_the_filters_of_hyena_are_not_rounded(numbers):
     """They are fast sines of fast sines: rounded weights would make other filters."""
     torch.manual_seed(0)

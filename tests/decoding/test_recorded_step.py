@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra.decoding.linear import pack_linear_layers
-from recurra.decoding.prepare import StateShapeChanges, TracedStep, prepare_for_decoding
+from recurra.decoding.steps import StateShapeChanges, TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
 
@@ -134,7 +134,7 @@ def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
     model = LanguageModel(LanguageModelConfig(31, None, 1, 12, 16, **options)).eval()
     with pytest.raises(StateShapeChanges, match="cannot be recorded"):
         TracedStep(model, 31)
-    prepared, tokens = prepare_for_decoding(model), torch.randint(31, (2, 5))
+    prepared, tokens = prepare(model), torch.randint(31, (2, 5))
     with torch.no_grad():
         torch.testing.assert_close(prepared(tokens)[0], model(tokens)[0], rtol=1e-5, atol=1e-5)
 
@@ -142,7 +142,7 @@ def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
 @pytest.mark.parametrize("mixer", ["rotary-attention", "relative-attention"])
 def test_a_prepared_model_runs_under_a_callers_autocast(mixer):
     model = language_model(mixer, n_heads=2)
-    prepared, tokens = prepare_for_decoding(model), torch.randint(31, (2, 5))
+    prepared, tokens = prepare(model), torch.randint(31, (2, 5))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected, found = model(tokens)[0], prepared(tokens)[0]
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)

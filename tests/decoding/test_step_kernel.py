@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.decoding.linear import NUMBERS, DecodingLinear
+from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.decoding.products import rounded
 from recurra.decoding.program import StepProgram, _LoweredStep
@@ -71,7 +71,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_matrices_of_odd_sizes(numbers, threads):
     for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 11)]:
         layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra import state as states
-from recurra.decoding.prepare import CompiledStep, TracedStep
+from recurra.decoding.steps import CompiledStep, TracedStep
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import map_tensors, tensors
 

@@ -226,7 +226,7 @@ def test_stop_tokens_can_be_a_tensor_and_are_whole_numbers(gateloop, unchecked):
 def test_weights_for_decoding_need_numba_and_a_vocabulary(gateloop, monkeypatch):
     with pytest.raises(ValueError, match=r"model\.config\.vocab_size is None; expected the number of tokens"):
         Stream(gateloop.blocks[0].eval(), weights="float32")
-    monkeypatch.setattr("recurra.decoding.prepare.NUMBA_IS_MISSING", "Numba is not installed")
+    monkeypatch.setattr("recurra.decoding.steps.NUMBA_IS_MISSING", "Numba is not installed")
     with pytest.raises(RuntimeError, match="Numba is not installed; expected it for weights"):
         Stream(gateloop, weights="float32")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.decoding.prepare import TracedStep
+from recurra.decoding.steps import TracedStep
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig

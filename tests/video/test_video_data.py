@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import recurra.video.layouts as checked
-from recurra.data import VideoConfig
 from recurra.data.batches import IGNORED_TARGET, BatchSource, DataSet, TokenDataSet
+from recurra.video.data import VideoConfig
 from recurra.video.reader import VideoError, VideoFile
 
 SMALL = {"n_frames": 2, "n_segments": 3, "image_size": 16, "flip": False, "workers": 0}

@@ -10,7 +10,7 @@ from recurra.cli.arguments import add_checkpoint, add_device, command_parser, sp
 from recurra.cli.launched import joined_ranks
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.decoding.linear import NUMBERS
+from recurra.decoding.linear import DTYPES
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
@@ -123,7 +123,7 @@ def _parser() -> ArgumentParser:
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
     add(
         "--weights",
-        choices=NUMBERS,
+        choices=DTYPES,
         help="use a copy of the model made for decoding on a CPU, with weights of this type; float32 is exact up to "
         "the order of sums, bfloat16, int8 and int4 are rounded and faster (default: the model as it is)",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.decoding.linear import NUMBERS
+from recurra.decoding.linear import DTYPES
 
 _DESCRIPTION = """\
 Serve trained runs over HTTP: OpenAI's /v1/completions and /v1/chat/completions, streams by name that last in
@@ -43,7 +43,7 @@ def parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPars
     )
     add(
         "--weights",
-        choices=(*NUMBERS, "model"),
+        choices=(*DTYPES, "model"),
         default="float32",
         help="how weights are kept; model runs the model as it is (default: float32)",
     )

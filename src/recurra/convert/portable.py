@@ -67,11 +67,7 @@ def _tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
 
 @torch.inference_mode()
 def _largest_difference(one: nn.Module, other: nn.Module) -> float:
-    """Compare the logits of two language models on tokens drawn at random, over more than two segments.
-
-    Returns:
-        the largest absolute difference; NaN where logits are NaN.
-    """
+    """Compare the logits of two language models on tokens drawn at random, over more than two segments."""
     config: Any = one.config
     other_config: Any = other.config
     if config.vocab_size != other_config.vocab_size:

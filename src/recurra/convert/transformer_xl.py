@@ -128,12 +128,7 @@ _ASKED_OF_PORT = {
 
 
 def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
-    """Translate options into those of `TransformerXLConfig`.
-
-    Args:
-        given: by the names of `TransformerXLConfig`, the original's or Hugging Face's.
-        of_port: whether the weights are Hugging Face's, whose defaults differ.
-    """
+    """Translate options into those of `TransformerXLConfig`."""
     left = {name: value for name, value in given.items() if name not in OF_NO_CONCERN | _OF_TRAINING}
     for name in left.keys() & set(_FLAGS):
         if not isinstance(left[name], bool):

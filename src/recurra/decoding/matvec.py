@@ -47,11 +47,7 @@ def _tile(n_vectors: int, is_rest: bool = False) -> Callable[..., None]:
 
     @intrinsic
     def multiply(typing_context: Any, w: Any, w_step: Any, x: Any, x_step: Any, sums: Any, count: Any) -> Any:
-        """Add to `sums` (sums in flight, rows, vectors, 16): `count` times 64 numbers of each row and vector.
-
-        Of the rest, which goes to the first sums, it is `count` times 16 numbers. `w_step` and `x_step` are bytes from
-        one row or vector to the next. The rows after the tile's are fetched meanwhile.
-        """
+        """Add to `sums` (sums in flight, rows, vectors, 16): `count` times 64 numbers of each row and vector."""
 
         def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
             _generate(builder, n_vectors, *((1, 1) if is_rest else (AT_ONCE, 4)), args)
@@ -166,10 +162,7 @@ def _rest_of_row(w, x, i, n_in):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _tile_of_rows(w, scale, bias, x, y, n_in, n_out, sums, first, vectors):  # type: ignore[no-untyped-def]
-    """Multiply two rows, from row `first` at `w`, by two or three vectors.
-
-    The sums (4, rows, vectors, 16) are those of `_one_row`.
-    """
+    """Multiply two rows, from row `first` at `w`, by two or three vectors."""
     pairs, whole = ROWS * vectors, n_in // _UNROLLED
     size, done, at = WIDTH * pairs, n_in // WIDTH * WIDTH, 4 * _UNROLLED * whole
     for i in range(4 * pairs):

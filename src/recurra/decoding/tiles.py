@@ -194,10 +194,7 @@ def _add_to(sums, at, more, lanes):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _six(w, x, n_in, sums, count, fetch, step, block, weights):  # type: ignore[no-untyped-def]
-    """Multiply `count` inputs of a block by 6 vectors, and keep the widened weights in `block`, unless that is 0.
-
-    For each input, `step` bytes from `fetch` on are fetched.
-    """
+    """Multiply `count` inputs of a block by 6 vectors, and keep the widened weights in `block`, unless that is 0."""
     x1, x2, x3, x4, x5 = x + 4 * n_in, x + 8 * n_in, x + 12 * n_in, x + 16 * n_in, x + 20 * n_in
     for part in range(0, PANEL, _SIX):
         s0, s1, s2 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
@@ -267,7 +264,7 @@ def tiles_of(vectors):  # type: ignore[no-untyped-def]
 
 @compile_function
 def first_tile(w, x, n_in, sums, vectors, count, fetch, step, block, many, few, single):  # type: ignore[no-untyped-def]
-    """Multiply laid-out weights by as many of the vectors as fit into a tile, and give that number.
+    """Multiply packed weights by as many of the vectors as fit into a tile, and give that number.
 
     `many`, `few` and `single` are the weights' lanes in tiles of 6 or 4, of 2 and of 1. `block` is as for `six`, which
     is the first tile wherever there are more than two.
@@ -350,10 +347,7 @@ def _add(builder: ir.IRBuilder, sums: ir.Value, at: int, factors: ir.Value, numb
 def _tile(generate: Callable[..., None], n_vectors: int, **options: int) -> Callable[..., None]:
     @intrinsic
     def multiply(typing_context: Any, w: Any, x: Any, x_step: Any, sums: Any, count: Any, ahead: Any) -> Any:
-        """Multiply `count` quads (int8) or groups (int4) from w on by the records at x, `x_step` bytes apart.
-
-        Meanwhile memory from `ahead` on is fetched.
-        """
+        """Multiply `count` quads (int8) or groups (int4) from w on by the records at x, `x_step` bytes apart."""
 
         def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
             w_, x_, x_step_, *rest = args

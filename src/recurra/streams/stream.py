@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recurra.checks import kind_of, sentence
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.state import concatenate_alike, map_tensors, select, split
 from recurra.streams.continuation import (
     GeneratedText,
@@ -69,7 +69,7 @@ class Stream:
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
         weights: run a copy of the model prepared for decoding on a CPU, its weights kept as "float32", "bfloat16",
-            "int8" or "int4" (see `recurra.decoding.prepare.prepare_for_decoding`); float32 gives the model's results up
+            "int8" or "int4" (see `recurra.decoding.prepare`); float32 gives the model's results up
             to the order of sums. None runs the model itself. States have the same form either way: a stream saved with
             one choice can be loaded with another.
 
@@ -81,7 +81,7 @@ class Stream:
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None, *, weights: str | None = None) -> None:
         require_evaluation_mode(model)
         self.model, self.tokenizer = model, tokenizer
-        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self.runner: nn.Module = model if weights is None else prepare(model, weights)
         self._now = StreamState()
         self._identity: ModelIdentity | None = None
 

@@ -109,10 +109,7 @@ def _scaled_size(height: int, width: int, short_side: int) -> tuple[int, int]:
 
 
 class _TrainingView(NamedTuple):
-    """What a training clip shows of its frames: a square of the scaled pictures, perhaps mirrored.
-
-    size: height and width of the scaled pictures. top, left: of the square. image_size: pixels on its side.
-    """
+    """What a training clip shows of its frames: a square of the scaled pictures, perhaps mirrored."""
 
     size: tuple[int, int]
     top: int
@@ -320,10 +317,7 @@ class ClipMaker:
     kept: dict[str, VideoFrames] | None = None
 
     def training(self, video: CheckedVideo, number: int, epoch: int) -> Float[Tensor, "T C S S"]:
-        """Make the clip of a video in an epoch: a pure function of (seed, epoch, number of the video).
-
-        Raises VideoError if the file cannot be read.
-        """
+        """Make the clip of a video in an epoch: a pure function of (seed, epoch, number of the video)."""
         random = random_generator(self.seed, VIDEO_CLIPS, epoch, number)
         frames = self._frames(video, self.sampling.random(video.info, random))
         return training_clip(frames, random, image_size=self.image_size, scale_jitter=self.scale_jitter, flip=self.flip)
@@ -334,8 +328,6 @@ class ClipMaker:
         """Return the joints in pixels of the clip that `training` makes, and the features of its segments.
 
         It draws what `training` draws. Mirrored joints keep their numbers: a left hand stays the left hand.
-
-        Raises ValueError if the pose file cannot be read.
         """
         random, info = random_generator(self.seed, VIDEO_CLIPS, epoch, number), video.info
         joints, features = poses.at(video, self.sampling.random(info, random), n_segments)

@@ -21,21 +21,12 @@ from recurra.video.timesformer import VideoModel
 
 
 class _MemoryAttention(SelfAttention):
-    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps.
-
-    The memory token has neither a query nor an output. Arguments as `SelfAttention`.
-    """
+    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
-        """Mix the steps of each sequence, with its memory if it is visible.
-
-        Args:
-            x: the steps.
-            memory: one token per sequence.
-            visible: whether a sequence sees its memory; without it the result is that of `SelfAttention`.
-        """
+        """Mix the steps of each sequence, with its memory if it is visible."""
         queries, keys, values = self._heads(self.queries_keys_values(x), 3)
         n_queries = queries.shape[1] * queries.shape[3]
         weight, bias = (part[n_queries:] for part in (self.queries_keys_values.weight, self.queries_keys_values.bias))
@@ -48,15 +39,7 @@ class _MemoryAttention(SelfAttention):
 
 
 class _PatchMemory(nn.Module):
-    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame.
-
-    The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
-    which runs separately at each patch position. All positions share the RNN's weights.
-
-    Args:
-        cell: the recurrent cell, d_model to d_model.
-        n_patches: patch positions.
-    """
+    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame."""
 
     def __init__(self, cell: GRUCell, n_patches: int) -> None:
         super().__init__()
@@ -136,12 +119,7 @@ class CompactRecurrentViTState(NamedTuple):
 
 
 class _MemoryBlock(DividedBlock):
-    """A divided block whose time attention also sees the memory token of its patch position.
-
-    The token passes through the block's norm and projections like the frames, but no block changes it and it gets no
-    time embedding. This is our choice; the paper says only that time attention uses it. A stream's first segment has no
-    memory yet and does not see the zeros in its place, so that it is computed as by TimeSformer: our choice, too.
-    """
+    """A divided block whose time attention also sees the memory token of its patch position."""
 
     time_attention_kind = _MemoryAttention
 

@@ -42,10 +42,7 @@ class ViewBatch(NamedTuple):
 
 
 class _BadFiles:
-    """Collects videos that fail to decode and reports each one once, with the number of failures so far.
-
-    what: the split, in words. skip: warn about a failure; otherwise raise its error.
-    """
+    """Collects videos that fail to decode and reports each one once, with the number of failures so far."""
 
     def __init__(self, what: str, *, skip: bool) -> None:
         self.what, self.skip = what, skip
@@ -67,11 +64,7 @@ class _BadFiles:
 
 @dataclass(frozen=True)
 class _SplitClips:
-    """The videos of a split and how to make clips from them.
-
-    videos: the videos. maker: makes their clips. n_segments: segments per clip. bad_files: collects failures. workers:
-    threads that decode the clips of the next step ahead of time; 0 for none. poses: of the videos, for training.
-    """
+    """The videos of a split and how to make clips from them."""
 
     videos: Sequence[CheckedVideo]
     maker: ClipMaker
@@ -90,10 +83,7 @@ class _SplitClips:
         return Poses(torch.stack([joints for joints, _ in read]), torch.stack(features) if features else None)
 
     def labelled(self, number: int, clip: Tensor | Exception) -> tuple[Tensor, int]:
-        """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed.
-
-        Raises that failure unless bad files are skipped.
-        """
+        """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed."""
         video = self.videos[number]
         if not isinstance(clip, Exception):
             return clip, video.label
@@ -441,10 +431,7 @@ class VideoData:
 
 
 def _hold_out(listed: Mapping[Split, Sequence[Video]], share: float, seed: int) -> dict[Split, Sequence[Video]]:
-    """Move a share of the training videos of each class to a validation split: rounded down, but at least one of two.
-
-    A pure function of the lists and the seed.
-    """
+    """Move a share of the training videos of each class to a validation split."""
     training = listed.get("train", ())
     by_class: dict[int, list[int]] = {}
     for place, video in enumerate(training):

@@ -57,19 +57,7 @@ VIDEO_LAYOUTS: Registry[_Layout] = Registry("video layout")
 
 @VIDEO_LAYOUTS.register("csv")
 def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist.
-
-    A line is `path,label` or `path,pose,label`; all lines of a list have the same number of columns, and the pose is
-    ignored. Columns are separated by commas, or by spaces if the first line has no comma (then no path may contain a
-    space). A first line is a header if its first column is "path", "file", "filename", "video", "video_path" or
-    "video_name". Paths are absolute or relative to the folder of the list. Labels are either all whole numbers from 0,
-    with classes up to the largest number (below 1000, or ten times the number of videos if that is more), or all names,
-    numbered in alphabetical order over the training list. If there is a file classes.txt beside the lists, it gives the
-    names in order, one per line. A video that is listed twice has the same label both times.
-
-    Raises ValueError for any other line, naming list and line, and FileNotFoundError naming listed files that do not
-    exist.
-    """
+    """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist."""
     _refuse_protocol("csv", protocol)
     lists: dict[Split, list[tuple[str, str, str]]] = {}
     for split in SPLITS:
@@ -96,13 +84,7 @@ def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
 
 @VIDEO_LAYOUTS.register("folders")
 def _folders_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List a folder per split (train, valid or val, test), each with a folder per class that has the videos.
-
-    The classes are the folders of the training split, or of all splits if there is no training split, in alphabetical
-    order; a split may lack some of them. Hidden folders are no classes.
-
-    Raises ValueError if there is no such folder, or if a split has a class that training lacks.
-    """
+    """List a folder per split (train, valid or val, test), each with a folder per class that has the videos."""
     _refuse_protocol("folders", protocol)
     found = {
         split: next((folder / name for name in _SPLIT_NAMES[split] if (folder / name).is_dir()), None)
@@ -131,13 +113,7 @@ def _class_folders(root: Path) -> set[str]:
 
 @VIDEO_LAYOUTS.register("ucf101")
 def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist.
-
-    protocol: "1" (the default), "2" or "3", the number of the lists. Their lines are CLASS/FILE.avi, followed in the
-    training list by a number that is ignored. There is no validation list.
-
-    Raises FileNotFoundError for a list or for listed videos that do not exist.
-    """
+    """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist."""
     number = protocol or "1"
     require_choice(("1", "2", "3"), protocol=number)
     lists: dict[Split, list[Path]] = {}
@@ -327,17 +303,7 @@ def parse_smarthome_name(path: Path) -> _SmarthomeName | None:
 
 @VIDEO_LAYOUTS.register("smarthome")
 def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`.
-
-    protocol: "cross-subject" (the default), "cross-view-1" or "cross-view-2". Activities are numbered in alphabetical
-    order. Files are skipped, and counted in the notes, if their name is not of the form ACTIVITY_pSS_rRR_vVV_cCC, or if
-    their activity or camera is not in the protocol.
-
-    In the paper, cross-subject has no validation split: hold out a share of the training videos for it, or use the test
-    split only once, at the end.
-
-    Raises ValueError for another protocol, and if no file has such a name.
-    """
+    """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`."""
     chosen = choose("protocol", SMARTHOME_PROTOCOLS, protocol or "cross-subject")
     files = _video_files(folder) or (_video_files(folder / "mp4") if (folder / "mp4").is_dir() else [])
     numbers = {name: number for number, name in enumerate(chosen.class_names)}
@@ -390,9 +356,6 @@ def check_videos(
 
     what: the split, in words, for messages. skip: warn once about unusable files, with their number and the first
     names; otherwise raise. min_frames: videos with fewer frames are unusable.
-
-    Raises VideoError for unusable files unless `skip` is set, and in any case if no file is usable; OSError for a file
-    that cannot be opened at all.
     """
     found = _findings([video.path for video in videos], workers, store)
     good, bad = [], []

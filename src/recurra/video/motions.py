@@ -214,12 +214,7 @@ def _write_lists(folder: Path, lines: list[str]) -> None:
 def _draw_motions(
     first: int, second: int, frames_per_motion: int, image_size: int, random: np.random.Generator
 ) -> UInt8[np.ndarray, "N S S 3"]:
-    """Draw the pictures of one video: `frames_per_motion` frames in direction `first`, then as many in `second`.
-
-    The rest is random: a disc, square, diamond or ring, a quarter to two fifths of the picture wide, its bright colour,
-    its start, its speed (1/12 to 1/7 of the picture's side per frame, along each axis that it moves on), and a dark
-    noisy background, part of which flickers.
-    """
+    """Draw the pictures of one video: `frames_per_motion` frames in direction `first`, then as many in `second`."""
     size = image_size
     outline = _OUTLINES[int(random.integers(len(_OUTLINES)))]
     radius = random.uniform(size / 8, size / 5)

@@ -28,12 +28,7 @@ _D_JOINTS = 256
 
 
 class _JointInduction(nn.Module):
-    """2D-SIM: which joints does each patch see?
-
-    Args:
-        d_model: channels of the tokens.
-        n_joints: joints of the skeleton.
-    """
+    """2D-SIM: which joints does each patch see?"""
 
     def __init__(self, d_model: int, n_joints: int) -> None:
         super().__init__()
@@ -47,13 +42,7 @@ class _JointInduction(nn.Module):
     def loss(
         self, patches: Float[Tensor, "N P T d_model"], joints: Float[Tensor, "N T J 2"], *, image_size: int
     ) -> Float[Tensor, " N"]:
-        """Return the mean binary cross-entropy over patches and the joints that were found, of each segment.
-
-        Args:
-            patches: the tokens of all patches.
-            joints: (x, y) in pixels of the frames; see `recurra.data.batches.joint_targets`.
-            image_size: pixels of a frame's edge.
-        """
+        """Return the mean binary cross-entropy over patches and the joints that were found, of each segment."""
         logits = at_least_float32(self(patches))
         edge = round(patches.shape[1] ** 0.5)
         # places in float32: in half precision a joint could slip into the next patch
@@ -63,13 +52,7 @@ class _JointInduction(nn.Module):
 
 
 class _SkeletonInduction(nn.Module):
-    """3D-SIM: what would a skeleton model see, and which action is it?
-
-    Args:
-        d_model: channels of the tokens.
-        d_skeleton: channels of the skeleton model's features.
-        n_classes: actions.
-    """
+    """3D-SIM: what would a skeleton model see, and which action is it?"""
 
     def __init__(self, d_model: int, d_skeleton: int, n_classes: int) -> None:
         super().__init__()
@@ -86,15 +69,7 @@ class _SkeletonInduction(nn.Module):
     def loss(
         self, patches: Float[Tensor, "N P T d_model"], features: Float[Tensor, "N F"], targets: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Return the mean squared difference to the features, and -log p of the action, of each segment.
-
-        Both are 0 for a segment whose features are not all finite.
-
-        Args:
-            patches: the tokens of all patches.
-            features: of the skeleton model.
-            targets: the class of each segment; `IGNORED_TARGET` gives 0 in the second loss.
-        """
+        """Return the mean squared difference to the features, and -log p of the action, of each segment."""
         projected, logits = self(patches)
         there = features.isfinite().all(-1)
         wanted = features.where(there[:, None], 0.0).to(torch.promote_types(projected.dtype, torch.float32))

@@ -75,10 +75,7 @@ _HEAD = ("head.weight", "head.bias")
 
 @dataclass(frozen=True)
 class _Names:
-    """How a code base names what is here.
-
-    parts: names outside of the blocks. blocks: what stands before a block's number. in_block: names in a block.
-    """
+    """How a code base names what is here."""
 
     parts: Mapping[str, str]
     blocks: str
@@ -143,25 +140,7 @@ _HUGGING_FACE = _Names(
 
 
 def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of the original code: it gives the original's logits.
-
-    Args:
-        state_dict: a checkpoint of the original (`.pyth`, see `read_weights`), whose weights stand under `model_state`,
-            or the weights themselves; their names (`model.blocks.0.attn.qkv.weight`, ...) may have `module.` and
-            `model.` in front or not.
-        config: what the weights do not tell, by the names of `TimeSformerConfig` or of Hugging Face's
-            TimesformerConfig, which can be given whole: dropouts, `n_heads` if a head does not have 64 channels, and
-            `n_frames`, required with attention over space alone. Hugging Face's options that are not supported must be
-            neutral: `hidden_act` "gelu", `layer_norm_eps` 1e-6, `qkv_bias` True. Of what the weights do tell, three
-            may be given and differ:
-            `image_size`: the position embeddings are interpolated over the grid of patches, nearest, as the original
-            does in its forward pass. (Its loader interpolates along the row of all patches, which mixes lines.)
-            `n_frames`: the time embeddings are interpolated, nearest.
-            `n_classes`: the head is left out and starts fresh, as for fine-tuning on other classes.
-
-    Returns:
-        The model in evaluation mode, in the type of the weights.
-    """
+    """Make a `TimeSformer` from weights of the original code: it gives the original's logits."""
     weights = weights_of(state_dict)
     plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
     if len(plain) < len(weights):
@@ -170,15 +149,7 @@ def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> 
 
 
 def _timesformer_from_huggingface(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of Hugging Face's `TimesformerForVideoClassification`: it gives its logits.
-
-    Args:
-        state_dict: its `state_dict()`, or what `read_weights` read from model.safetensors or pytorch_model.bin.
-        config: as for `timesformer_from_original`.
-
-    Returns:
-        The model in evaluation mode, in the type of the weights.
-    """
+    """Make a `TimeSformer` from weights of Hugging Face's `TimesformerForVideoClassification`: it gives its logits."""
     return _convert(weights_of(state_dict), _HUGGING_FACE, config)
 
 

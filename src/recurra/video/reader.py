@@ -31,10 +31,7 @@ def require_av() -> ModuleType:
 
 
 def _open_container(path: str) -> Any:
-    """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else.
-
-    Raises av.error.ArgumentError for a list of other files, and FFmpeg's other errors.
-    """
+    """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else."""
     options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
     # Titles and authors are not read here, and old files have them in old encodings.
     return require_av().open(path, container_options=options, metadata_errors="replace")

@@ -26,13 +26,7 @@ from recurra.models.registry import ModelConfig, Size, from_data
 
 
 class _PatchEmbedding(nn.Module):
-    """Cut images into square patches and project each linearly.
-
-    Args:
-        n_channels: channels of the images.
-        patch_size: edge of a patch in pixels; it must divide height and width.
-        d_model: channels of the output.
-    """
+    """Cut images into square patches and project each linearly."""
 
     def __init__(self, n_channels: int, patch_size: int, d_model: int) -> None:
         super().__init__()
@@ -48,10 +42,7 @@ class _PatchEmbedding(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class VideoTransformerConfig(ModelConfig):
-    """A vision Transformer over clips; the defaults are those of the published ViT-B/16.
-
-    Raises ValueError, naming the field, for an impossible value.
-    """
+    """A vision Transformer over clips; the defaults are those of the published ViT-B/16."""
 
     n_classes: Size = from_data()
     """Classes; null: as many as the data have."""
@@ -133,12 +124,7 @@ NORM_EPS = 1e-6
 
 
 class _TransformerBlock(nn.Module):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention between all tokens of a sequence.
-
-    Args:
-        config: the model's shape.
-        drop_path: probability of dropping what a part adds to a sequence.
-    """
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention between all tokens of a sequence."""
 
     def __init__(self, config: VideoTransformerConfig, drop_path: float) -> None:
         super().__init__()
@@ -303,11 +289,7 @@ class _JointEncoder(SpaceTimeEncoder):
 
 
 class _SpaceEncoder(nn.Module):
-    """Each frame by itself, without a time embedding, and the mean of the tokens over frames after the last block.
-
-    Args:
-        config: the model's shape.
-    """
+    """Each frame by itself, without a time embedding, and the mean of the tokens over frames after the last block."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()

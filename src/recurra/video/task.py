@@ -178,16 +178,7 @@ class SegmentPrediction(NamedTuple):
 def _classify_stream(
     model: nn.Module, frames: Iterable[tuple[float, Tensor]], *, n_frames: int, frame_seconds: float
 ) -> Iterator[SegmentPrediction]:
-    """Read frames as they arrive and yield a prediction after each segment.
-
-    Memory holds the frames of one segment and the model's state, however long the stream is.
-
-    Args:
-        model: called as `model(clip, state) -> (logits, state)`, clip (1, n_frames, C, H, W), logits (1, 1, classes).
-        frames: (time in seconds, normalised frame (C, H, W)), in order.
-        n_frames: frames in a segment.
-        frame_seconds: the duration of a frame.
-    """
+    """Read frames as they arrive and yield a prediction after each segment."""
     device = next(model.parameters()).device
     state: Any = None
     segment: list[Tensor] = []

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from recurra.analysis.gates import record_gates
 from recurra.convert.export.programs import gate_layers
 from recurra.convert.export.web import _WebModel, to_web_model, web_difference
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
@@ -67,7 +67,7 @@ def test_the_graph_computes_what_the_model_computes(weights):
     assert web_difference(exported) < limit
     logits, magnitudes, phases = run_steps(exported.content, {part.name: part.shape for part in exported.state})
     twin = {
-        "int8": lambda: prepare_for_decoding(model, "int8"),
+        "int8": lambda: prepare(model, "int8"),
         "float16": lambda: halved(model),
         "float32": lambda: model,
     }[weights]()

@@ -7,7 +7,7 @@ import torch
 from tests.convert.huggingface.conftest import VOCABULARY, build
 
 from recurra.convert.huggingface.modeling import RecurraForCausalLM
-from recurra.decoding.prepare import CompiledStep
+from recurra.decoding.steps import CompiledStep
 
 pytestmark = pytest.mark.compile  # steps are recorded, which the shape checks refuse
 

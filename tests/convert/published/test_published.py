@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from recurra.convert.portable import PortableModel
 from recurra.convert.published.folder import from_huggingface, to_huggingface, without_unused_tokens
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.formats import _format_of, _read_model, convert_model
 
@@ -234,7 +234,7 @@ def test_a_converted_model_decodes_in_int8(name, peers):
     with torch.inference_mode():
         _, state = model(TOKENS)
         expected, _ = model(TOKENS[:, :1], state)
-        found, _ = prepare_for_decoding(model, "int8")(TOKENS[:, :1], state)
+        found, _ = prepare(model, "int8")(TOKENS[:, :1], state)
     difference = (found - expected).abs().max() / expected.abs().max()
     assert 0 < difference < 0.1
 

@@ -25,7 +25,7 @@ from recurra.convert.huggingface.configuration import (
     require_sound,
 )
 from recurra.convert.portable import tied_parameters
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.files.digests import MANIFEST, read_manifest, write_manifest
 from recurra.files.weights import require_finite
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets
@@ -155,24 +155,24 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             return self.model
         return self._prepared
 
-    def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
+    def prepare_for_decoding(self, dtype: str | None = "float32") -> None:
         """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
 
-        Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare.prepare_for_decoding`
+        Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare`
         can make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and
         trained. The copy is dropped when this object is put in training mode, or to another type or device, or loads
         weights. Nothing else is noticed: call this again after weights have changed or layers have been replaced.
 
         Args:
-            numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
+            dtype: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
 
         Raises:
-            ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
+            ValueError: there is no such dtype, or the model is not float32 on the CPU.
         """
-        if numbers is not None:
+        if dtype is not None:
             _refuse_adapters(self.model)
-        prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
+        prepared = None if dtype is None else prepare(self.model, dtype)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
@@ -218,10 +218,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
-        """Make the cache if it has to exist before the first call: for prompts in chunks, and for assisted generation.
-
-        Assisted generation takes tokens back, so its cache keeps states.
-        """
+        """Make the cache if it has to exist before the first call."""
         mode = options.get("generation_mode", arguments[0] if arguments else None)
         assists = generation_config.is_assistant or mode == GenerationMode.ASSISTED_GENERATION
         is_needed = assists or generation_config.prefill_chunk_size is not None
@@ -364,14 +361,7 @@ def _refuse_adapters(model: nn.Module) -> None:
 
 @contextmanager
 def _real_weights() -> Iterator[torch.dtype]:
-    """Make weights on the CPU and in float32 or better, wherever and in whatever dtype transformers wants them.
-
-    transformers loads models into placeholders without values, of the dtype that is asked for; but what a model
-    computes when it is made (eigenvalues, orthogonal matrices) needs values, and a dtype that linear algebra supports.
-
-    Yields:
-        the dtype that was asked for.
-    """
+    """Make weights on the CPU and in float32 or better, wherever and in whatever dtype transformers wants them."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(dtype, torch.float32))
     try:
