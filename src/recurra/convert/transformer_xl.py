@@ -64,55 +64,14 @@ _NEUTRAL = {
 }
 """Options that we lack."""
 
-_OF_TRAINING = {
-    "adapt_inp",
-    "batch_chunk",
-    "batch_size",
-    "clip",
-    "clip_nonemb",
-    "cuda",
-    "data",
-    "dataset",
-    "debug",
-    "decay_rate",
-    "dist_backend",
-    "dist_url",
-    "distributed",
-    "dynamic_loss_scale",
-    "emb_init",
-    "emb_init_range",
-    "eta_min",
-    "eval_interval",
-    "eval_tgt_len",
-    "finetune_v2",
-    "finetune_v3",
-    "fp16",
-    "gpu0_bsz",
-    "init",
-    "init_range",
-    "init_std",
-    "local_rank",
-    "log_interval",
-    "lr",
-    "lr_min",
-    "max_eval_steps",
-    "max_step",
-    "mom",
-    "multi_gpu",
-    "n_all_param",
-    "n_nonemb_param",
-    "optim",
-    "patience",
-    "proj_init_std",
-    "restart",
-    "restart_dir",
-    "scheduler",
-    "seed",
-    "static_loss_scale",
-    "varlen",
-    "warmup_step",
-    "work_dir",
-}
+_OF_TRAINING_NAMES = """
+adapt_inp batch_chunk batch_size clip clip_nonemb cuda data dataset debug decay_rate dist_backend dist_url distributed
+dynamic_loss_scale emb_init emb_init_range eta_min eval_interval eval_tgt_len finetune_v2 finetune_v3 fp16 gpu0_bsz
+init init_range init_std local_rank log_interval lr lr_min max_eval_steps max_step mom multi_gpu n_all_param
+n_nonemb_param optim patience proj_init_std restart restart_dir scheduler seed static_loss_scale varlen warmup_step
+work_dir
+"""
+_OF_TRAINING = frozenset(_OF_TRAINING_NAMES.split())
 """How a model starts, trains or is evaluated; eval_tgt_len is for `TransformerXL.with_lengths`."""
 
 _ASKED_FOR = {
