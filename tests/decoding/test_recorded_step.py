@@ -13,8 +13,6 @@ from recurra.state import tensors
 
 pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, which the shape checks refuse
 
-HEADED = ("retnet", "linear-attention")
-
 
 @pytest.fixture(autouse=True)
 def _no_gradients():
@@ -29,11 +27,10 @@ def language_model(mixer, **options):
     return LanguageModel(config).eval()
 
 
-@pytest.mark.parametrize("numbers", [None, "float32", "int8"])
-@pytest.mark.parametrize("mixer", ["gateloop", "retnet", "linear-attention", "s4d", "s5", "lru", "linear-rnn"])
-def test_a_recorded_stream_is_the_models(mixer, numbers):
-    model = language_model(mixer, **({"n_heads": 2} if mixer in HEADED else {}))
-    model = model if numbers is None else pack_linear_layers(model, numbers)
+@pytest.mark.parametrize(("mixer", "dtype"), [("gateloop", None), ("retnet", "float32"), ("s5", "int8")])
+def test_a_recorded_stream_is_the_models(mixer, dtype):
+    model = language_model(mixer, **({"n_heads": 2} if mixer == "retnet" else {}))
+    model = model if dtype is None else pack_linear_layers(model, dtype)
     recorded, state, other = TracedStep(model, 31), None, None
     for piece in torch.randint(31, (1, 15)).split([3, 1, 1, 1, 5, 1, 1, 2], dim=1):
         expected, state = model(piece, state)
@@ -55,30 +52,6 @@ def test_a_callers_autocast_does_not_stay():
     torch.testing.assert_close(
         recorded(tokens[:, 1:2], state)[0], model(tokens[:, 1:2], after)[0], rtol=1e-6, atol=1e-6
     )
-
-
-def test_batches_of_every_size():
-    model = language_model("gateloop")
-    recorded = TracedStep(model, 31)
-    for batch in (1, 3, 13, 33):
-        tokens = torch.randint(31, (batch, 4))
-        expected, _ = model(tokens)
-        logits, state = recorded(tokens[:, :2])
-        torch.testing.assert_close(logits, expected[:, :2])
-        for t in (2, 3):
-            logits, state = recorded(tokens[:, t : t + 1], state)
-            torch.testing.assert_close(logits, expected[:, t : t + 1])
-
-
-def test_an_earlier_state_is_not_changed():
-    model = language_model("gateloop")
-    recorded = TracedStep(model, 31)
-    _, state = recorded(torch.tensor([[1]]))
-    kept = [tensor.clone() for tensor in tensors(state)]
-    first, _ = recorded(torch.tensor([[2]]), state)
-    second, _ = recorded(torch.tensor([[2]]), state)
-    assert torch.equal(first, second)
-    assert all(map(torch.equal, kept, tensors(state)))
 
 
 class Counted(NamedTuple):

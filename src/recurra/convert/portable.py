@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -49,20 +48,11 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
-_TOKENIZERS = "a Vocabulary (words) or a BytePairEncoding, the ones that a file of a model can hold"
-
-
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     """Return a tokenizer as text."""
     if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
-        raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", _TOKENIZERS))
+        raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", "a Vocabulary or BytePairEncoding"))
     return tokenizer.to_json()
-
-
-def _tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
-    """Read what `tokenizer_to_json` returned; `name` is what messages call it."""
-    is_of_words = "words" in parse_json(text, name)
-    return Vocabulary.from_json(text, name) if is_of_words else BytePairEncoding.from_json(text, name)
 
 
 @torch.inference_mode()
@@ -75,12 +65,8 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, length), generator=generator, device="cpu")
-    first, second = (_logits(model, tokens) for model in (one, other))
+    first, second = (model(tokens)[0].double() for model in (one, other))
     return float((first - second).abs().max())
-
-
-def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "B L V"]:
-    return model(tokens)[0].double()
 
 
 def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
@@ -182,13 +168,9 @@ def renamed(
     names: Mapping[str, str],
     translations: Mapping[str, Callable[[Any], Any]],
 ) -> dict[str, Any]:
-    """Return the options by our names.
+    """Return the options of `left`, which have our names or theirs, by our names.
 
-    Args:
-        left: the options by our names or theirs.
-        own_names: the options that exist here.
-        names: their names to ours.
-        translations: how to read the values of some of theirs, unless they are None.
+    `translations` reads the values of some of theirs, unless they are None.
     """
     known = set(own_names)
     own: dict[str, Any] = {}
@@ -254,8 +236,10 @@ def load_single_file(path: Path) -> PortableModel:
     _require_sound(description, metadata, weights, path)
     require_finite(weights, path)
     model = _build(description, weights, path)
-    text = metadata.get("tokenizer")
-    tokenizer = None if text is None else _tokenizer_from_json(text, f"the tokenizer in {path}")
+    tokenizer: TextEncoder | None = None
+    if (text := metadata.get("tokenizer")) is not None:
+        kind = Vocabulary if "words" in parse_json(text, name := f"the tokenizer in {path}") else BytePairEncoding
+        tokenizer = kind.from_json(text, name)
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import require, sentence
+from recurra.checks import require, require_choice, sentence
 from recurra.convert.portable import NO_CROSS_ATTENTION, Neutral, renamed, take_neutral
 from recurra.convert.published.settings import OF_NO_CONCERN
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -79,10 +79,7 @@ _ASKED_FOR = {
     "mem_len": "the steps of the memory",
     "norm": "'post' or 'pre' (pre_lnorm False or True)",
 }
-_ASKED_OF_PORT = {
-    "same_length": "True or False",
-    "clamp_len": "the largest distance, or -1 for no limit",
-}
+_ASKED_OF_PORT = {"same_length": "True or False", "clamp_len": "the largest distance, or -1 for no limit"}
 """Hugging Face's defaults (True and 1000) differ from the original's (False and no limit)."""
 
 
@@ -92,7 +89,9 @@ def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
     for name in left.keys() & set(_FLAGS):
         if not isinstance(left[name], bool):
             raise TypeError(sentence(name, repr(left[name]), "True or False"))
-    _drop_neutral(left)
+    kind = left.pop("attn_type", 0)
+    require(kind == 0, "attn_type", kind, "0", _OTHER_ATTENTION.get(kind, "there is no such attention"))
+    take_neutral(left, _NEUTRAL)
     _drop_summaries(left)
     own = renamed(left, (field.name for field in fields(TransformerXLConfig)), _RENAMED, _TRANSLATED)
     asked = {**_ASKED_FOR, **_ASKED_OF_PORT} if of_port else _ASKED_FOR
@@ -100,13 +99,6 @@ def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
         if own.get(name) is None and not (name == "clamp_len" and name in own):
             raise ValueError(sentence(name, "missing", expected, "the weights do not tell"))
     return own
-
-
-def _drop_neutral(left: dict[str, Any]) -> None:
-    """Take out what we lack, and refuse what is not neutral."""
-    kind = left.pop("attn_type", 0)
-    require(kind == 0, "attn_type", kind, "0", _OTHER_ATTENTION.get(kind, "there is no such attention"))
-    take_neutral(left, _NEUTRAL)
 
 
 def _drop_summaries(left: dict[str, Any]) -> None:
@@ -128,9 +120,7 @@ def _drop_summaries(left: dict[str, Any]) -> None:
     left.setdefault("tie_projections", projections)
 
 
-# --- transformer xl ---
-#
-# Transformer-XL weights as published: of the original PyTorch code, and of Hugging Face's transfo-xl-wt103.
+# --- the weights, of the original PyTorch code or of Hugging Face's transfo-xl-wt103 ---
 #
 # Both use the same names; Hugging Face puts `transformer.` in front of all but the softmax's (`crit.`). They differ
 # in two points. The original PyTorch code (github.com/kimiyoung/transformer-xl, proj_adaptive_softmax.py) reads the
@@ -139,8 +129,6 @@ def _drop_summaries(left: dict[str, Any]) -> None:
 # modeling_transfo_xl_utilities.py). And that port starts a stream with a memory of mem_len zeros, the original, as
 # here, with none.
 
-
-_CLUSTER_ORDERS = ("reversed", "natural")
 
 _NAMES = {
     r"embedding\.tables\.(\d+)": r"word_emb.emb_layers.\1.weight",
@@ -186,8 +174,7 @@ def transformer_xl_from_original(
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"
-    if cluster_order not in _CLUSTER_ORDERS:
-        raise ValueError(f"cluster_order is {cluster_order!r}; expected one of {', '.join(_CLUSTER_ORDERS)}")
+    require_choice(("reversed", "natural"), cluster_order=cluster_order)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     if len(weights) < len(state_dict):
         raise ValueError(
@@ -285,10 +272,7 @@ def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter
 
 
 def _original_name(own_name: str) -> str:
-    for pattern, name in _NAMES.items():
-        if match := re.fullmatch(pattern, own_name):
-            return match.expand(name)
-    raise AssertionError(f"{own_name} has no name in the original code")
+    return next(match.expand(name) for pattern, name in _NAMES.items() if (match := re.fullmatch(pattern, own_name)))
 
 
 def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:

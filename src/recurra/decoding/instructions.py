@@ -72,11 +72,6 @@ def _filled(words: list[int], count: int, filler: int) -> list[int]:
 
 
 # --- workspace ---
-#
-# The workspace of a compiled step: intermediate results whose times of use do not meet lie in the same memory.
-#
-# A recorded step's tensors all exist at once, and for 64 rows of a large model no cache holds them. One after the
-# other in the same memory, they fit.
 
 
 _ALIGNMENT = 64  # bytes: a cache line

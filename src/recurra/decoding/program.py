@@ -18,8 +18,6 @@ from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
 
 # --- step inputs ---
-#
-# The door of a recorded step: its inputs, compared with those of the recording before anything reads their memory.
 
 
 _Form = tuple[type, torch.Size, torch.dtype, torch.device, torch.layout]
@@ -74,8 +72,6 @@ def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
 
 
 # --- step graph ---
-#
-# From a model's step to instructions: the step runs once, and each operation that torch is asked for is lowered.
 
 
 class _LoweredStep(NamedTuple):

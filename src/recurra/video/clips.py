@@ -1,4 +1,4 @@
-"""The moments of a video that a clip shows."""
+"""Clips of a video: the moments that they show, their transforms, and the poses at these moments."""
 
 import math
 import os
@@ -78,9 +78,7 @@ class FrameSampling:
         return start + (np.arange(self.n_frames) + within) * (seconds / self.n_frames)
 
 
-# --- transforms ---
-#
-# From frames to the clip that a model sees: scale, crop, flip, normalise. All frames of a clip share one draw.
+# --- from frames to the clip that a model sees: scale, crop, flip, normalise; all frames of a clip share one draw ---
 
 
 _MEAN = 0.45
@@ -125,13 +123,7 @@ class _TrainingView(NamedTuple):
 
 
 def _draw_view(
-    random: np.random.Generator,
-    height: int,
-    width: int,
-    *,
-    image_size: int,
-    scale_jitter: tuple[int, int],
-    flip: bool,
+    random: np.random.Generator, height: int, width: int, *, image_size: int, scale_jitter: tuple[int, int], flip: bool
 ) -> _TrainingView:
     """Draw the view of a training clip of pictures of this height and width; see `training_clip`."""
     short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
@@ -201,10 +193,6 @@ class PoseFolder:
         folder: of the pose files.
         videos: the folder of the videos. The files of videos outside of it are looked for by name.
         listed: the videos, of which the first with a file says how many joints and features all others have.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: no video has a file, or the first file is not one of poses.
     """
 
     def __init__(self, folder: Path, videos: Path, listed: Sequence[CheckedVideo]) -> None:
@@ -232,11 +220,7 @@ class PoseFolder:
     def at(
         self, video: CheckedVideo, times: np.ndarray, n_segments: int
     ) -> tuple[Float[Tensor, "T J 2"], Float[Tensor, "S F"] | None]:
-        """Return the joints at the times of a clip, in pixels of the video, and the mean features of each segment.
-
-        Raises:
-            ValueError: the file is not one of poses, or has another number of joints or features than the first.
-        """
+        """Return the joints at the times of a clip, in pixels of the video, and the mean features of each segment."""
         file = self.file(video.path)
         if file is None:
             nothing = None if self.d_features is None else torch.full((n_segments, self.d_features), math.nan)
@@ -255,11 +239,7 @@ class PoseFolder:
 
 
 def read_poses(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a pose file: joints (frames, joints, 2), and features (rows, channels) if there are any, in float32.
-
-    Raises:
-        ValueError: the file is no such file; the message names it.
-    """
+    """Read a pose file: joints (frames, joints, 2), and features (rows, channels) if there are any, in float32."""
     content = _read_npz(file) if file.suffix == ".npz" else read_json(file, most_bytes=_MOST_BYTES)
     require("joints" in content, str(file), "a file without joints", "one with an array `joints`")
     joints = _array(content["joints"], f"joints of {file}")
@@ -338,7 +318,7 @@ class ClipMaker:
     def evaluation(
         self, video: CheckedVideo, *, view: int = 0, n_views: int = 1, n_crops: int = 1
     ) -> Float[Tensor, "n_crops T C S S"]:
-        """Make all crops of one of the fixed views of a video. Raises VideoError if the file cannot be read."""
+        """Make all crops of one of the fixed views of a video."""
         frames = self._frames(video, self.sampling.view(video.info, view, n_views))
         return evaluation_crops(frames, image_size=self.image_size, n_crops=n_crops)
 
@@ -351,8 +331,3 @@ class ClipMaker:
             with VideoFile(video.path) as file:
                 self.kept[key] = file.decode()
         return self.kept[key].at(times)
-
-
-def gray_clip(n_frames: int, image_size: int) -> Float[Tensor, "T 3 S S"]:
-    """Make the clip of a video that could not be read: zeros, which is middle gray."""
-    return torch.zeros(n_frames, 3, image_size, image_size)

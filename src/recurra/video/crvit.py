@@ -86,8 +86,6 @@ _PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "po
 
 
 # --- compact recurrent vit ---
-#
-# The compact recurrent vision Transformer (CR-ViT): TimeSformer with a memory between segments (CRT section 3).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +122,7 @@ class _MemoryBlock(DividedBlock):
     time_attention_kind = _MemoryAttention
 
     def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "N tokens d_model"],
-        memory: Float[Tensor, "N P d_model"],
-        visible: Bool[Tensor, " N"],
+        self, x: Float[Tensor, "N tokens d_model"], memory: Float[Tensor, "N P d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N tokens d_model"]:
         """Apply the block; `visible` marks the sequences that see their memory."""
         normed, recalled = self.norm_time(self._by_patch(x)), self.norm_time(memory)

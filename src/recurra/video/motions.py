@@ -47,10 +47,7 @@ _FORMAT = 2  # of the videos and lists
 
 @dataclass(frozen=True)
 class MotionsConfig:
-    """The generated task and its clips. The videos are written on first use, without a download.
-
-    Raises TypeError or ValueError, naming the field, for an impossible value.
-    """
+    """The generated task and its clips. The videos are written on first use, without a download."""
 
     path: str | None = None
     """Folder for the videos: a new one, or one that already has the same videos. None: in the user's cache folder."""
@@ -80,7 +77,7 @@ class MotionsConfig:
     """Seed of the videos and of the training order."""
 
     def __post_init__(self) -> None:
-        require_choice(_MOTION_LABELS, **fields_of(self, "data", "label"))
+        require_choice(("pair", "sum"), **fields_of(self, "data", "label"))
         require_whole_number(10, **fields_of(self, "data", "n_videos"))
         require_whole_number(2, **fields_of(self, "data", "n_motions", "frames_per_motion"))
         require_whole_number(16, **fields_of(self, "data", "image_size"))
@@ -93,10 +90,7 @@ class MotionsConfig:
         return self._videos(Path()).clip_rate(video)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
-        """Write the videos if they do not exist yet, and open them.
-
-        Raises ValueError for a folder with other content, and what `VideoConfig.build` raises.
-        """
+        """Write the videos if they do not exist yet, and open them."""
         folder = self._folder()
         write_motions(
             folder,
@@ -129,25 +123,14 @@ class MotionsConfig:
         )
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """class_names: by the names of the directions, in order. number: the class of (first, second) of K directions."""
-
-    class_names: Callable[[list[str]], list[str]]
-    number: Callable[[int, int, int], int]
+def _class_names(directions: list[str], label: str) -> list[str]:
+    if label == "pair":
+        return [f"{first} then {second}" for first in directions for second in directions]
+    return [f"sum {number}" for number in range(len(directions))]
 
 
-_MOTION_LABELS = {
-    "pair": _Labels(
-        lambda directions: [f"{first} then {second}" for first in directions for second in directions],
-        lambda first, second, n_motions: first * n_motions + second,
-    ),
-    "sum": _Labels(
-        lambda directions: [f"sum {number}" for number in range(len(directions))],
-        lambda first, second, n_motions: (first + second) % n_motions,
-    ),
-}
-"""How the class of a video follows from its directions, by name."""
+def _class_number(first: int, second: int, n_motions: int, label: str) -> int:
+    return first * n_motions + second if label == "pair" else (first + second) % n_motions
 
 
 def write_motions(
@@ -184,8 +167,7 @@ def write_motions(
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     (new / "videos").mkdir(parents=True)
     try:
-        labels = _MOTION_LABELS[label]
-        names = labels.class_names(list(_DIRECTIONS)[:n_motions])
+        names = _class_names(list(_DIRECTIONS)[:n_motions], label)
         lines = []
         with item_progress("writing the videos", n_videos) as count:
             for number in range(n_videos):
@@ -194,7 +176,7 @@ def write_motions(
                 pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
                 place = f"videos/{number:06d}.mp4"
                 _write_video(new / place, pictures)
-                lines.append(f"{place},{names[labels.number(first, second, n_motions)]}\n")
+                lines.append(f"{place},{names[_class_number(first, second, n_motions, label)]}\n")
                 count(1)
         _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")

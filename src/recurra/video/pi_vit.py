@@ -79,8 +79,6 @@ class _SkeletonInduction(nn.Module):
 
 
 # --- pi vit ---
-#
-# PI-ViT: a TimeSformer that learns from poses in training and needs none later (Reilly and Das, arXiv 2311.18840).
 
 
 INDUCTION = ("joint_induction.", "skeleton_induction.")

@@ -140,7 +140,13 @@ _HUGGING_FACE = _Names(
 
 
 def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of the original code: it gives the original's logits."""
+    """Make a `TimeSformer` from weights of the original code, in their type and in evaluation mode.
+
+    The weights may stand under `model_state`, and have `module.` and `model.` in front of their names. `config` has
+    what they do not tell, by the names of `TimeSformerConfig` or of Hugging Face's TimesformerConfig. Other sizes of
+    images and other numbers of frames interpolate the embeddings as the original does in its forward pass; another
+    number of classes leaves the head fresh.
+    """
     weights = weights_of(state_dict)
     plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
     if len(plain) < len(weights):
@@ -160,7 +166,9 @@ def _convert(weights: Mapping[str, Tensor], names: _Names, options: dict[str, An
         if options[name] != fixed[name]:
             raise ValueError(f"{name} is given as {options[name]}; in the weights it is {fixed[name]}")
     of_data = _data_sizes(weights, names, fixed["patch_size"])
-    if fixed["attention"] == "space" and "n_frames" not in options:
+    if fixed["attention"] != "space":
+        of_data["n_frames"] = _shape(weights, names, "encoder.times")[-2]
+    elif "n_frames" not in options:
         hint = "with attention over space alone the weights do not tell"
         raise ValueError(sentence("n_frames", "missing", "the frames of a segment (num_frames)", hint))
     if "n_heads" not in options:
@@ -214,10 +222,7 @@ def _data_sizes(weights: Mapping[str, Tensor], names: _Names, patch_size: int) -
         raise ValueError(
             f"{names.theirs('embedding.positions')} has {n_patches} patches; expected those of a square frame"
         )
-    sizes = {"image_size": edge * patch_size, "n_classes": _shape(weights, names, "head.weight")[0]}
-    if names.theirs("encoder.times") in weights:
-        sizes["n_frames"] = _shape(weights, names, "encoder.times")[-2]
-    return sizes
+    return {"image_size": edge * patch_size, "n_classes": _shape(weights, names, "head.weight")[0]}
 
 
 def _n_heads(d_model: int) -> int:
@@ -231,54 +236,46 @@ def _n_heads(d_model: int) -> int:
 
 def _copy(weights: Mapping[str, Tensor], names: _Names, model: TimeSformer, *, keep_head: bool) -> None:
     """Fill the model, all but its head where that is kept, and refuse weights that are not exactly its own."""
-    places = {names.theirs(own): (own, parameter) for own, parameter in model.named_parameters()}
-    missing = [name for name in places if name not in weights]
-    unknown = [name for name in weights if name not in places]
+    parameters, config = dict(model.named_parameters()), model.config
+    theirs = {own: names.theirs(own) for own in parameters}
+    missing = [name for name in theirs.values() if name not in weights]
+    unknown = sorted(weights.keys() - set(theirs.values()))
     if missing or unknown:
         parts = (f"{what}: {', '.join(found)}" for what, found in (("missing", missing), ("unknown", unknown)) if found)
-        config = model.config
         raise ValueError(
             f"state_dict does not fit this TimeSformer (attention {config.attention}, n_layer {config.n_layer}); "
             f"{'; '.join(parts)}"
         )
-    for name, (own, parameter) in places.items():
+    own_weights = {own: weights[name] for own, name in theirs.items()}
+    own_weights |= {own: part[0] for own, part in own_weights.items() if part.dim() == 3}  # a leading axis of 1
+    own_weights["embedding.class_token"] = own_weights["embedding.class_token"][0]
+    for own, values in _resized(own_weights, config).items():
         if keep_head and own in _HEAD:
             continue
-        values = weights[name]
-        if values.dim() == 3:  # only the embeddings are, and they begin with an axis of 1
-            values = _adapted(own, values, model.config)
-        if values.shape != parameter.shape:
+        if values.shape != parameters[own].shape:
             raise ValueError(
-                f"{name} does not fit: {tuple(values.shape)} of its numbers where the model has "
-                f"{tuple(parameter.shape)}"
+                f"{theirs[own]} does not fit: {tuple(values.shape)} of its numbers where the model has "
+                f"{tuple(parameters[own].shape)}"
             )
         with torch.no_grad():
-            parameter.copy_(values)
+            parameters[own].copy_(values)
 
 
-def _adapted(own: str, values: Tensor, config: TimeSformerConfig) -> Tensor:
-    """Reshape one of their embeddings as it is here, with the length that the options ask for."""
-    if own == "embedding.class_token":
-        return values[0, 0]
-    if own == "embedding.positions":
-        return torch.cat([values[0, :1], _resized_grid(values[0, 1:], config.image_size // config.patch_size)])
-    if own == "encoder.times":
-        return functional.interpolate(values.transpose(1, 2), size=config.n_frames, mode="nearest")[0].T
-    return values
+def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """Interpolate the embeddings of places and times to the sizes of the model (nearest)."""
+    resized = dict(weights)
+    positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
+    grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
+    grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
+    resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])
+    if (times := weights.get("encoder.times")) is not None:
+        resized["encoder.times"] = functional.interpolate(times.T[None], size=config.n_frames, mode="nearest")[0].T
+    return resized
 
 
-def _resized_grid(positions: Tensor, edge: int) -> Tensor:
-    """Interpolate the embeddings (P, d_model) of a square grid of patches to another one."""
-    grid = positions.T.unflatten(1, (round(len(positions) ** 0.5), -1))
-    return functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0].flatten(1).T
+# --- the weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it ---
 
 
-# --- starting weights ---
-#
-# The weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it.
-
-
-_STARTING_WEIGHTS_HEAD = ("head.weight", "head.bias")
 _HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -308,7 +305,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
     """
     place = Path(path).expanduser()
     source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(model, place)
-    own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _STARTING_WEIGHTS_HEAD}
+    own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _HEAD}
     fresh_head = source.n_classes != model.config.n_classes
     weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(INDUCTION)}
     weights |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith(INDUCTION)}
@@ -363,15 +360,3 @@ def _weights_file(place: Path) -> Path:
             return place / name
     expected = f"the folder of a run, or a Hugging Face folder with {' or '.join(_HUGGING_FACE_FILES)}"
     raise ValueError(sentence("init_from", f"{place}, a folder without weights", expected))
-
-
-def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Interpolate the embeddings of places and times to the sizes of the model, as `recurra.convert` does."""
-    resized = dict(weights)
-    positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
-    grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
-    grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
-    resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])
-    if (times := weights.get("encoder.times")) is not None:
-        resized["encoder.times"] = functional.interpolate(times.T[None], size=config.n_frames, mode="nearest")[0].T
-    return resized

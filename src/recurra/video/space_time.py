@@ -111,12 +111,6 @@ def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
 
 
 # --- space time blocks ---
-#
-# The blocks of TimeSformer (Bertasius et al., arXiv 2102.05095): attention over all tokens, or time first, then
-# space.
-#
-# The tokens of a segment form one sequence: the class token, then all frames of the first patch position, of the
-# second and so on, so that time attention needs no rearrangement.
 
 
 NORM_EPS = 1e-6
@@ -195,10 +189,7 @@ class DividedBlock(_TransformerBlock):
 
 def _make_attention(kind: type[SelfAttention], config: VideoTransformerConfig) -> SelfAttention:
     return kind(
-        config.d_model,
-        n_heads=config.n_heads,
-        attention_dropout=config.attention_dropout,
-        dropout=config.dropout,
+        config.d_model, n_heads=config.n_heads, attention_dropout=config.attention_dropout, dropout=config.dropout
     )
 
 
@@ -216,8 +207,6 @@ def initialise(module: nn.Module) -> None:
 
 
 # --- space time ---
-#
-# Embedding a segment's frames, and the encoders over its tokens (TimeSformer, arXiv 2102.05095, section 3).
 
 
 class SegmentEmbedding(nn.Module):

@@ -22,8 +22,6 @@ from recurra.video.space_time import (
 )
 
 # --- video model ---
-#
-# The shell of a model that reads clips: it checks what comes in, starts streams, and splits clips into segments.
 
 
 _MEND = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
@@ -104,8 +102,6 @@ class VideoModel(nn.Module, ABC):
 
 
 # --- timesformer ---
-#
-# TimeSformer: a vision Transformer with attention over space and time (Bertasius et al., arXiv 2102.05095).
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto import modeling_auto
 
 from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import (
@@ -96,10 +97,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
         Returns:
             loss, if there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
-
-        Raises:
-            ValueError: the mask or the cache does not fit, or what is asked for is not offered.
-            IndexError: a token or a label is not in the vocabulary.
         """
         if inputs_embeds is not None:
             raise ValueError(sentence("inputs_embeds", kind_of(inputs_embeds), "None", "pass input_ids"))
@@ -166,9 +163,6 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             dtype: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
-
-        Raises:
-            ValueError: there is no such dtype, or the model is not float32 on the CPU.
         """
         if dtype is not None:
             _refuse_adapters(self.model)
@@ -190,13 +184,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Pass `forward` the tokens that the cache has not seen, with the mask over all.
-
-        Raises:
-            ValueError: there are none. Without a cache, there has to be at least one token. A cache continues with the
-                whole text, which begins with the tokens that it has read, or, with the attention mask over all, with
-                the new tokens alone.
-        """
+        """Pass `forward` the tokens that the cache has not seen, with the mask over all."""
         if not input_ids.shape[1]:
             hint = "begin with a token, such as the one that starts a text"
             raise ValueError(sentence("input_ids", f"of shape {tuple(input_ids.shape)}", "at least one token", hint))
@@ -239,12 +227,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         output_loading_info: bool = False,
         **options: Any,
     ) -> Any:
-        """Load a folder that `save_pretrained` wrote; arguments as transformers has them.
-
-        Raises:
-            ValueError: weights are missing, of other sizes or not finite; or a file of a local folder is damaged, or
-                names code, or weights outside the folder. transformers would read these, and draw what is missing.
-        """
+        """Load a folder that `save_pretrained` wrote; arguments as transformers has them."""
         place = pretrained_model_name_or_path
         options["subfolder"] = options.get("subfolder") or ""  # transformers takes no None
         folder = None if place is None else Path(place) / options["subfolder"]
@@ -254,11 +237,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_sound_folder(cls, place: Any, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Load as `from_pretrained`, from a folder whose files were compared with their digests.
-
-        Raises:
-            ValueError: as `from_pretrained`.
-        """
+        """Load as `from_pretrained`, from a folder whose files were compared with their digests."""
         model, info = super().from_pretrained(place, *arguments, output_loading_info=True, **options)
         source = cls.__name__ if place is None else str(place)
         absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
@@ -276,11 +255,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
-        """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there."""
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if is_main_process:
             folder = Path(save_directory)
@@ -309,11 +284,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return head
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
-        """Return the embedding; refuse to change the number of tokens.
-
-        Raises:
-            NotImplementedError: the number is another than the vocabulary's.
-        """
+        """Return the embedding; refuse to change the number of tokens."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise NotImplementedError(
                 f"the vocabulary has {self.config.vocab_size} tokens and cannot become {new_num_tokens}; padding needs "
@@ -341,10 +312,6 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     Args:
         model: a registered language model.
         others: further attributes of the configuration.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: it predicts something other than the tokens that it reads.
     """
     config = config_for(model.config, **others)
     kind = next(kind for kind in MODELS if kind.config_class is type(config))
@@ -405,3 +372,16 @@ def _loss(
     targets = counted_targets(labels[:, 1:], None if mask is None else mask[:, 1:] & mask[:, :-1])
     losses = negative_log_likelihood(logits[:, :-1], targets)
     return losses.sum() / ((targets != IGNORED_TARGET).sum() if n_items is None else n_items)
+
+
+def register() -> None:
+    """Make the models known to AutoConfig and AutoModelForCausalLM; a second call changes nothing.
+
+    transformers' Trainer finds the names of causal language models in a table that AutoModelForCausalLM does not fill.
+    It smooths the labels of others without shifting them: those models would learn to copy.
+    """
+    names = getattr(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
+    for model in MODELS:
+        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+        names[model.config_class.model_type] = model.__name__

@@ -15,14 +15,7 @@ from recurra.convert.published.jamba import JAMBA
 from recurra.convert.published.mamba import FALCON_MAMBA, MAMBA, MAMBA2
 from recurra.convert.published.qwen3_next import QWEN3_NEXT
 from recurra.convert.published.recurrent_gemma import RECURRENT_GEMMA
-from recurra.convert.published.rules import (
-    Architecture,
-    fill,
-    join_fused,
-    matched,
-    split_fused,
-    weights_by_their_names,
-)
+from recurra.convert.published.rules import Architecture, fill, join_fused, matched, split_fused, weights_by_their_names
 from recurra.convert.published.rwkv import RWKV
 from recurra.convert.published.settings import Settings
 from recurra.convert.published.xlstm import XLSTM

@@ -193,10 +193,5 @@ def _mamba2_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 MAMBA2 = Architecture(
-    "mamba2",
-    "Mamba2ForCausalLM",
-    "mamba2",
-    _mamba2_config,
-    lambda config: _common_rules(_MIXER),
-    _mamba2_settings,
+    "mamba2", "Mamba2ForCausalLM", "mamba2", _mamba2_config, lambda config: _common_rules(_MIXER), _mamba2_settings
 )
