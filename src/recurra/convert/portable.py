@@ -168,10 +168,7 @@ def renamed(
     names: Mapping[str, str],
     translations: Mapping[str, Callable[[Any], Any]],
 ) -> dict[str, Any]:
-    """Return the options of `left`, which have our names or theirs, by our names.
-
-    `translations` reads the values of some of theirs, unless they are None.
-    """
+    """Return the options of `left`, which have our names or theirs, by our names."""
     known = set(own_names)
     own: dict[str, Any] = {}
     first_names: dict[str, str] = {}
@@ -204,11 +201,7 @@ _TYPES = {
 
 
 def save_single_file(portable: PortableModel, path: Path) -> None:
-    """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
-
-    The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
-    step if they are known, and a digest of all content; and the key `tokenizer`, if there is one.
-    """
+    """Write a model as one safetensors file, completely or not at all; tied weights are stored once."""
     description = {
         "format": _FORMAT,
         "model": entry_of(portable.model).model.__name__,

@@ -108,10 +108,7 @@ _TOGETHER = 256
 
 
 def describe_weights(weight: Tensor, n_in: int, n_out: int) -> tuple[int, int, int]:
-    """Return what packed weights are: a number of `KINDS`, inputs, outputs.
-
-    `n_in` and `n_out` decide where their last panel or group may be full or not.
-    """
+    """Return what packed weights are: a number of `KINDS`, inputs, outputs."""
     dtype = _NAMES.get(weight.dtype, "")
     rest = _FORMS.get(dtype)
     if rest is None or weight.dim() != 2 + len(rest) or weight.shape[2:] != rest or not weight.is_contiguous():

@@ -17,9 +17,6 @@ from recurra.decoding.lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
 
-# --- step inputs ---
-
-
 _Form = tuple[type, torch.Size, torch.dtype, torch.device, torch.layout]
 """What must be equal: a step is recorded for one of these per input. Strides and offsets may differ."""
 
@@ -69,9 +66,6 @@ def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
     if isinstance(like, (tuple, list)):
         return len(state) == len(like) and all(_collect(part, model, found) for part, model in zip(state, like))
     return bool(state == like)
-
-
-# --- step graph ---
 
 
 class _LoweredStep(NamedTuple):
@@ -160,9 +154,6 @@ class _Lowering(TorchDispatchMode):
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
-
-
-# --- a lowered step made ready to run: its table, and the tensors that each call brings and takes away ---
 
 
 class StepProgram:

@@ -264,11 +264,7 @@ def tiles_of(vectors):  # type: ignore[no-untyped-def]
 
 @compile_function
 def first_tile(w, x, n_in, sums, vectors, count, fetch, step, block, many, few, single):  # type: ignore[no-untyped-def]
-    """Multiply packed weights by as many of the vectors as fit into a tile, and give that number.
-
-    `many`, `few` and `single` are the weights' lanes in tiles of 6 or 4, of 2 and of 1. `block` is as for `six`, which
-    is the first tile wherever there are more than two.
-    """
+    """Multiply packed weights by as many of the vectors as fit into a tile, and give that number."""
     if vectors >= 6 and vectors != 8:  # twice 4 rather than 6 and 2
         _six(w, x, n_in, sums, count, fetch, step, block, many)
         return 6

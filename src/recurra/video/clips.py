@@ -81,10 +81,7 @@ class FrameSampling:
 # --- from frames to the clip that a model sees: scale, crop, flip, normalise; all frames of a clip share one draw ---
 
 
-_MEAN = 0.45
-"""Subtracted from each channel of a picture in [0, 1] (TimeSformer's value)."""
-_STD = 0.225
-"""Each channel is then divided by this (TimeSformer's value)."""
+_MEAN, _STD = 0.45, 0.225  # of each channel of a picture in [0, 1], as in TimeSformer
 
 
 def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
@@ -278,9 +275,6 @@ def _rows(where: np.ndarray, n: int) -> np.ndarray:
     return np.clip(np.floor(where * n).astype(int), 0, n - 1)
 
 
-# --- clips of one video: which moments, frames and view they show ---
-
-
 @dataclass(frozen=True)
 class ClipMaker:
     """Makes clips as a configuration asks.
@@ -305,10 +299,7 @@ class ClipMaker:
     def training_poses(
         self, video: CheckedVideo, number: int, epoch: int, *, poses: PoseFolder, n_segments: int
     ) -> tuple[Float[Tensor, "T J 2"], Float[Tensor, "n_segments F"] | None]:
-        """Return the joints in pixels of the clip that `training` makes, and the features of its segments.
-
-        It draws what `training` draws. Mirrored joints keep their numbers: a left hand stays the left hand.
-        """
+        """Return the joints in pixels of the clip that `training` makes, and the features of its segments."""
         random, info = random_generator(self.seed, VIDEO_CLIPS, epoch, number), video.info
         joints, features = poses.at(video, self.sampling.random(info, random), n_segments)
         jitter = {"scale_jitter": self.scale_jitter, "flip": self.flip}

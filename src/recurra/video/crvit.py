@@ -39,7 +39,11 @@ class _MemoryAttention(SelfAttention):
 
 
 class _PatchMemory(nn.Module):
-    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame."""
+    """One vector per patch position: the state of an RNN that reads the outputs at that position frame by frame.
+
+    The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
+    which runs separately at each patch position. All positions share the RNN's weights.
+    """
 
     def __init__(self, cell: GRUCell, n_patches: int) -> None:
         super().__init__()
@@ -48,19 +52,15 @@ class _PatchMemory(nn.Module):
 
     @property
     def n_vectors(self) -> int:
-        """The number of vectors."""
         return self.n_patches
 
     def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
-        """Return the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
         return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Return the token that joins time attention at each patch position."""
         return memory
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
 
 
@@ -69,23 +69,17 @@ class _PooledMemory(_PatchMemory):
 
     @property
     def n_vectors(self) -> int:
-        """One vector."""
         return 1
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Return the vector to each patch position."""
         return memory.expand(-1, self.n_patches, -1)
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return super().read(y.mean(1, keepdim=True), memory)
 
 
 _PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "pooled": _PooledMemory}
 """The kinds of memory by name."""
-
-
-# --- compact recurrent vit ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +111,11 @@ class CompactRecurrentViTState(NamedTuple):
 
 
 class _MemoryBlock(DividedBlock):
-    """A divided block whose time attention also sees the memory token of its patch position."""
+    """A divided block whose time attention also sees the memory token of its patch position.
+
+    The token passes through the block's norm and projections like the frames, but no block changes it and it gets no
+    time embedding. A stream's first segment has no memory yet and is computed as by TimeSformer. Both are our choices.
+    """
 
     time_attention_kind = _MemoryAttention
 
@@ -198,11 +196,7 @@ class CompactRecurrentViT(VideoModel):
         return logits, after
 
 
-# --- start a compact recurrent vision Transformer from a trained TimeSformer (CRT section 5.3) ---
-
-
-_HEAD = "head.weight"
-_OWN = "memory."
+# --- start from a trained TimeSformer (CRT section 5.3) ---
 
 
 def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor]) -> None:
@@ -215,12 +209,8 @@ def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor
     Args:
         model: the CR-ViT, changed in place.
         state_dict: the weights of the TimeSformer, `timesformer.state_dict()`.
-
-    Raises:
-        ValueError: a weight is missing, unknown, or has another shape; the message names it, and the model is
-            unchanged.
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_OWN)}
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("memory.")}
     missing = [name for name in own if name not in state_dict]
     unknown = [name for name in state_dict if name not in own]
     if missing or unknown:
@@ -229,14 +219,11 @@ def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor
         raise ValueError(sentence("state_dict", f"a mapping {' and '.join(parts)}", expected))
     for name, tensor in own.items():
         shape, expected_shape = tuple(state_dict[name].shape), tuple(tensor.shape)
-        if name == _HEAD:
+        if name == "head.weight":
             expected_shape = (expected_shape[0], expected_shape[1] // 2)
         if shape != expected_shape:
             raise ValueError(sentence(f"state_dict[{name!r}]", f"of shape {shape}", f"{expected_shape}"))
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(_widened(state_dict[name]) if name == _HEAD else state_dict[name])
-
-
-def _widened(weight: Tensor) -> Tensor:
-    return torch.cat([weight, weight], 1) / 2
+            given = state_dict[name]
+            tensor.copy_(torch.cat([given, given], 1) / 2 if name == "head.weight" else given)

@@ -43,11 +43,7 @@ class ViewBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class _SplitClips:
-    """The videos of a split and how to make clips from them.
-
-    what: the split, in words. skip: warn about a video that fails to decode, once; otherwise raise. workers: threads
-    that decode the clips of the next step ahead of time; 0 for none. poses: of the videos, for training.
-    """
+    """The videos of a split and how to make clips from them."""
 
     what: str
     videos: Sequence[CheckedVideo]

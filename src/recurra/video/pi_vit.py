@@ -78,9 +78,6 @@ class _SkeletonInduction(nn.Module):
         return aligned.where(there, 0.0), classified.where(there, 0.0)
 
 
-# --- pi vit ---
-
-
 INDUCTION = ("joint_induction.", "skeleton_induction.")
 """What the names of the weights begin with that only training uses."""
 
@@ -170,10 +167,6 @@ class PIViT(TimeSformer):
         Args:
             clip, targets, state: as `VideoModel.loss`.
             poses: of the clips, or None.
-
-        Raises:
-            IndexError: a target is not a class.
-            TypeError, ValueError: as `forward`, or the poses are not of these clips.
         """
         if poses is None:
             return super().loss(clip, targets, state)
@@ -186,15 +179,7 @@ class PIViT(TimeSformer):
     def task_losses(self, clip: Float[Tensor, "B T C H W"], targets: Int[Tensor, "B S"], poses: Poses) -> TaskLosses:
         """Return the losses of each segment by task.
 
-        Args:
-            clip: normalised frames, a whole number S >= 1 of segments.
-            targets: the class of each segment; `IGNORED_TARGET` gives 0 in every loss.
-            poses: of the clips.
-
-        Raises:
-            IndexError: a target is not a class.
-            ValueError: the frames have another size or are not a whole number of segments, the targets are not one a
-                segment, or the poses are not of these clips.
+        Segments whose target is `IGNORED_TARGET` have a loss of 0.
         """
         config = self.config
         require_clip(clip, config)

@@ -110,9 +110,6 @@ def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
         raise ValueError(sentence("clip", f"{n_frames} frames long", expected))
 
 
-# --- space time blocks ---
-
-
 NORM_EPS = 1e-6
 """The epsilon of each layer norm, as in the published code."""
 
@@ -194,19 +191,13 @@ def _make_attention(kind: type[SelfAttention], config: VideoTransformerConfig) -
 
 
 def initialise(module: nn.Module) -> None:
-    """Initialise as the published code does: linear layers from N(0, 0.02^2), biases zero; use with `nn.Module.apply`.
-
-    The convolution keeps torch's initialisation, and the projections after time attention are set to zero.
-    """
+    """Initialise as the published code does."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
     if isinstance(module, DividedBlock):  # after its parts, which `apply` visits first
         nn.init.zeros_(module.time_projection.weight)
         nn.init.zeros_(module.time_projection.bias)
-
-
-# --- space time ---
 
 
 class SegmentEmbedding(nn.Module):

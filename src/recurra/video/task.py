@@ -31,8 +31,6 @@ from recurra.video.motions import MotionsConfig
 from recurra.video.published import start_from
 from recurra.video.reader import VideoFile
 
-# --- video: classification of clips of several segments, and of the generated motions ---
-
 
 @register_task("video")
 class VideoTask(Task):
@@ -158,9 +156,6 @@ def _can_be_listed(name: str) -> bool:
     return bool(name.strip()) and not any(unicodedata.category(letter) == "Cc" for letter in name)
 
 
-# --- a video as a stream: a model reads segment after segment, and only its state is carried over ---
-
-
 class SegmentPrediction(NamedTuple):
     """A model's prediction after a segment.
 
@@ -202,9 +197,6 @@ def _classify_stream(
         yield predict(n_frames - len(segment))
     elif not n_segments:
         raise ValueError(sentence("frames", "empty", "at least one frame to classify"))
-
-
-# --- a video run applied to a video: predictions segment by segment, and a contact sheet of what was seen ---
 
 
 _MAX_FRAMES = 32

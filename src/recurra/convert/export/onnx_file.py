@@ -286,11 +286,7 @@ def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
 
 @torch.inference_mode()
 def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
-    """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time.
-
-    Returns:
-        the largest difference over the largest logit; NaN if there is one.
-    """
+    """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time."""
     differences = []
     was_training = model.training
     model.eval()

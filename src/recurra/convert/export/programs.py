@@ -216,14 +216,7 @@ class GateLayer(NamedTuple):
 
 
 def gated_step_program(model: LanguageModelShell) -> tuple[StreamProgram, tuple[GateLayer, ...]]:
-    """Trace a model for one token of one stream, with its transitions among the outputs.
-
-    The program returns `(logits, magnitudes, phases, *state)`, with |a| and the phases in radians, both (1, C), of all
-    layers that are returned beside it, one after the other. A model without transitions has none: C = 0.
-
-    Args:
-        model: a language model on the CPU, in float32.
-    """
+    """Trace a model for one token of one stream, with its transitions among the outputs."""
     return _trace(model, 1, 1, GatedModel), gate_layers(model)
 
 

@@ -76,11 +76,7 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
 
 @torch.inference_mode()
 def web_difference(exported: _WebModel, n_tokens: int = 24) -> float:
-    """Compare a graph in onnxruntime with its model, token by token: logits and transitions.
-
-    Returns:
-        the largest difference, for logits over the largest logit; NaN if there is one.
-    """
+    """Compare a graph in onnxruntime with its model, token by token: logits and transitions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -26,15 +26,7 @@ _WITH_CODE = ("config.json", "tokenizer_config.json", "generation_config.json")
 
 
 def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
-    """Refuse a folder with files that are not what they should be, before transformers reads them.
-
-    Refused are files that do not match their digests in the manifest, if there is one; code in the folder; names of
-    weights outside it; and weights that are no safetensors file.
-
-    Returns:
-        the manifest: the run's whole experiment as plain data and the update after which the weights were saved, None
-        where they are unknown; and the digests. Empty without a manifest.
-    """
+    """Refuse a folder with files that are not what they should be, before transformers reads them."""
     manifest = read_manifest(folder)
     require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
     require_files(folder, manifest.get("files", {}), patterns)

@@ -78,10 +78,7 @@ class _Place(NamedTuple):
 
 
 def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
-    """Find the tensors of every parameter, and refuse weights that are not exactly the model's own.
-
-    `weights`, which messages call `what`, have the other code's names; of a tied parameter one is enough.
-    """
+    """Find the tensors of every parameter, and refuse weights that are not exactly the model's own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     places = _places(parameters, rules)
     given = [place for place in places if all(name in weights for name in place.theirs)]
@@ -191,10 +188,7 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
 
 
 def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
-    """Take the base of the angles and the share of the channels that turn, which is `share` by default.
-
-    Both are in `rope_parameters`, or in older files beside it.
-    """
+    """Take the base of the angles and the share of the channels that turn, which is `share` by default."""
     rotation = settings.section("rope_parameters")
     base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))
     share = rotation.number("partial_rotary_factor", settings.number("partial_rotary_factor", share))

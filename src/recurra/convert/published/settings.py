@@ -131,11 +131,7 @@ def hybrid_config(
     vocab_size: int,
     d_channel_mixing: int,
 ) -> LanguageModelConfig:
-    """Make the shape of a hybrid stack of transformers: RMS norms, SwiGLU networks, no biases, and a mixer a block.
-
-    `options` are those of each mixer, also of mixers that no block has; `vocab_size` and `d_channel_mixing` what
-    transformers takes where config.json does not say.
-    """
+    """Make the shape of a hybrid stack of transformers: RMS norms, SwiGLU networks, no biases, and a mixer a block."""
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", vocab_size),
         n_layer=len(mixers),
