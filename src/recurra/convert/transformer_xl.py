@@ -1,7 +1,6 @@
-"""The options of a published Transformer-XL, whole: each one is translated, neutral, of no concern or refused by name.
+"""Published Transformer-XL: weights and options of the original PyTorch code and of transformers 4.35.
 
-They come from the original PyTorch code (the arguments of train.py and of MemTransformerLM) or from Hugging Face's
-TransfoXLConfig (transformers 4.35).
+Each option is translated, neutral, of no concern or refused by name.
 """
 
 import itertools
@@ -162,12 +161,9 @@ def transformer_xl_from_original(
             reads them, or "natural" as Hugging Face's does. None decides by the names: natural where they begin with
             `transformer.` except for `crit.`, as Hugging Face's do.
         config: the options by the names of `TransformerXLConfig`, of the original's train.py and model, or of Hugging
-            Face's TransfoXLConfig; a whole config of either can be given. `segment_length` (`tgt_len`), `mem_len` and
-            `norm` (`pre_lnorm`) are required: the weights do not tell them. So are `cutoffs` if there are clusters and
-            div_val is 1, and, with Hugging Face's weights, `same_length` and `clamp_len`, which the original has as
-            False and no limit. Sizes are read from the weights and need not be given. Options that are not supported
-            must be neutral: `attn_type` 0, no `sample_softmax`, `ext_len` 0, `layer_norm_epsilon` 1e-5. Those of
-            training and evaluation (`init`, `lr`, `eval_tgt_len`, ...) are ignored.
+            Face's TransfoXLConfig; a whole config of either can be given. What the weights do not tell is required:
+            `segment_length` (`tgt_len`), `mem_len` and `norm` (`pre_lnorm`), `cutoffs` if there are clusters and
+            div_val is 1, and, with Hugging Face's weights, `same_length` and `clamp_len`.
 
     Returns:
         The model in evaluation mode, in the type of the weights.
@@ -296,13 +292,10 @@ def _fill(parameter: nn.Parameter, values: Tensor, name: str) -> None:
 def _check_frequencies(weights: Mapping[str, Tensor], d_model: int) -> None:
     """The original keeps the sinusoids' frequencies with the weights; here they are always the published ones."""
     expected = 1.0 / 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    found = weights.get(_FREQUENCIES)
-    if found is None:
-        return
+    found = weights.get(_FREQUENCIES, expected)
     rounding = max(1e-5, 2.0 * torch.finfo(found.dtype).eps)
-    if found.shape != expected.shape or not torch.allclose(
-        found.cpu().double(), expected, rtol=rounding, atol=rounding
-    ):
+    close = {"rtol": rounding, "atol": rounding}
+    if found.shape != expected.shape or not torch.allclose(found.cpu().double(), expected, **close):
         raise ValueError(f"{_FREQUENCIES} holds other frequencies than 10000^(-2i / {d_model})")
 
 

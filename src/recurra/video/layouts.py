@@ -169,24 +169,26 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
     """Read the (path, label, "file:line") of each line of a list."""
     text = read_text(path, most_bytes=_MOST_BYTES).removeprefix("\ufeff")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
     by_commas = "," in lines[0][1]
-    split_lines = [_split(line, by_commas, f"{path}:{number}") for number, line in lines]
-    entries = []
+    rows = [(where, line, _split(line, by_commas, where)) for where, line in lines]
+    n_columns = len(rows[0][2])
+    if rows[0][2][0].lower() in _FIRST_OF_A_HEADER:
+        del rows[0]
     labels: dict[str, str] = {}
-    for (number, line), columns in zip(lines, split_lines):
-        if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
-            continue
-        if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
+    for where, line, columns in rows:
+        if len(columns) != n_columns or n_columns not in (2, 3) or not (columns[0] and columns[-1]):
             expected = "path,label or path,pose,label, the same in all lines"
-            raise ValueError(sentence(f"{path}:{number}", repr(line[:_SHOWN]), expected))
-        if _label_differs(labels.setdefault(columns[0], columns[-1]), columns[-1]):
-            got = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
-            raise ValueError(f"{path}:{number}: {sentence('label', got, 'one label for each video')}")
-        entries.append((columns[0], columns[-1], f"{path}:{number}"))
-    return entries
+            raise ValueError(sentence(where, repr(line[:_SHOWN]), expected))
+        name, label = columns[0], columns[-1]
+        above = labels.setdefault(name, label)
+        # a name and the number of its class may stand for the same
+        if above != label and (_number(above) is None) == (_number(label) is None):
+            got = f"{label!r} for {name!r}, which has {above!r} above"
+            raise ValueError(f"{where}: {sentence('label', got, 'one label for each video')}")
+    return [(columns[0], columns[-1], where) for where, _, columns in rows]
 
 
 def _split(line: str, by_commas: bool, where: str) -> list[str]:
@@ -198,11 +200,6 @@ def _split(line: str, by_commas: bool, where: str) -> list[str]:
     except csv.Error as error:
         raise ValueError(sentence(where, f"{line[:_SHOWN]!r} ({error})", "columns separated by commas")) from error
     return [column.strip() for column in columns]
-
-
-def _label_differs(one: str, other: str) -> bool:
-    # A name and the number of its class may stand for the same.
-    return one != other and (_number(one) is None) == (_number(other) is None)
 
 
 def _number(label: str) -> int | None:

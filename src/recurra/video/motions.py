@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
@@ -92,15 +92,8 @@ class MotionsConfig:
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
         """Write the videos if they do not exist yet, and open them."""
         folder = self._folder()
-        write_motions(
-            folder,
-            self.n_videos,
-            n_motions=self.n_motions,
-            label=self.label,
-            frames_per_motion=self.frames_per_motion,
-            image_size=self.image_size,
-            seed=self.seed,
-        )
+        names = ("n_videos", "n_motions", "label", "frames_per_motion", "image_size", "seed")
+        write_motions(folder, **{name: getattr(self, name) for name in names})
         return self._videos(folder).build(rank=rank, world_size=world_size)
 
     def _folder(self) -> Path:
@@ -153,15 +146,8 @@ def write_motions(
     Raises ValueError for a folder with other content, and ImportError if PyAV is missing.
     """
     folder = Path(folder)
-    made_from = {
-        "format": _FORMAT,
-        "n_videos": n_videos,
-        "n_motions": n_motions,
-        "label": label,
-        "frames_per_motion": frames_per_motion,
-        "image_size": image_size,
-        "seed": seed,
-    }
+    made_from = {"format": _FORMAT, "n_videos": n_videos, "n_motions": n_motions, "label": label}
+    made_from |= {"frames_per_motion": frames_per_motion, "image_size": image_size, "seed": seed}
     if _holds(folder, made_from):
         return
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
@@ -181,7 +167,11 @@ def write_motions(
         _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         write_stamped(new / "motions.json", made_from)
-        _put_in_place(new, folder, made_from)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if not _holds(folder, made_from):  # another process was faster
+                raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -201,7 +191,8 @@ def _draw_motions(
     outline = _OUTLINES[int(random.integers(len(_OUTLINES)))]
     radius = random.uniform(size / 8, size / 5)
     speed = random.uniform(size / 12, size / 7)
-    colour = _bright_colour(random)
+    colour = random.uniform(60, 255, size=3)
+    colour[random.integers(3)] = 255
     position = random.uniform(0, size, size=2)  # column, row
     background = random.uniform(0, 70, size=(size, size, 3))
     vectors = list(_DIRECTIONS.values())
@@ -214,12 +205,6 @@ def _draw_motions(
         flicker = random.uniform(-10, 10, size=(size, size, 3))
         pictures[number] = np.clip(background * (1 - inside) + colour * inside + flicker, 0, 255)
     return pictures
-
-
-def _bright_colour(random: np.random.Generator) -> Float[np.ndarray, " 3"]:
-    colour = random.uniform(60, 255, size=3)
-    colour[random.integers(3)] = 255
-    return colour
 
 
 def _offsets(position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -268,11 +253,3 @@ def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
         got = f"{folder}, which has other motions ({found})"
         raise ValueError(sentence("path", got, f"a new folder for {made_from}"))
     return True
-
-
-def _put_in_place(new: Path, folder: Path, made_from: Mapping[str, object]) -> None:
-    try:
-        os.replace(new, folder)
-    except OSError:
-        if not _holds(folder, made_from):  # another process was faster
-            raise

@@ -8,7 +8,7 @@ frames before the last norm.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,6 @@ from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 _CHANNELS_OF_A_HEAD = 64
 """In all published vision Transformers; the weights do not tell."""
-_TIME_PARTS = ("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection")
-"""What a block has with divided attention only."""
 _RENAMED = {
     "num_channels": "n_channels",
     "num_frames": "n_frames",
@@ -53,7 +51,6 @@ _NEUTRAL = {
 
 
 def _edge(size: Any) -> Any:
-    """The edge of what is square, given as one number or as both edges."""
     if isinstance(size, (list, tuple)):
         require(len(size) == 2 and size[0] == size[1], "image_size or patch_size", size, "two equal edges")
         return size[0]
@@ -73,69 +70,57 @@ _TRANSLATED: dict[str, Callable[[Any], Any]] = {
 _HEAD = ("head.weight", "head.bias")
 
 
-@dataclass(frozen=True)
-class _Names:
-    """How a code base names what is here."""
+_PARTS = (
+    *("embedding.class_token", "embedding.positions", "embedding.patches.projection", "encoder.times"),
+    *("norm", "head"),
+)
+"""Names outside of the blocks."""
+_IN_BLOCK = (
+    *("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection"),
+    *("norm_attention", "attention.queries_keys_values", "attention.output_projection"),
+    *("norm_feed_forward", "feed_forward.0", "feed_forward.3"),
+)
+"""Names in a block; a block has the first four with divided attention only."""
 
-    parts: Mapping[str, str]
+
+class _Names(NamedTuple):
+    """How a code base names `_PARTS`, what stands before a block's number, and `_IN_BLOCK`."""
+
+    parts: tuple[str, ...]
     blocks: str
-    in_block: Mapping[str, str]
+    in_block: tuple[str, ...]
 
     def theirs(self, own: str) -> str:
         """Return their name of a parameter here."""
         if match := re.fullmatch(r"encoder\.blocks\.(\d+)\.(.+)\.(\w+)", own):
-            return f"{self.blocks}.{match[1]}.{self.in_block[match[2]]}.{match[3]}"
-        if own in self.parts:
-            return self.parts[own]
+            return f"{self.blocks}.{match[1]}.{self.in_block[_IN_BLOCK.index(match[2])]}.{match[3]}"
+        if own in _PARTS:
+            return self.parts[_PARTS.index(own)]
         module, kind = own.rsplit(".", 1)
-        return f"{self.parts[module]}.{kind}"
+        return f"{self.parts[_PARTS.index(module)]}.{kind}"
 
 
 _ORIGINAL = _Names(
-    parts={
-        "embedding.class_token": "cls_token",
-        "embedding.positions": "pos_embed",
-        "embedding.patches.projection": "patch_embed.proj",
-        "encoder.times": "time_embed",
-        "norm": "norm",
-        "head": "head",
-    },
+    parts=("cls_token", "pos_embed", "patch_embed.proj", "time_embed", "norm", "head"),
     blocks="blocks",
-    in_block={
-        "norm_time": "temporal_norm1",
-        "time_attention.queries_keys_values": "temporal_attn.qkv",
-        "time_attention.output_projection": "temporal_attn.proj",
-        "time_projection": "temporal_fc",
-        "norm_attention": "norm1",
-        "attention.queries_keys_values": "attn.qkv",
-        "attention.output_projection": "attn.proj",
-        "norm_feed_forward": "norm2",
-        "feed_forward.0": "mlp.fc1",
-        "feed_forward.3": "mlp.fc2",
-    },
+    in_block=(
+        *("temporal_norm1", "temporal_attn.qkv", "temporal_attn.proj", "temporal_fc"),
+        *("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"),
+    ),
 )
+_EMBEDDINGS = "timesformer.embeddings"
 _HUGGING_FACE = _Names(
-    parts={
-        "embedding.class_token": "timesformer.embeddings.cls_token",
-        "embedding.positions": "timesformer.embeddings.position_embeddings",
-        "embedding.patches.projection": "timesformer.embeddings.patch_embeddings.projection",
-        "encoder.times": "timesformer.embeddings.time_embeddings",
-        "norm": "timesformer.layernorm",
-        "head": "classifier",
-    },
+    parts=(
+        *(f"{_EMBEDDINGS}.cls_token", f"{_EMBEDDINGS}.position_embeddings"),
+        *(f"{_EMBEDDINGS}.patch_embeddings.projection", f"{_EMBEDDINGS}.time_embeddings"),
+        *("timesformer.layernorm", "classifier"),
+    ),
     blocks="timesformer.encoder.layer",
-    in_block={
-        "norm_time": "temporal_layernorm",
-        "time_attention.queries_keys_values": "temporal_attention.attention.qkv",
-        "time_attention.output_projection": "temporal_attention.output.dense",
-        "time_projection": "temporal_dense",
-        "norm_attention": "layernorm_before",
-        "attention.queries_keys_values": "attention.attention.qkv",
-        "attention.output_projection": "attention.output.dense",
-        "norm_feed_forward": "layernorm_after",
-        "feed_forward.0": "intermediate.dense",
-        "feed_forward.3": "output.dense",
-    },
+    in_block=(
+        *("temporal_layernorm", "temporal_attention.attention.qkv", "temporal_attention.output.dense"),
+        *("temporal_dense", "layernorm_before", "attention.attention.qkv", "attention.output.dense"),
+        *("layernorm_after", "intermediate.dense", "output.dense"),
+    ),
 )
 
 
@@ -199,7 +184,7 @@ def _fixed_sizes(weights: Mapping[str, Tensor], names: _Names) -> dict[str, Any]
         name = names.theirs("embedding.patches.projection.weight")
         raise ValueError(f"{name} is of shape {tuple(projection)}; expected (channels, colours, edge, edge)")
     numbers = (re.match(rf"{re.escape(names.blocks)}\.(\d+)\.", name) for name in weights)
-    of_time = tuple(f".{names.in_block[own]}." for own in _TIME_PARTS)
+    of_time = tuple(f".{name}." for name in names.in_block[:4])
     if any(part in name for name in weights for part in of_time):
         attention = "divided"
     else:
@@ -297,8 +282,7 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
 
     Args:
         model: changed in place.
-        path: the folder of a run (its best checkpoint), a checkpoint of a run, weights of the original
-            TimeSformer code (.pyth), or a Hugging Face folder or file.
+        path: the folder or a checkpoint of a run, weights of the original code (.pyth), or Hugging Face's.
 
     Returns:
         a line that says what was done.

@@ -232,8 +232,6 @@ class VideoFile:
             with _as_video_errors(self._av, self.path):
                 self._step()
 
-    # --- the position: a frame and the one after it ---
-
     def _open(self) -> None:
         with _as_video_errors(self._av, self.path):
             self._container = _open_container(self.path)

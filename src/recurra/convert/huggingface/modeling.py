@@ -91,9 +91,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return the cache; if None, as the configuration says, but not in training.
             logits_to_keep: number of last logits to keep, or the steps whose logits to keep; 0 for all.
             num_items_in_batch: divides the loss instead of the number of labels.
-            output_hidden_states, output_attentions: not offered.
-            return_dict: False for a tuple.
-            inputs_embeds: not offered; callers such as peft pass None.
+            output_hidden_states, output_attentions, inputs_embeds: not offered.
 
         Returns:
             loss, if there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
@@ -126,7 +124,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         kept: slice | Tensor,
     ) -> Float[Tensor, "B kept V"]:
         """Return the logits of the kept steps; the cache takes the state after them."""
-        model = self._runner()
+        is_prepared = not (self.training or torch.is_grad_enabled() or self._prepared is None)
+        model = self._prepared if is_prepared else self.model
         cache = RecurrentCache() if cache is None else cache
         if cache.again is not None and cache.again.tokens.shape[1] > _LONGEST_AGAIN:
             again = cache.again
@@ -137,28 +136,19 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             return logits[:, kept]
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)  # padding may have ids of its own, which no embedding knows
-        n_again = 0
+        n_again = 0 if cache.again is None else cache.again.tokens.shape[1]
         if cache.again is not None:
-            n_again = cache.again.tokens.shape[1]
             tokens, mask = cache.again.followed_by(tokens, mask)
         hidden, state = model.hidden(tokens, cache.state, mask=mask)
         cache.put(state, tokens, mask)
         counts = None if mask is None else mask[:, n_again:][:, kept]
         return blank(model.head(hidden[:, n_again:][:, kept]), counts)
 
-    def _runner(self) -> Any:
-        """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
-        if self.training or torch.is_grad_enabled() or self._prepared is None:
-            return self.model
-        return self._prepared
-
     def prepare_for_decoding(self, dtype: str | None = "float32") -> None:
-        """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
+        """Let `generate`, and all else that runs without gradients, use a copy made by `recurra.decoding.prepare`.
 
-        Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare`
-        can make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and
-        trained. The copy is dropped when this object is put in training mode, or to another type or device, or loads
-        weights. Nothing else is noticed: call this again after weights have changed or layers have been replaced.
+        The model itself stays as it is, and is what is saved and trained. The copy is dropped in training mode. Call
+        this again after weights have changed or layers have been replaced.
 
         Args:
             dtype: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
