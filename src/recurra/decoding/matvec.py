@@ -102,8 +102,7 @@ by_three, by_two, rest_by_three, rest_by_two = _tile(3), _tile(2), _tile(3, True
 # block in the cache for the others. int8 and int4 are multiplied as whole numbers by inputs that are rounded to whole
 # numbers (see `byte_tiles` and `rounded_inputs`). float32 weights stay in their rows (see `row_tiles`).
 #
-# Other sums are float32, and those of one vector are added up in one order, however many others are multiplied with
-# it. Where the machine can, a product and its sum are rounded once.
+# The sums of one vector are added up in one order, however many others are multiplied with it.
 
 
 _UNROLLED = 4 * WIDTH

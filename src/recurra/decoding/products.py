@@ -17,9 +17,7 @@ from recurra.decoding.linear import GROUP
 from recurra.ops._toolkit.launch import compile_function
 from recurra.ops._toolkit.vectors import WIDTH
 
-# --- byte products ---
-#
-# Sums of products of bytes as LLVM: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them.
+# --- sums of products of bytes: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them ---
 #
 # What a machine has for it decides how the inputs lie in memory (`QUAD_BYTES` for 4 of them), not the result: sums
 # are whole numbers, and exact.

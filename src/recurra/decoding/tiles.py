@@ -31,9 +31,6 @@ from recurra.ops._toolkit.vector_math import write
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, spread, store, zeros
 
 # --- what a compiled step does with the short float32 vectors of `recurra.ops._toolkit.vectors` ---
-#
-# `apply(code, x, y)` runs the function of `recurra.ops._toolkit.vector_math` that a number chooses: one loop
-# serves all.
 
 
 @intrinsic
@@ -152,9 +149,7 @@ def set_word(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-# --- tiles ---
-#
-# The inner loops of a product of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers.
+# --- tiles of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers ---
 #
 # A block of weights is (inputs, 64): those of one input for 64 neighbouring outputs lie side by side, and each is
 # multiplied by one number of every vector. So a weight is loaded and widened once for all vectors of a tile, and a
@@ -298,9 +293,7 @@ def other_tiles(block, x, n_in, sums, done, vectors, count, fetch, step):  # typ
         fetch += step * count
 
 
-# --- byte tiles ---
-#
-# The inner loops of a product of whole numbers: 64 outputs of a few vectors at once, their sums in registers.
+# --- tiles of whole numbers ---
 #
 # A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of
 # 32, are whole numbers, which are scaled; those of a block are added to `sums` (vectors, 64), float32. With the 32

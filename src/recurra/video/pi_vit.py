@@ -132,9 +132,9 @@ class TaskLosses(NamedTuple):
 class PIViT(TimeSformer):
     """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
 
-    Called without poses, it is a TimeSformer: `forward` never uses the modules, and `timesformer` gives a model without
-    them. `loss` with poses adds to -log p of the class the losses of both tasks by their weights (the published ones by
-    default). A segment without a target learns nothing from poses either: our choice.
+    Called without poses, it is a TimeSformer; `timesformer` gives a model without the modules. `loss` with poses adds
+    to -log p of the class the losses of both tasks by their weights (the published ones by default). A segment without
+    a target learns nothing from poses either: our choice.
 
     Published: 2D-SIM after the first block, 3D-SIM after the last, before the final norm, on the mean over all patches
     ("global" alignment). The paper also tries other blocks, alignment by frames and several modules at once, which are

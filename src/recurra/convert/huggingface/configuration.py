@@ -120,15 +120,9 @@ globals().update({config.__name__: config for config in CONFIGS})  # so that the
 
 
 def config_for(model_config: Any, **others: Any) -> RecurraConfig:
-    """Return the transformers configuration of a model's own.
+    """Return the transformers configuration of a registered language model's own.
 
-    Args:
-        model_config: the configuration of a registered language model.
-        others: any other attributes, such as `bos_token_id`.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: the model predicts something other than the tokens that it reads.
+    others: any other attributes, such as `bos_token_id`.
     """
     for kind in CONFIGS:
         if type(model_config) is kind.entry.config:
@@ -175,9 +169,6 @@ class RecurrentCache(Cache):
 
     Args:
         keeps: how many of the last tokens can be taken back, at least.
-
-    Raises:
-        ValueError: `keeps` is below 0.
     """
 
     def __init__(self, keeps: int = 0) -> None:

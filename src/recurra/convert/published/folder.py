@@ -53,9 +53,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         the model in evaluation mode, and its tokenizer, None if the folder has none.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is damaged, the architecture is none of those known, an entry of config.json is not
-            supported, or the weights are not a whole model's.
+        ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
     """
     folder = Path(folder)
     entries = read_json(folder / "config.json", allow_nan=True)
