@@ -152,13 +152,6 @@ def test_unknown_names_are_named():
         _timesformer_from_original(weights, n_heads=HEADS)
 
 
-def test_another_architecture_is_refused():
-    with pytest.raises(ValueError, match=r"no TimeSformer.*missing: patch_embed\.proj\.weight"):
-        _timesformer_from_original(hugging_face().state_dict(), n_heads=HEADS)
-    with pytest.raises(ValueError, match="holds no weights by name"):
-        _timesformer_from_original({"model_state": {"epoch": 3}})
-
-
 def test_shapes_that_do_not_fit_are_named():
     weights = original(hugging_face(), "")
     weights["blocks.1.mlp.fc2.weight"] = torch.zeros(12, 21)

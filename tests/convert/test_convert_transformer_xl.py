@@ -232,15 +232,6 @@ def test_the_order_of_clusters_can_be_said():
         convert(weights, cutoffs=CUTOFFS, cluster_order="backwards")
 
 
-def test_sizes_are_read_from_the_weights():
-    config = convert(published_weights(cutoffs=CUTOFFS, div_val=2), mem_len=5, clamp_len=-1, dropatt=0.25).config
-    assert (config.vocab_size, config.d_model, config.n_heads, config.d_head) == (VOCABULARY, D_MODEL, HEADS, D_HEAD)
-    assert (config.n_layer, config.d_channel_mixing, config.div_val) == (LAYERS, D_INNER, 2)
-    assert (config.cutoffs, config.d_embedding, config.share_biases) == (CUTOFFS, D_MODEL, True)
-    assert (config.segment_length, config.mem_len, config.clamp_len) == (SEGMENT, 5, None)
-    assert config.attention_dropout == 0.25
-
-
 def test_of_tied_weights_one_copy_is_enough():
     options = {"cutoffs": CUTOFFS, "div_val": 2}
     weights, stream = published_weights(**options), torch.randint(VOCABULARY, (1, 5))

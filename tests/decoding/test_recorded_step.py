@@ -92,15 +92,6 @@ def test_what_cannot_be_recorded_is_refused():
         TracedStep(language_model("gateloop").train(), 31)
 
 
-def test_with_gradients_the_model_runs():
-    model = language_model("gateloop")
-    recorded = TracedStep(model, 31)
-    with torch.enable_grad():
-        _, state = recorded(torch.tensor([[1]]))
-        logits, _ = recorded(torch.tensor([[2]]), state)
-        assert logits.requires_grad
-
-
 def test_a_step_that_no_recording_can_follow_is_left_to_the_model():
     """Sizes are tensors while a step is recorded; such a model divides them."""
     options = {"mixer": "gateloop-attention", "mixer_options": {"window": 1}}

@@ -292,11 +292,6 @@ def test_bad_values(field, value, message, no_type_checker):
         VideoConfig(path="x", **{field: value})
 
 
-def test_the_default_jitter_is_timesformers():
-    assert VideoConfig(path="x").short_sides == (256, 320)
-    assert VideoConfig(path="x", scale_jitter=(230, 240)).short_sides == (230, 240)
-
-
 def test_the_folder_must_be_there(tmp_path, make_folder):
     with pytest.raises(FileNotFoundError, match="nowhere, which does not exist; expected a folder"):
         VideoConfig(path=str(tmp_path / "nowhere")).build()
