@@ -70,7 +70,7 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
 
 
 def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
-    """Return `largest_difference`."""
+    """Compare the logits of two models; return their largest difference, or refuse one above 1e-5."""
     difference = _largest_difference(one, other)
     if not difference <= _LARGEST_DIFFERENCE:
         raise ValueError(

@@ -79,7 +79,7 @@ def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels group
 
 
 def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
-    """Give the weights that `to_int4` kept."""
+    """Return the weights that `_to_int4` kept."""
     n_panels, n_groups, _ = stored.shape
     scale, minimum = stored[..., : 4 * PANEL].contiguous().view(torch.float16).float().chunk(2, 2)
     words = stored[..., 4 * PANEL :].view(n_panels, n_groups, GROUP // 8, PANEL, 4).transpose(3, 4)

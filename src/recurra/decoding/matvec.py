@@ -1,6 +1,6 @@
 """The inner loop of a product of float32 weights in rows: two rows times a few vectors, their sums in registers.
 
-A row times a vector has four sums of 16 numbers (see `matvec_kernels`). With the 32 registers of AVX-512 a tile has all
+A row times a vector has four sums of 16 numbers. With the 32 registers of AVX-512 a tile has all
 of them in flight, for two rows and three vectors; with the 16 of AVX2 it comes to the same sums one after the other.
 """
 
@@ -97,10 +97,10 @@ by_three, by_two, rest_by_three, rest_by_two = _tile(3), _tile(2), _tile(3, True
 # One step of a model uses each weight once for every row of a batch, so with few rows the time is that of reading the
 # weights, and they are read once for all rows. A thread takes neighbouring outputs from end to end.
 #
-# All but float32 weights lie in panels (see `panels`), which are multiplied in blocks of 128 inputs. bfloat16 is
+# All but float32 weights lie in panels (see `linear`), which are multiplied in blocks of 128 inputs. bfloat16 is
 # widened to float32 in registers (see `tiles`); with three tiles of vectors or more, the first keeps the widened
 # block in the cache for the others. int8 and int4 are multiplied as whole numbers by inputs that are rounded to whole
-# numbers (see `byte_tiles` and `rounded_inputs`). float32 weights stay in their rows (see `row_tiles`).
+# numbers. float32 weights stay in their rows.
 #
 # The sums of one vector are added up in one order, however many others are multiplied with it.
 

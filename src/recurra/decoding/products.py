@@ -118,7 +118,7 @@ def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
 
 # --- inputs of a product as whole numbers from -127 to 127, with a scale for every 128 of a vector ---
 #
-# A block of 128 inputs becomes a record: the codes (see `byte_products`), the scale, the sums of the codes of each
+# A block of 128 inputs becomes a record: the codes, the scale, the sums of the codes of each
 # 32, and the sum of all. Missing inputs of a last block are zeros. A block with a number that is not finite has a
 # scale that is not finite either, and so have its results.
 

@@ -188,7 +188,7 @@ class StepProgram:
         """Compute the outputs, which are new tensors.
 
         Returns:
-            None if an input is not like that of the recording (its form, see `step_inputs`) or has no memory that could
+            None if an input is not like that of the recording or has no memory that could
             be read, if another call is running, or if a token is not in the vocabulary.
         """
         if not have_forms(inputs, self._forms):

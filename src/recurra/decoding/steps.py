@@ -47,7 +47,7 @@ class TracedStep(nn.Module):
 
     The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
     of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
-    that streams that come and go do not need a recording each; batches of up to `MOST_ROWS` rows run in pieces of
+    that streams that come and go do not need a recording each; batches of up to `_MOST_ROWS` rows run in pieces of
     `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
     tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
     fit it).
@@ -245,7 +245,7 @@ class CompiledStep(TracedStep):
     token that is not in the vocabulary, so that the model raises its own error.
 
     Args:
-        model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are laid out for
+        model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are packed for
             decoding.
         vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 

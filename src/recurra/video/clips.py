@@ -85,7 +85,7 @@ _MEAN, _STD = 0.45, 0.225  # of each channel of a picture in [0, 1], as in TimeS
 
 
 def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
-    """Turn pictures of whole numbers 0..255 into float32: subtract `MEAN` and divide by `STD`."""
+    """Turn pictures of whole numbers 0..255 into float32: subtract 0.45 and divide by 0.225."""
     return (frames.float() / 255 - _MEAN) / _STD
 
 
