@@ -294,8 +294,8 @@ def _check_frequencies(weights: Mapping[str, Tensor], d_model: int) -> None:
     expected = 1.0 / 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     found = weights.get(_FREQUENCIES, expected)
     rounding = max(1e-5, 2.0 * torch.finfo(found.dtype).eps)
-    close = {"rtol": rounding, "atol": rounding}
-    if found.shape != expected.shape or not torch.allclose(found.cpu().double(), expected, **close):
+    values = found.cpu().double()
+    if values.shape != expected.shape or not torch.allclose(values, expected, rtol=rounding, atol=rounding):
         raise ValueError(f"{_FREQUENCIES} holds other frequencies than 10000^(-2i / {d_model})")
 
 

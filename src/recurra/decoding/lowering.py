@@ -138,9 +138,11 @@ def _mul(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> None:
         memory.map("mul", out_im, *((x_re, y_im) if x_im is None else (x_im, y_re)))
     else:
         first, second = memory.scratch(out.shape), memory.scratch(out.shape)
-        memory.map("mul", first, x_re, y_re), memory.map("mul", second, x_im, y_im)
+        memory.map("mul", first, x_re, y_re)
+        memory.map("mul", second, x_im, y_im)
         memory.map("sub", out_re, first, second)
-        memory.map("mul", first, x_re, y_im), memory.map("mul", second, x_im, y_re)
+        memory.map("mul", first, x_re, y_im)
+        memory.map("mul", second, x_im, y_re)
         memory.map("add", out_im, first, second)
 
 

@@ -124,10 +124,11 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     """
     model = portable.model
     architecture, entries = _described(model)
-    weights = weights_by_their_names(model, architecture.rules(model.config))
+    config: Any = model.config
+    weights = weights_by_their_names(model, architecture.rules(config))
     if tied_parameters(model):
         del weights[architecture.head]
-    weights = join_fused(weights, architecture.fused(model.config))
+    weights = join_fused(weights, architecture.fused(config))
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
