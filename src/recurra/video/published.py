@@ -232,8 +232,9 @@ def _copy(weights: Mapping[str, Tensor], names: _Names, model: TimeSformer, *, k
             f"{'; '.join(parts)}"
         )
     own_weights = {own: weights[name] for own, name in theirs.items()}
-    own_weights |= {own: part[0] for own, part in own_weights.items() if part.dim() == 3}  # a leading axis of 1
-    own_weights["embedding.class_token"] = own_weights["embedding.class_token"][0]
+    for own, part in own_weights.items():
+        if part.dim() == 3:  # an embedding, with a leading axis of 1; the class token's has two
+            own_weights[own] = part[0, 0] if own == "embedding.class_token" else part[0]
     for own, values in _resized(own_weights, config).items():
         if keep_head and own in _HEAD:
             continue
