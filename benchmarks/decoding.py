@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.table import cpu_name
-from recurra.decoding.linear import NUMBERS, pack_linear_layers
-from recurra.decoding.prepare import TracedStep, prepare_for_decoding
+from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.steps import TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.process import keep_large_blocks
 
@@ -146,7 +146,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_large_blocks()
     model = gateloop()
-    forms = {"as it is": model} | {numbers: prepare_for_decoding(model, numbers) for numbers in NUMBERS}
+    forms = {"as it is": model} | {numbers: prepare(model, numbers) for numbers in DTYPES}
     result: dict[str, Any] = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads}
     result["parameters"] = sum(p.numel() for p in model.parameters())
     rates = []

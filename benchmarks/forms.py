@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from recurra import open_run
 from recurra.cli.arguments import split_overrides
-from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.train.evaluate import evaluate
 
 
@@ -73,7 +73,7 @@ def main() -> None:
         "Hugging Face": FromHuggingFace(arguments.folder),
     }
     forms |= {file.name: FromOnnx(file) for file in arguments.files}
-    forms |= {f"for decoding, {numbers}": pack_linear_layers(run.model, numbers) for numbers in NUMBERS}
+    forms |= {f"for decoding, {numbers}": pack_linear_layers(run.model, numbers) for numbers in DTYPES}
     table = Table("form", "test perplexity", "over the run's", "tokens/s")
     results: dict[str, float] = {}
     for name, form in forms.items():

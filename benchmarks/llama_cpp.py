@@ -5,7 +5,7 @@
 
 llama.cpp runs GPT-2 of 124M parameters or Mamba of 130M, in F32, Q8_0 and Q4_0, from files that are written on the
 first use. Ours are the GateLoop of `benchmarks.decoding`, 88M parameters, and Mamba of 130M, with weights kept as each
-of `recurra.decoding.linear.NUMBERS`. Both sides take blocks of greedy steps in turn, on as many threads. A step of ours
+of `recurra.decoding.linear.DTYPES`. Both sides take blocks of greedy steps in turn, on as many threads. A step of ours
 is timed with the choice of the token, and llama.cpp's times are its own. The bytes of the weights are those that a step
 reads, so without tables of positions, and of embeddings where they are not the head.
 
@@ -31,8 +31,8 @@ from torch import nn
 
 from benchmarks.decoding import gateloop
 from benchmarks.table import cpu_name
-from recurra.decoding.linear import NUMBERS, pack_linear_layers
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.linear import DTYPES, pack_linear_layers
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.process import keep_large_blocks
 
@@ -164,7 +164,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     with ExitStack() as stack:
         for name, model in our_models(arguments.ours, dry):
             for number in arguments.numbers:
-                row, form = f"our {name}, {number}", prepare_for_decoding(model, number)
+                row, form = f"our {name}, {number}", prepare(model, number)
                 found[row] = {"bytes": weight_bytes(pack_linear_layers(model, number))}
                 for context in arguments.contexts:
                     blocks[row, context] = Ours(model, form, context).block
@@ -217,7 +217,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/gguf"), help="folder of GGUF files")
     parser.add_argument("--ours", nargs="*", default=["GateLoop", "Mamba"], choices=["GateLoop", "Mamba"])
     parser.add_argument("--theirs", nargs="*", default=["gpt2", "mamba"], choices=["gpt2", "mamba"])
-    parser.add_argument("--numbers", nargs="+", default=list(NUMBERS), choices=NUMBERS, help="of our weights")
+    parser.add_argument("--numbers", nargs="+", default=list(DTYPES), choices=DTYPES, help="of our weights")
     parser.add_argument("--quantised", nargs="+", default=list(QUANTISED), choices=QUANTISED, help="of theirs")
     parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS), help="tokens already read")
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens read at once; 0: none (default: 2048)")

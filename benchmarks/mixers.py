@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.table import cpu_name
 from benchmarks.timing import interleaved, median_ratio
 from recurra import list_mixers
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import detach
 from recurra.train.config import OptimizerConfig
@@ -92,7 +92,7 @@ def state_bytes(state: Any) -> int:
 @torch.inference_mode()
 def decoded(model: LanguageModel) -> tuple[float, int]:
     """Milliseconds of a token, and the bytes of a stream's state then."""
-    fast = prepare_for_decoding(model.eval(), "float32")
+    fast = prepare(model.eval(), "float32")
     _, state = model(torch.randint(N_TOKENS, (1, CONTEXT)))
     token, times = torch.zeros(1, 1, dtype=torch.int64), []
     for _ in range(12):

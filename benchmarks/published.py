@@ -25,7 +25,7 @@ from torch.nn import functional
 from benchmarks.table import Row, save, show
 from benchmarks.timing import interleaved, median_ratio
 from recurra.convert.published.folder import from_huggingface
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.train.process import keep_large_blocks
 
 PROMPT, STEP, TOKENS = 2048, 1024, 16
@@ -79,7 +79,7 @@ def prefill(peer: nn.Module, ours: nn.Module, tokens: torch.Tensor) -> dict[str,
 
 def decode(peer: nn.Module, ours: nn.Module, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
     """TOKENS tokens, one at a time."""
-    fast = prepare_for_decoding(ours, "float32")
+    fast = prepare(ours, "float32")
     with torch.inference_mode():
         cache: Any = peer(tokens, use_cache=True)
         cache = cache.past_key_values if cache.get("past_key_values") is not None else cache.cache_params

@@ -11,7 +11,7 @@ import torch
 from benchmarks.llama_cpp_peer import SIZES, Sizes, gpt2_tensors, mamba_tensors
 
 from benchmarks import llama_cpp, llama_cpp_peer
-from recurra.decoding.linear import NUMBERS, pack_linear_layers
+from recurra.decoding.linear import DTYPES, pack_linear_layers
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import on_meta
 
@@ -54,7 +54,7 @@ def peer(tmp_path):
 
 
 def test_both_sides_take_blocks_in_turn(peer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(llama_cpp, "prepare_for_decoding", pack_linear_layers)
+    monkeypatch.setattr(llama_cpp, "prepare", pack_linear_layers)
     threads = torch.get_num_threads()
     words = ["--dry", "--peer", str(peer), "--models", str(tmp_path / "gguf"), "--out", str(tmp_path / "found.json")]
     words += ["--contexts", "5", "9", "--prompt", "6", "--rounds", "2", "--threads", str(threads)]
@@ -85,7 +85,7 @@ def test_a_peer_that_ends_is_an_error(tmp_path):
     peer.process.communicate()
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_bytes_are_those_that_a_step_reads(numbers):
     model = LanguageModel(LanguageModelConfig(11, None, 1, 8, 0, mixer="min-gru", tie_embeddings=True)).eval()
     laid_out = pack_linear_layers(model, numbers)

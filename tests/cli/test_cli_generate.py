@@ -11,7 +11,7 @@ import pytest
 from recurra import open_run
 from recurra.cli import generate, main
 from recurra.data.text import TextConfig
-from recurra.decoding.prepare import CompiledStep, prepare_for_decoding
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.stream import Stream
 
@@ -89,9 +89,7 @@ def test_float32_weights_print_what_the_model_prints(capsys, runs, name, monkeyp
     words = (runs[name], "--prompt", "the dog", "--max-tokens", "20", "--seed", "3")
     expected, _ = output(capsys, *words)
     made = []
-    monkeypatch.setattr(
-        generate, "prepare_for_decoding", lambda *given: made.append(prepare_for_decoding(*given)) or made[0]
-    )
+    monkeypatch.setattr(generate, "prepare", lambda *given: made.append(prepare(*given)) or made[0])
     assert output(capsys, *words, "--weights", "float32")[0] == expected
     assert isinstance(made[0], CompiledStep) == (name == "words")
 

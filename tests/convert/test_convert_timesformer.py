@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import TimesformerConfig, TimesformerForVideoClassification
 
-from recurra.convert.portable import read_weights
 from recurra.video.published import _timesformer_from_huggingface, _timesformer_from_original
 
 FRAMES, HEADS = 3, 3
@@ -83,19 +81,9 @@ def test_over_space_alone_a_single_frame_gives_the_port_s_logits(layout):
     torch.testing.assert_close(model(clip)[0][:, 0], port(clip).logits, **CLOSE)
 
 
-def test_the_published_names_are_written_as_the_original_writes_them():
-    """Guards the test's own renaming."""
-    names = original(hugging_face())
-    block = ("norm1", "attn.qkv", "attn.proj", "temporal_norm1", "temporal_attn.qkv", "temporal_attn.proj")
-    block = (*block, "temporal_fc", "norm2", "mlp.fc1", "mlp.fc2")
-    expected = {"cls_token", "pos_embed", "time_embed"}
-    modules = ["patch_embed.proj", "norm", "head", *(f"blocks.{n}.{part}" for n in (0, 1) for part in block)]
-    expected |= {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
-    assert set(names) == {f"model.{name}" for name in expected}
-
-
-@pytest.mark.parametrize("prefix", ["", "model.", "module.", "module.model."])
-@pytest.mark.parametrize("container", [None, "model_state", "state_dict"])
+@pytest.mark.parametrize(
+    ("prefix", "container"), [("", None), ("module.", "model_state"), ("module.model.", "state_dict")]
+)
 def test_prefixes_and_checkpoints(prefix, container):
     port, clip = hugging_face(), draw()
     weights = original(port, prefix)
@@ -111,17 +99,7 @@ def test_sizes_are_read_from_the_weights():
     assert (config.n_channels, config.drop_path, config.head_dropout) == (3, 0.0, 0.5)
 
 
-def test_the_model_is_ready_to_run_and_of_the_weights_type():
-    port = hugging_face().float()
-    model = convert(port)
-    assert not model.training
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    with torch.no_grad():
-        model.head.bias.zero_()
-    assert port.classifier.bias.any()  # a copy
-
-
-@pytest.mark.parametrize("edge", [8, 20, 24])
+@pytest.mark.parametrize("edge", [8, 20])
 def test_another_resolution_takes_the_nearest_patch_s_position(edge):
     """As the original's forward pass does, which the port keeps."""
     port, clip = hugging_face(), draw(edge=edge)
@@ -160,33 +138,18 @@ def test_heads_of_64_channels_are_the_default():
         _timesformer_from_original(original(hugging_face()))
 
 
-@pytest.mark.parametrize("name", sorted(original(hugging_face(), "")))
-def test_a_missing_name_is_named(name):
-    weights = original(hugging_face(), "")
-    del weights[name]
-    with pytest.raises(ValueError, match=f"missing: {name}"):
-        _timesformer_from_original(weights, n_heads=HEADS)
-
-
-def test_a_missing_name_of_the_port_is_named():
-    weights = hugging_face().state_dict()
-    name = "timesformer.encoder.layer.1.temporal_attention.attention.qkv.bias"
-    del weights[name]
-    with pytest.raises(ValueError, match=f"missing: {name}"):
-        _timesformer_from_huggingface(weights, n_heads=HEADS)
+def test_a_missing_name_is_named():
+    whole = original(hugging_face(), "")
+    for name in whole:
+        weights = {other: tensor for other, tensor in whole.items() if other != name}
+        with pytest.raises(ValueError, match=f"missing: {name}"):
+            _timesformer_from_original(weights, n_heads=HEADS)
 
 
 def test_unknown_names_are_named():
     weights = {**original(hugging_face()), "model.blocks.0.gate": torch.zeros(1), "model.dist_token": torch.zeros(1)}
     with pytest.raises(ValueError, match=r"unknown: blocks\.0\.gate, dist_token"):
         _timesformer_from_original(weights, n_heads=HEADS)
-
-
-def test_another_architecture_is_refused():
-    with pytest.raises(ValueError, match=r"no TimeSformer.*missing: patch_embed\.proj\.weight"):
-        _timesformer_from_original(hugging_face().state_dict(), n_heads=HEADS)
-    with pytest.raises(ValueError, match="holds no weights by name"):
-        _timesformer_from_original({"model_state": {"epoch": 3}})
 
 
 def test_shapes_that_do_not_fit_are_named():
@@ -213,42 +176,9 @@ def test_the_same_name_twice_is_refused():
     [
         ({"d_modle": 8}, TypeError, "no option d_modle; there are: .*d_model"),
         ({"d_model": 10}, ValueError, "d_model is given as 10; in the weights it is 12"),
-        ({"attention": "joint"}, ValueError, "attention is given as joint; in the weights it is divided"),
-        ({"patch_size": 2}, ValueError, "patch_size is given as 2; in the weights it is 4"),
         ({"image_size": 10}, ValueError, "patch_size is 4; expected a divisor of image_size = 10"),
-        ({"n_layer": 3}, ValueError, "n_layer is given as 3; in the weights it is 2"),
     ],
 )
 def test_options_are_checked(options, error, message):
     with pytest.raises(error, match=message):
         convert(hugging_face(), **options)
-
-
-def test_files_of_both_kinds_are_read(tmp_path):
-    port = hugging_face()
-    torch.save({"epoch": 15, "model_state": original(port), "cfg": "..."}, tmp_path / "k400.pyth")
-    torch.save(port.state_dict(), tmp_path / "pytorch_model.bin")
-    save_file(port.state_dict(), tmp_path / "model.safetensors")
-    for name, expected in (
-        ("k400.pyth", original(port)),
-        ("pytorch_model.bin", port.state_dict()),
-        ("model.safetensors", port.state_dict()),
-    ):
-        found = read_weights(tmp_path / name)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
-
-
-def test_files_that_are_no_weights_are_refused(tmp_path):
-    for name in ("broken.pyth", "broken.safetensors"):
-        (tmp_path / name).write_bytes(b"not weights at all")
-        with pytest.raises(ValueError, match=name):
-            read_weights(tmp_path / name)
-    torch.save({"weight": KINDS}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other\.pt holds no weights"):
-        read_weights(tmp_path / "other.pt")
-    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")  # would run code
-    with pytest.raises(ValueError, match="without running its code"):
-        read_weights(tmp_path / "module.pt")
-    with pytest.raises(FileNotFoundError):
-        read_weights(tmp_path / "none.pyth")

@@ -1,6 +1,5 @@
 """Weights of other code bases that are not what they should be."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_weights_are_read(saved):
     assert all(torch.equal(found[name], tensor) for name, tensor in WEIGHTS.items())
 
 
-@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
 def test_a_truncated_file_is_refused_by_name(saved, share):
     content = saved.read_bytes()
     saved.write_bytes(content[: int(share * len(content))])
@@ -69,10 +68,4 @@ def test_a_tensor_larger_than_its_file_is_refused(tmp_path):
 def test_what_are_no_weights_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a\.pt holds no weights by name"):
-        read_weights(tmp_path / "a.pt")
-
-
-def test_other_pickles_are_refused(tmp_path):
-    (tmp_path / "a.pt").write_bytes(pickle.dumps(WEIGHTS["a"].tolist()))
-    with pytest.raises(ValueError, match=r"a\.pt is no file of weights"):
         read_weights(tmp_path / "a.pt")

@@ -10,7 +10,6 @@ from benchmarks.faults.binary_mutants import (
     drop_metadata,
     drop_tensor,
     parse_safetensors,
-    poison_safetensors,
     rename_tensor,
     swap_tensors,
     write_safetensors,
@@ -61,9 +60,7 @@ def sign(path: Path, **changes) -> None:
         swap_tensors,
         drop_tensor,
         lambda content: rename_tensor(content, Random(1)),
-        lambda content: poison_safetensors(content, Random(1)),
         lambda content: content.replace(b"dog", b"dig"),
-        lambda content: content.replace(rb"\"step\": 7", rb"\"step\": 8"),
         lambda content: content[:-1] + bytes([content[-1] ^ 1]),
     ],
 )
@@ -75,25 +72,14 @@ def test_another_content_does_not_match_the_digest(saved, change):
         load_single_file(saved)
 
 
-def test_a_missing_digest_is_refused(saved):
-    parts = parse_safetensors(saved.read_bytes())
-    description = {key: value for key, value in json.loads(parts.metadata["recurra"]).items() if key != "digest"}
-    metadata = {**parts.metadata, "recurra": json.dumps(description)}
-    saved.write_bytes(write_safetensors(parts._replace(metadata=metadata)))
-    with pytest.raises(ValueError, match="its content does not match its digest"):
-        load_single_file(saved)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"config": 3}, r"the description in .*model\.safetensors: config is an int; expected an object"),
-        ({"step": "7"}, r"the description in .*model\.safetensors: step is a str; expected a whole number"),
         ({"more": 1}, r"the description in .* is one with config, .*more.*; expected format, model"),
         ({"model": "Other"}, r"model\.safetensors is of a Other; expected a model that this version knows"),
         ({"config": {"vocab_size": 0}}, r"model\.safetensors: .*vocab_size"),
         ({"config": {"vocab_size": 9, "nothing": 0}}, r"model\.safetensors: .*nothing"),
-        ({"config": {"vocab_size": len(WORDS), "d_model": 9}}, "other weights than its configuration says"),
         ({"config": {"vocab_size": len(WORDS), "d_model": 10**7}}, "other weights than its configuration says"),
         ({"config": {"vocab_size": len(WORDS), "n_layer": 10**9}}, "n_layer in .* is 1000000000; expected at most"),
     ],

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from recurra.decoding.linear import DecodingLinear
+from recurra.decoding.products import BLOCK
 
-SIZES = [(3, 5, 1), (130, 33, 2), (257, 129, 4), (70, 65, 9), (64, 64, 23)]
 OTHERS = {
     "AVX2": ("haswell", "+avx2,+fma"),
     "AVX2 and VNNI": ("alderlake", "+avx2,+fma,+avxvnni"),
@@ -18,36 +18,42 @@ OTHERS = {
 _PROGRAM = """
 import sys
 import torch
-torch.set_num_threads(1)
-from recurra.decoding.products import _PER_PRODUCT
-from recurra.decoding.matvec import _int4, _int8, room_bytes
+from recurra.decoding.linear import PANEL, QUAD
+from recurra.decoding.products import _PER_PRODUCT, RECORD, round_inputs
+from recurra.decoding.tiles import int4_one, int8_two
+from recurra.ops._toolkit.launch import compile_function
+
+@compile_function
+def int8(w, x, n_in, records, sums):
+    round_inputs(x, n_in, 2, records)
+    int8_two(w, records, RECORD, sums, (n_in + 3) // 4, w)
+
+@compile_function
+def int4(w, x, n_in, records, sums):
+    round_inputs(x, n_in, 2, records)
+    for vector in range(2):
+        int4_one(w, records + RECORD * vector, RECORD, sums + 4 * 64 * vector, (n_in + 31) // 32, w)
+
 cases, results = torch.load(sys.argv[1]), []
-for numbers, stored, scale, bias, x in cases:
-    y = torch.empty(len(x), len(scale))
-    room = torch.zeros(room_bytes(*x.shape) // 4)
-    end = room.data_ptr() + 4 * len(room)
-    places = [tensor.data_ptr() for tensor in (stored, scale, bias, x, y)]
-    kernel = _int4 if numbers == "int4" else _int8
-    kernel(*places, len(x), x.shape[1], len(scale), 0, len(scale), room.data_ptr(), end)
-    results.append(y)
+for dtype, stored, scale, bias, x in cases:
+    sums, records = torch.zeros(2, PANEL), torch.zeros(2 * RECORD, dtype=torch.uint8)
+    kernel = int8 if dtype == "int8" else int4
+    kernel(stored.data_ptr(), x.data_ptr(), x.shape[1], records.data_ptr(), sums.data_ptr())
+    results.append(sums[:, : len(scale)] * scale + bias)
 torch.save((_PER_PRODUCT, results), sys.argv[2])
 """
-
-
-def cases():
-    for numbers in ("int8", "int4"):
-        for n_in, n_out, vectors in SIZES:
-            yield DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
 
 
 @pytest.mark.parametrize("machine", OTHERS)
 def test_other_instructions_give_the_same(machine, tmp_path):
     name, features = OTHERS[machine]
-    given = list(cases())
-    torch.save([(layer.numbers, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
+    layers = [DecodingLinear(nn.Linear(n, 33), dtype) for dtype in ("int8", "int4") for n in (5, BLOCK - 3, BLOCK)]
+    given = [(layer, torch.randn(2, layer.in_features)) for layer in layers]
+    torch.save([(layer.dtype, layer.stored, layer.scale, layer.bias, x) for layer, x in given], tmp_path / "cases")
+    (tmp_path / "program.py").write_text(_PROGRAM)  # kernels are cached by the file that they are in
     environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
     told = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(tmp_path / "cases"), str(tmp_path / "results")],
+        [sys.executable, tmp_path / "program.py", tmp_path / "cases", tmp_path / "results"],
         env=environment,
         capture_output=True,
         text=True,
@@ -57,6 +63,6 @@ def test_other_instructions_give_the_same(machine, tmp_path):
     assert told.returncode == 0, told.stderr
     per_product, results = torch.load(tmp_path / "results")
     assert per_product == (8 if "avxvnni" in features else 0)
-    for (layer, x), y in zip(given, results):
+    for (layer, x), y in zip(given, results, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(y, layer(x), rtol=1e-6, atol=1e-6)

@@ -10,7 +10,7 @@ from torch import nn
 from recurra import state as states
 from recurra.decoding.linear import MOST_VECTORS, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
-from recurra.decoding.prepare import _MOST_ROWS, CompiledStep, TracedStep, prepare_for_decoding, recorded_rows
+from recurra.decoding.steps import _MOST_ROWS, CompiledStep, TracedStep, prepare, recorded_rows
 from recurra.models.compact_recurrent_transformer import CompactRecurrentTransformer, CompactRecurrentTransformerConfig
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -80,8 +80,10 @@ def test_a_compiled_stream_is_the_models(mixer):
         assert_near((logits, other), (expected, state))
 
 
-@pytest.mark.parametrize("options", [{"n_heads": 2}, {"n_heads": 1, "transition": "fixed"}, {"output_gate": True}])
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [({"n_heads": 2}, "bfloat16"), ({"n_heads": 1, "transition": "fixed"}, "int8"), ({"output_gate": True}, "int4")],
+)
 def test_heads_and_rounded_weights(options, numbers):
     model = pack_linear_layers(language_model(**options), numbers)
     compiled = CompiledStep(model, 31)
@@ -98,21 +100,14 @@ def test_heads_and_rounded_weights(options, numbers):
 def test_a_state_with_a_tensor_without_numbers(mixer, options):
     """That of a convolution of one step."""
     model = language_model(mixer, **options)
-    compiled, state, right = prepare_for_decoding(model), None, None
+    compiled, state, right = prepare(model), None, None
     for token in torch.randint(31, (4, 1, 1)):
         y, state = compiled(token, state)
         expected, right = model(token, right)
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_whose_layers_are_not_laid_out():
-    model = language_model()
-    compiled = CompiledStep(model, 31)
-    _, state = model(torch.tensor([[1]]))
-    assert_near(compiled(torch.tensor([[2]]), state), model(torch.tensor([[2]]), state))
-
-
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -256,9 +251,9 @@ class Threshold(Offset):
 
 def test_the_fastest_form_there_is():
     gateloop = language_model()
-    assert type(prepare_for_decoding(gateloop)) is CompiledStep
-    assert type(prepare_for_decoding(gateloop, "int8")) is CompiledStep
-    assert type(prepare_for_decoding(Offset(gateloop))) is TracedStep
+    assert type(prepare(gateloop)) is CompiledStep
+    assert type(prepare(gateloop, "int8")) is CompiledStep
+    assert type(prepare(Offset(gateloop))) is TracedStep
     with pytest.raises(StepNotCompiled, match=r"no instruction for aten\.cumprod\.default$"):
         CompiledStep(Offset(gateloop).eval(), 31)
     with pytest.raises(StepNotCompiled, match="gives a number that depends on the step"):
@@ -267,7 +262,7 @@ def test_the_fastest_form_there_is():
     xl = TransformerXL(TransformerXLConfig(**shape, mem_len=4))
     crt = CompactRecurrentTransformer(CompactRecurrentTransformerConfig(**shape))
     for model in (xl, crt):
-        assert not isinstance(prepare_for_decoding(model.eval()), TracedStep)
+        assert not isinstance(prepare(model.eval()), TracedStep)
 
 
 def test_a_program_that_is_wrong_is_refused(monkeypatch):

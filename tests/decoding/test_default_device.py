@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recurra.decoding.linear import NUMBERS, DecodingLinear
-from recurra.decoding.prepare import CompiledStep, TracedStep, prepare_for_decoding
+from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.program import StepProgram, lower_step
+from recurra.decoding.steps import CompiledStep, TracedStep, prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 
@@ -17,7 +17,7 @@ def elsewhere():
     return torch.device("meta")
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_a_linear_layer_is_the_same(numbers, elsewhere):
     layer, x = nn.Linear(40, 70, bias=False), torch.randn(3, 40)
     expected = DecodingLinear(layer, numbers)(x)
@@ -33,7 +33,7 @@ def test_a_step_is_the_same(kind, weights, elsewhere):
     tokens = torch.randint(11, (2, 1))
 
     def steps():
-        prepared = prepare_for_decoding(model, weights)
+        prepared = prepare(model, weights)
         step = kind(prepared.model, 11)
         assert step.program(2) is not None
         y, state = step(tokens)

@@ -114,16 +114,6 @@ def test_weights_and_what_follows_from_them_are_constants():
     assert results[1].data_ptr() != weight.data_ptr()
 
 
-def test_a_result_that_is_a_part_of_something_larger():
-    program = StepProgram(lower_step(lambda x: ((x + 1)[1:], (x * 2)[:, ::2]), [torch.randn(40, 60)]))
-    x = torch.randn(40, 60)
-    first, second = program.run([x])
-    assert torch.equal(first, x[1:] + 1)
-    assert torch.equal(second, x[:, ::2] * 2)
-    assert first.untyped_storage().nbytes() == 4 * first.numel()
-    assert second.untyped_storage().nbytes() == 4 * second.numel()
-
-
 def test_a_parameter_whose_memory_is_exchanged_stays_readable():
     parameter = torch.nn.Parameter(torch.randn(1000, 6))
     kept = parameter.detach().clone()
@@ -140,8 +130,7 @@ def test_a_parameter_whose_memory_is_exchanged_stays_readable():
         (lambda x: (x.cumsum(0),), "running sums of 3 numbers"),
         (lambda x: (x.double(),), r"turned from torch\.float32 into torch\.float64"),
         (lambda x: (x.double() + 1,), "torch.float"),
-        (lambda x: (x.add(x, alpha=2),), "a sum has a factor"),
-        (lambda x: (x.sub(x, alpha=2),), "a difference has a factor"),
+        (lambda x: (x.add(x, alpha=2),), "a sum or a difference has a factor"),
         (lambda x: (x**3,), "a power of 3"),
         (lambda x: (F.softplus(x, beta=2),), "a softplus has a factor"),
         (lambda x: (x + torch.rand(6),), "draws random numbers"),

@@ -1,4 +1,4 @@
-"""Instructions one at a time, on memory laid out in every way, against torch."""
+"""Instructions one at a time, on memory of any strides, against torch."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recurra.decoding.linear import NUMBERS, DecodingLinear
+from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.decoding.products import rounded
 from recurra.decoding.program import StepProgram, _LoweredStep
@@ -19,7 +19,7 @@ def run(memory, inputs=(), outputs=(), again=None):
     return StepProgram(step).run(list(again or inputs))
 
 
-def laid_out(draw, shape):
+def strided(draw, shape):
     """A tensor of a shape whose strides are in another order, with gaps, or 0."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.integers(1, 2)) for _ in shape]
@@ -35,7 +35,7 @@ def laid_out(draw, shape):
 @settings(max_examples=60, deadline=None)
 def test_a_map_follows_any_strides(data):
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 17, 33]), min_size=0, max_size=3))
-    a, b = laid_out(data.draw, shape), laid_out(data.draw, shape)
+    a, b = strided(data.draw, shape), strided(data.draw, shape)
     whole = torch.zeros([2 * size for size in shape])
     out = whole[tuple(slice(None, None, 2) for _ in shape)] if data.draw(st.booleans()) else torch.zeros(shape)
     memory = StepMemory([])
@@ -51,7 +51,7 @@ def test_a_map_follows_any_strides(data):
 @settings(max_examples=40, deadline=None)
 def test_a_reduction_along_any_dimensions(data):
     shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 18]), min_size=1, max_size=3))
-    a = laid_out(data.draw, shape)
+    a = strided(data.draw, shape)
     kept = [data.draw(st.booleans()) for _ in a.shape]
     out = torch.empty([size if keep else 1 for size, keep in zip(a.shape, kept)])
     memory = StepMemory([])
@@ -63,7 +63,7 @@ def test_a_reduction_along_any_dimensions(data):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -71,7 +71,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("numbers", DTYPES)
 def test_matrices_of_odd_sizes(numbers, threads):
     for n_in, n_out, vectors in [(1, 1, 1), (3, 5, 2), (17, 3, 1), (65, 9, 3), (130, 1001, 1), (130, 1001, 11)]:
         layer, x = DecodingLinear(nn.Linear(n_in, n_out), numbers), torch.randn(vectors, n_in)
@@ -85,14 +85,11 @@ def test_matrices_of_odd_sizes(numbers, threads):
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize("shape", [(20_011,), (3, 7001), (130, 131), (2, 3, 5, 700)])
+@pytest.mark.parametrize("shape", [(20_011,), (3, 7001), (2, 3, 5, 700)])
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_large_maps_over_threads(shape, is_reduced, threads):
-    a = torch.randn(shape)
-    memory, out = (
-        StepMemory([a]),
-        torch.empty((1, *shape[1:]) if is_reduced else shape[::-1] if len(shape) < 4 else (700, 3, 5, 2)),
-    )
+    a, turned = torch.randn(shape), shape[::-1] if len(shape) < 4 else (700, 3, 5, 2)
+    memory, out = StepMemory([a]), torch.empty((1, *shape[1:]) if is_reduced else turned)
     memory.reduce("maximum", out, a, -5.0) if is_reduced else memory.map("mul", out, a.transpose(0, -1), 3.0)
     (result,) = run(memory, [a], [out], again=[-a])
     assert torch.equal(result, (-a).amax(0, keepdim=True) if is_reduced else -3 * a.transpose(0, -1))
@@ -106,7 +103,7 @@ def test_layer_norms_over_threads(threads):
     torch.testing.assert_close(result, nn.functional.layer_norm(x, (130,), eps=1e-3), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 33, 100])
+@pytest.mark.parametrize("width", [5, 16, 33])
 def test_layer_norms(width):
     x, weight, bias = 3 + torch.randn(2, 3, width), torch.randn(width), torch.randn(width)
     memory, out = StepMemory([x]), torch.empty(2, 3, width)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recurra import state as states
-from recurra.decoding.prepare import CompiledStep, TracedStep
+from recurra.decoding.steps import CompiledStep, TracedStep
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import map_tensors, tensors
 
@@ -148,17 +148,13 @@ def outcomes(tmp_path_factory) -> dict[tuple[str, str, str], str]:
     return found
 
 
-@pytest.mark.parametrize("name", FITTING)
-@pytest.mark.parametrize("rows", BATCHES)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_state_that_fits_is_taken_however_it_lies(outcomes, form, rows, name):
-    assert outcomes[form, rows, name] == "step"
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("rows", BATCHES)
-@pytest.mark.parametrize("form", FORMS)
-def test_any_other_state_is_left_to_the_model(outcomes, form, rows, name):
-    # by torch's operations: those that a recorded step runs, or those that fill up the rows
-    can_be_read = name == "zeros without memory" and (form == "recorded" or BATCHES[rows] == 11)
-    assert outcomes[form, rows, name] == ("step" if can_be_read else "model")
+def test_states_that_fit_are_taken_and_all_others_left_to_the_model(outcomes):
+    expected = {}
+    for form in FORMS:
+        for rows_name, rows in BATCHES.items():
+            expected |= dict.fromkeys([(form, rows_name, name) for name in FITTING], "step")
+            expected |= dict.fromkeys([(form, rows_name, name) for name in REFUSED], "model")
+            # by torch's operations: those that a recorded step runs, or those that fill up the rows
+            can_be_read = form == "recorded" or rows == 11
+            expected[form, rows_name, "zeros without memory"] = "step" if can_be_read else "model"
+    assert outcomes == expected

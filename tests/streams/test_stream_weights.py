@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.state import tensors
 from recurra.streams.continuation import GenerationConfig
 from recurra.streams.sampling import SamplingConfig
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compile  # while torch.jit traces, sizes are tensors, w
 
 
 def prepared(model, weights="float32", kind=Stream):
-    return kind(model, runner=prepare_for_decoding(model, weights))
+    return kind(model, runner=prepare(model, weights))
 
 
 def test_float32_gives_the_models_results(any_model):

@@ -1,6 +1,7 @@
 from fractions import Fraction
 
 import av
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -86,3 +87,17 @@ def brightness(pictures):
     """The number's gray in each picture, from the quarter without the mark: (N,)."""
     height, width = pictures.shape[-2:]
     return pictures[..., height // 2 + 2 :, width // 2 + 2 :].float().mean((-3, -2, -1))
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path_factory, monkeypatch):
+    """The user's cache folder, so that no test touches the real one."""
+    folder = tmp_path_factory.mktemp("user-cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def no_type_checker(monkeypatch):
+    """Switch off a run-time type checker, which would refuse bad arguments before the code under test can."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -35,8 +35,7 @@ def named(listing, split, root):
         "a.mp4,walk\nsub/b c.mp4,run\n",
         "path,label\na.mp4,walk\n\nsub/b c.mp4,run\n",
         "video_name, label\na.mp4, walk\nsub/b c.mp4, run",
-        "a.mp4,poses/a.json,walk\nsub/b c.mp4,poses/b.json,run\n",
-        'a.mp4,walk\r\n"sub/b c.mp4",run\r\n',
+        'a.mp4,poses/a.json,walk\r\n"sub/b c.mp4",poses/b.json,run\r\n',
         "\ufeffa.mp4,walk\nsub/b c.mp4,run\n",
     ],
 )
@@ -71,12 +70,8 @@ def test_classes_of_a_file(folder):
         ({}, "which has no list; expected train.csv"),
         ({"train": "a.mp4,walk\na.mp4\n"}, r"train\.csv:2 is 'a\.mp4'; expected path,label"),
         ({"train": "a.mp4,b,c,d\n"}, r"train\.csv:1 is .*; expected"),
-        ({"train": "a.mp4,\n"}, r"train\.csv:1 is .*; expected"),
         ({"train": "\n"}, "is an empty list"),
-        (
-            {"train": "a.mp4,walk\n", "test": "\na.mp4,swim\n"},
-            r"test\.csv:2: label is 'swim'; expected one of the 1",
-        ),
+        ({"train": "a.mp4,walk\n", "test": "\na.mp4,swim\n"}, r"test\.csv:2: label is 'swim'; expected one of the 1"),
         ({"train": "a.mp4,1\n", "test": "a.mp4,2\n"}, r"test\.csv:1: label is '2'; expected one of the 2 classes"),
     ],
 )
@@ -124,25 +119,11 @@ def test_ucf101(folder):
         VIDEO_LAYOUTS["ucf101"](root, "2")
 
 
-@pytest.mark.parametrize("layout", ["csv", "folders"])
-def test_layouts_without_protocols(layout, folder):
-    with pytest.raises(ValueError, match="which has no protocols"):
-        VIDEO_LAYOUTS[layout](folder(), "1")
-
-
 def test_smarthome_names():
     assert parse_smarthome_name(Path("x/Cook.Cleandishes_p02_r00_v02_c03.mp4")) == ("Cook.Cleandishes", 2, 3)
     assert parse_smarthome_name(Path("WatchTV_p25_r10_v31_c07.mp4")) == ("WatchTV", 25, 7)
     for name in ("WatchTV.mp4", "WatchTV_p25_r10_v31.mp4", "WatchTV_p25_r10_v31_c07_x.mp4", "p25_r10_v31_c07.mp4"):
         assert parse_smarthome_name(Path(name)) is None
-
-
-def test_smarthome_classes():
-    assert len(_CROSS_SUBJECT_CLASSES) == 31
-    assert len(_CROSS_VIEW_CLASSES) == 19
-    assert list(_CROSS_SUBJECT_CLASSES) == sorted(_CROSS_SUBJECT_CLASSES)
-    assert list(_CROSS_VIEW_CLASSES) == sorted(_CROSS_VIEW_CLASSES)
-    assert set(_CROSS_VIEW_CLASSES) < set(_CROSS_SUBJECT_CLASSES)
 
 
 def test_smarthome_protocols(folder):
@@ -169,7 +150,10 @@ def test_smarthome_protocols(folder):
         left_out = " ".join(listing.notes)
         assert ("1 files of activities outside the protocol: Cook.Cut" in left_out) == (protocol != "cross-subject")
         assert ("72 files of cameras outside the protocol" in left_out) == (protocol == "cross-view-1")
-    assert len(VIDEO_LAYOUTS["smarthome"](root, None).class_names) == 31
+    assert len(VIDEO_LAYOUTS["smarthome"](root, None).class_names) == len(_CROSS_SUBJECT_CLASSES) == 31
+    assert len(_CROSS_VIEW_CLASSES) == 19
+    assert list(_CROSS_SUBJECT_CLASSES) == sorted(_CROSS_SUBJECT_CLASSES)
+    assert set(_CROSS_VIEW_CLASSES) < set(_CROSS_SUBJECT_CLASSES)
 
 
 def test_smarthome_files_with_other_names_are_counted(folder):
@@ -208,11 +192,6 @@ def test_values_that_a_list_cannot_have_are_refused(folder, text, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         VIDEO_LAYOUTS["csv"](root, None)
     assert "\n" not in str(caught.value)
-
-
-def test_classes_without_videos_may_have_numbers(folder):
-    root = folder("a.mp4", train="a.mp4,999\n")
-    assert len(VIDEO_LAYOUTS["csv"](root, None).class_names) == 1000
 
 
 def test_a_split_may_lack_a_class_and_hidden_folders_are_none(folder):

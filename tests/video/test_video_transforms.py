@@ -54,15 +54,6 @@ def test_training_clips():
     assert {step for _, _, step in seen} == {1, -1}
 
 
-def test_without_flips_and_places_there_is_one_clip():
-    frames = ramp(20, 20)
-    clips = [
-        training_clip(frames, np.random.default_rng(seed), image_size=20, scale_jitter=(20, 20), flip=False)
-        for seed in range(20)
-    ]
-    assert all(torch.equal(undone(clip), frames.int()) for clip in clips)
-
-
 def test_the_scale_is_drawn():
     """A frame scaled by s has columns 1/s apart."""
     frames = ramp(20, 20)
@@ -84,8 +75,3 @@ def test_evaluation_crops(upright):
     middle = undone(evaluation_crops(frames, image_size=20))
     assert torch.equal(middle[0], crops[1])
     assert torch.equal(middle[0, :, 1 - channel], frames.int()[:, 1 - channel, :20, :20])
-
-
-def test_evaluation_scales_to_the_size():
-    assert evaluation_crops(ramp(48, 64), image_size=18, n_crops=2).shape == (2, 3, 3, 18, 18)
-    assert evaluation_crops(ramp(9, 9), image_size=18).shape == (1, 3, 3, 18, 18)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recurra import gate_loop, linear_scan
-from recurra.decoding.linear import NUMBERS, DecodingLinear
+from recurra.decoding.linear import DTYPES, DecodingLinear
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.mixers.registry import create_mixer
 from recurra.ops.cells.gru import GRUCell, gru_sequence
@@ -104,5 +104,5 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "selective_scan", _selective
     yield "delta_rule", _delta
     yield "cross_entropy", _loss
-    for numbers, vectors in product(NUMBERS, (1, 11)):
+    for numbers, vectors in product(DTYPES, (1, 11)):
         yield f"decoding, {numbers}, {vectors} vectors", partial(_decode, numbers, vectors)

@@ -14,8 +14,8 @@ from recurra.checks import sentence
 from recurra.cli.arguments import NUMBER, REAL, add_checkpoint, add_device, command_parser, split_overrides
 from recurra.data.files import joined
 from recurra.data.tokenizers import BytePairEncoding
-from recurra.decoding.linear import NUMBERS
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.linear import DTYPES
+from recurra.decoding.steps import prepare
 from recurra.streams.continuation import GenerationConfig, first_tokens
 from recurra.streams.sampling import SamplingConfig
 from recurra.streams.speculation import Speculation
@@ -108,7 +108,7 @@ def _parser() -> ArgumentParser:
     add("--draft-tokens", **NUMBER, help="tokens of a draft (default: 4)")
     add("--load-state", metavar="FILE", help="continue from a state that --save-state wrote")
     add("--save-state", metavar="FILE", help="write the state after the last token to FILE")
-    add("--weights", choices=NUMBERS, help=_WEIGHTS)
+    add("--weights", choices=DTYPES, help=_WEIGHTS)
     add_device(parser, "run the model", default="cpu")
     add_checkpoint(parser)
     return parser
@@ -144,7 +144,7 @@ def _require_continuations(arguments: Namespace) -> None:
 
 def _runner(model: nn.Module, arguments: Namespace) -> nn.Module | None:
     """Return the model's copy for decoding if --weights asks for one."""
-    return None if arguments.weights is None else prepare_for_decoding(model, arguments.weights)
+    return None if arguments.weights is None else prepare(model, arguments.weights)
 
 
 def _with_drafts(stream: Stream, arguments: Namespace, device: str) -> Speculation:

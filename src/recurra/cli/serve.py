@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recurra.checks import sentence
 from recurra.cli.arguments import FILE, NUMBER, add_checkpoint, command_parser, split_overrides
-from recurra.decoding.linear import NUMBERS
+from recurra.decoding.linear import DTYPES
 
 _DESCRIPTION = """\
 Serve trained runs over HTTP: OpenAI's /v1/completions and /v1/chat/completions, streams by name that last in
@@ -38,7 +38,7 @@ def _parser(name: str = "serve", description: str = _DESCRIPTION) -> ArgumentPar
     add("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
     add("--api-key-file", **FILE, help="file with an API key on each line")
     add("--sessions", **FILE, help="where sessions are kept (default: sessions.sqlite in the first RUN)")
-    kinds = (*NUMBERS, "model")
+    kinds = (*DTYPES, "model")
     add(
         "--weights",
         choices=kinds,

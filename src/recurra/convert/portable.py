@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -49,29 +48,16 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
-_TOKENIZERS = "a Vocabulary (words) or a BytePairEncoding, the ones that a file of a model can hold"
-
-
 def tokenizer_to_json(tokenizer: TextEncoder) -> str:
     """Return a tokenizer as text."""
     if not isinstance(tokenizer, (Vocabulary, BytePairEncoding)):
-        raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", _TOKENIZERS))
+        raise ValueError(sentence("the tokenizer", f"a {type(tokenizer).__name__}", "a Vocabulary or BytePairEncoding"))
     return tokenizer.to_json()
-
-
-def _tokenizer_from_json(text: str, name: str = "the tokenizer") -> TextEncoder:
-    """Read what `tokenizer_to_json` returned; `name` is what messages call it."""
-    is_of_words = "words" in parse_json(text, name)
-    return Vocabulary.from_json(text, name) if is_of_words else BytePairEncoding.from_json(text, name)
 
 
 @torch.inference_mode()
 def _largest_difference(one: nn.Module, other: nn.Module) -> float:
-    """Compare the logits of two language models on tokens drawn at random, over more than two segments.
-
-    Returns:
-        the largest absolute difference; NaN where logits are NaN.
-    """
+    """Compare the logits of two language models on tokens drawn at random, over more than two segments."""
     config: Any = one.config
     other_config: Any = other.config
     if config.vocab_size != other_config.vocab_size:
@@ -79,16 +65,12 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     length = min(512, 3 + 2 * getattr(config, "segment_length", 64))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, length), generator=generator, device="cpu")
-    first, second = (_logits(model, tokens) for model in (one, other))
+    first, second = (model(tokens)[0].double() for model in (one, other))
     return float((first - second).abs().max())
 
 
-def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "B L V"]:
-    return model(tokens)[0].double()
-
-
 def require_equal(one: nn.Module, other: nn.Module, what: str) -> float:
-    """Return `largest_difference`."""
+    """Compare the logits of two models; return their largest difference, or refuse one above 1e-5."""
     difference = _largest_difference(one, other)
     if not difference <= _LARGEST_DIFFERENCE:
         raise ValueError(
@@ -186,14 +168,7 @@ def renamed(
     names: Mapping[str, str],
     translations: Mapping[str, Callable[[Any], Any]],
 ) -> dict[str, Any]:
-    """Return the options by our names.
-
-    Args:
-        left: the options by our names or theirs.
-        own_names: the options that exist here.
-        names: their names to ours.
-        translations: how to read the values of some of theirs, unless they are None.
-    """
+    """Return the options of `left`, which have our names or theirs, by our names."""
     known = set(own_names)
     own: dict[str, Any] = {}
     first_names: dict[str, str] = {}
@@ -226,11 +201,7 @@ _TYPES = {
 
 
 def save_single_file(portable: PortableModel, path: Path) -> None:
-    """Write a model as one safetensors file, completely or not at all; tied weights are stored once.
-
-    The metadata has the key `recurra`, JSON with the model's class and configuration, and with the experiment and the
-    step if they are known, and a digest of all content; and the key `tokenizer`, if there is one.
-    """
+    """Write a model as one safetensors file, completely or not at all; tied weights are stored once."""
     description = {
         "format": _FORMAT,
         "model": entry_of(portable.model).model.__name__,
@@ -258,8 +229,10 @@ def load_single_file(path: Path) -> PortableModel:
     _require_sound(description, metadata, weights, path)
     require_finite(weights, path)
     model = _build(description, weights, path)
-    text = metadata.get("tokenizer")
-    tokenizer = None if text is None else _tokenizer_from_json(text, f"the tokenizer in {path}")
+    tokenizer: TextEncoder | None = None
+    if (text := metadata.get("tokenizer")) is not None:
+        kind = Vocabulary if "words" in parse_json(text, name := f"the tokenizer in {path}") else BytePairEncoding
+        tokenizer = kind.from_json(text, name)
     return PortableModel(model.eval(), tokenizer, description["experiment"], description["step"])
 
 

@@ -1,7 +1,6 @@
-"""The options of a published Transformer-XL, whole: each one is translated, neutral, of no concern or refused by name.
+"""Published Transformer-XL: weights and options of the original PyTorch code and of transformers 4.35.
 
-They come from the original PyTorch code (the arguments of train.py and of MemTransformerLM) or from Hugging Face's
-TransfoXLConfig (transformers 4.35).
+Each option is translated, neutral, of no concern or refused by name.
 """
 
 import itertools
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurra.checks import require, sentence
+from recurra.checks import require, require_choice, sentence
 from recurra.convert.portable import NO_CROSS_ATTENTION, Neutral, renamed, take_neutral
 from recurra.convert.published.settings import OF_NO_CONCERN
 from recurra.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -64,55 +63,14 @@ _NEUTRAL = {
 }
 """Options that we lack."""
 
-_OF_TRAINING = {
-    "adapt_inp",
-    "batch_chunk",
-    "batch_size",
-    "clip",
-    "clip_nonemb",
-    "cuda",
-    "data",
-    "dataset",
-    "debug",
-    "decay_rate",
-    "dist_backend",
-    "dist_url",
-    "distributed",
-    "dynamic_loss_scale",
-    "emb_init",
-    "emb_init_range",
-    "eta_min",
-    "eval_interval",
-    "eval_tgt_len",
-    "finetune_v2",
-    "finetune_v3",
-    "fp16",
-    "gpu0_bsz",
-    "init",
-    "init_range",
-    "init_std",
-    "local_rank",
-    "log_interval",
-    "lr",
-    "lr_min",
-    "max_eval_steps",
-    "max_step",
-    "mom",
-    "multi_gpu",
-    "n_all_param",
-    "n_nonemb_param",
-    "optim",
-    "patience",
-    "proj_init_std",
-    "restart",
-    "restart_dir",
-    "scheduler",
-    "seed",
-    "static_loss_scale",
-    "varlen",
-    "warmup_step",
-    "work_dir",
-}
+_OF_TRAINING_NAMES = """
+adapt_inp batch_chunk batch_size clip clip_nonemb cuda data dataset debug decay_rate dist_backend dist_url distributed
+dynamic_loss_scale emb_init emb_init_range eta_min eval_interval eval_tgt_len finetune_v2 finetune_v3 fp16 gpu0_bsz
+init init_range init_std local_rank log_interval lr lr_min max_eval_steps max_step mom multi_gpu n_all_param
+n_nonemb_param optim patience proj_init_std restart restart_dir scheduler seed static_loss_scale varlen warmup_step
+work_dir
+"""
+_OF_TRAINING = frozenset(_OF_TRAINING_NAMES.split())
 """How a model starts, trains or is evaluated; eval_tgt_len is for `TransformerXL.with_lengths`."""
 
 _ASKED_FOR = {
@@ -120,25 +78,19 @@ _ASKED_FOR = {
     "mem_len": "the steps of the memory",
     "norm": "'post' or 'pre' (pre_lnorm False or True)",
 }
-_ASKED_OF_PORT = {
-    "same_length": "True or False",
-    "clamp_len": "the largest distance, or -1 for no limit",
-}
+_ASKED_OF_PORT = {"same_length": "True or False", "clamp_len": "the largest distance, or -1 for no limit"}
 """Hugging Face's defaults (True and 1000) differ from the original's (False and no limit)."""
 
 
 def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
-    """Translate options into those of `TransformerXLConfig`.
-
-    Args:
-        given: by the names of `TransformerXLConfig`, the original's or Hugging Face's.
-        of_port: whether the weights are Hugging Face's, whose defaults differ.
-    """
+    """Translate options into those of `TransformerXLConfig`."""
     left = {name: value for name, value in given.items() if name not in OF_NO_CONCERN | _OF_TRAINING}
     for name in left.keys() & set(_FLAGS):
         if not isinstance(left[name], bool):
             raise TypeError(sentence(name, repr(left[name]), "True or False"))
-    _drop_neutral(left)
+    kind = left.pop("attn_type", 0)
+    require(kind == 0, "attn_type", kind, "0", _OTHER_ATTENTION.get(kind, "there is no such attention"))
+    take_neutral(left, _NEUTRAL)
     _drop_summaries(left)
     own = renamed(left, (field.name for field in fields(TransformerXLConfig)), _RENAMED, _TRANSLATED)
     asked = {**_ASKED_FOR, **_ASKED_OF_PORT} if of_port else _ASKED_FOR
@@ -146,13 +98,6 @@ def _own_options(given: Mapping[str, Any], *, of_port: bool) -> dict[str, Any]:
         if own.get(name) is None and not (name == "clamp_len" and name in own):
             raise ValueError(sentence(name, "missing", expected, "the weights do not tell"))
     return own
-
-
-def _drop_neutral(left: dict[str, Any]) -> None:
-    """Take out what we lack, and refuse what is not neutral."""
-    kind = left.pop("attn_type", 0)
-    require(kind == 0, "attn_type", kind, "0", _OTHER_ATTENTION.get(kind, "there is no such attention"))
-    take_neutral(left, _NEUTRAL)
 
 
 def _drop_summaries(left: dict[str, Any]) -> None:
@@ -174,9 +119,7 @@ def _drop_summaries(left: dict[str, Any]) -> None:
     left.setdefault("tie_projections", projections)
 
 
-# --- transformer xl ---
-#
-# Transformer-XL weights as published: of the original PyTorch code, and of Hugging Face's transfo-xl-wt103.
+# --- the weights, of the original PyTorch code or of Hugging Face's transfo-xl-wt103 ---
 #
 # Both use the same names; Hugging Face puts `transformer.` in front of all but the softmax's (`crit.`). They differ
 # in two points. The original PyTorch code (github.com/kimiyoung/transformer-xl, proj_adaptive_softmax.py) reads the
@@ -185,8 +128,6 @@ def _drop_summaries(left: dict[str, Any]) -> None:
 # modeling_transfo_xl_utilities.py). And that port starts a stream with a memory of mem_len zeros, the original, as
 # here, with none.
 
-
-_CLUSTER_ORDERS = ("reversed", "natural")
 
 _NAMES = {
     r"embedding\.tables\.(\d+)": r"word_emb.emb_layers.\1.weight",
@@ -220,20 +161,16 @@ def transformer_xl_from_original(
             reads them, or "natural" as Hugging Face's does. None decides by the names: natural where they begin with
             `transformer.` except for `crit.`, as Hugging Face's do.
         config: the options by the names of `TransformerXLConfig`, of the original's train.py and model, or of Hugging
-            Face's TransfoXLConfig; a whole config of either can be given. `segment_length` (`tgt_len`), `mem_len` and
-            `norm` (`pre_lnorm`) are required: the weights do not tell them. So are `cutoffs` if there are clusters and
-            div_val is 1, and, with Hugging Face's weights, `same_length` and `clamp_len`, which the original has as
-            False and no limit. Sizes are read from the weights and need not be given. Options that are not supported
-            must be neutral: `attn_type` 0, no `sample_softmax`, `ext_len` 0, `layer_norm_epsilon` 1e-5. Those of
-            training and evaluation (`init`, `lr`, `eval_tgt_len`, ...) are ignored.
+            Face's TransfoXLConfig; a whole config of either can be given. What the weights do not tell is required:
+            `segment_length` (`tgt_len`), `mem_len` and `norm` (`pre_lnorm`), `cutoffs` if there are clusters and
+            div_val is 1, and, with Hugging Face's weights, `same_length` and `clamp_len`.
 
     Returns:
         The model in evaluation mode, in the type of the weights.
     """
     if cluster_order is None:
         cluster_order = "natural" if _is_port(state_dict) else "reversed"
-    if cluster_order not in _CLUSTER_ORDERS:
-        raise ValueError(f"cluster_order is {cluster_order!r}; expected one of {', '.join(_CLUSTER_ORDERS)}")
+    require_choice(("reversed", "natural"), cluster_order=cluster_order)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in state_dict.items()}
     if len(weights) < len(state_dict):
         raise ValueError(
@@ -331,10 +268,7 @@ def _places(model: TransformerXL) -> Iterator[tuple[list[str], str, nn.Parameter
 
 
 def _original_name(own_name: str) -> str:
-    for pattern, name in _NAMES.items():
-        if match := re.fullmatch(pattern, own_name):
-            return match.expand(name)
-    raise AssertionError(f"{own_name} has no name in the original code")
+    return next(match.expand(name) for pattern, name in _NAMES.items() if (match := re.fullmatch(pattern, own_name)))
 
 
 def _part(tensor: Tensor, own_name: str, *, reverse_clusters: bool) -> Tensor:
@@ -358,13 +292,10 @@ def _fill(parameter: nn.Parameter, values: Tensor, name: str) -> None:
 def _check_frequencies(weights: Mapping[str, Tensor], d_model: int) -> None:
     """The original keeps the sinusoids' frequencies with the weights; here they are always the published ones."""
     expected = 1.0 / 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    found = weights.get(_FREQUENCIES)
-    if found is None:
-        return
+    found = weights.get(_FREQUENCIES, expected)
     rounding = max(1e-5, 2.0 * torch.finfo(found.dtype).eps)
-    if found.shape != expected.shape or not torch.allclose(
-        found.cpu().double(), expected, rtol=rounding, atol=rounding
-    ):
+    values = found.cpu().double()
+    if values.shape != expected.shape or not torch.allclose(values, expected, rtol=rounding, atol=rounding):
         raise ValueError(f"{_FREQUENCIES} holds other frequencies than 10000^(-2i / {d_model})")
 
 

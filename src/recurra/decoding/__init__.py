@@ -1,6 +1,4 @@
-"""Models prepared to run one step at a time on a CPU: the same modules, weights laid out to be read once a step, and
-single steps compiled or recorded.
-"""
+"""Models prepared to run one step at a time on a CPU: `prepare(model, dtype)`."""
 
 from recurra._lazy import attach
 

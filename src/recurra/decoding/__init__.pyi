@@ -1,14 +1,14 @@
-from recurra.decoding.linear import NUMBERS, DecodingLinear, pack_linear_layers
+from recurra.decoding.linear import DTYPES, DecodingLinear, pack_linear_layers
 from recurra.decoding.memory import StepNotCompiled
-from recurra.decoding.prepare import CompiledStep, StateShapeChanges, TracedStep, prepare_for_decoding
+from recurra.decoding.steps import CompiledStep, StateShapeChanges, TracedStep, prepare
 
 __all__ = [
-    "NUMBERS",
+    "DTYPES",
     "CompiledStep",
     "DecodingLinear",
     "StateShapeChanges",
     "StepNotCompiled",
     "TracedStep",
     "pack_linear_layers",
-    "prepare_for_decoding",
+    "prepare",
 ]

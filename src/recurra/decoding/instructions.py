@@ -71,12 +71,7 @@ def _filled(words: list[int], count: int, filler: int) -> list[int]:
     return words + [filler] * (count - len(words))
 
 
-# --- workspace ---
-#
-# The workspace of a compiled step: intermediate results whose times of use do not meet lie in the same memory.
-#
-# A recorded step's tensors all exist at once, and for 64 rows of a large model no cache holds them. One after the
-# other in the same memory, they fit.
+# --- the workspace: intermediate results whose times of use do not meet lie in the same memory ---
 
 
 _ALIGNMENT = 64  # bytes: a cache line
@@ -93,16 +88,7 @@ class _Use(NamedTuple):
 def share_workspace(
     instructions: Sequence[Instruction], kept: Sequence[Tensor], lasting: Collection[int]
 ) -> tuple[list[Instruction], list[Tensor]]:
-    """Move storages into one tensor, where they lie beside those in use at the same time.
-
-    Args:
-        instructions: what is run, in order.
-        kept: the memory that they name.
-        lasting: storages that stay where they are: constants, and what each call brings anew.
-
-    Returns:
-        The instructions with their new places, and the memory that they name now.
-    """
+    """Move storages into one tensor, where they lie beside those in use at the same time."""
     sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     uses: dict[int, _Use] = {}
     for number, instruction in enumerate(instructions):

@@ -1,9 +1,8 @@
-"""Linear layers for decoding: weights in panels of fewer bits, read once for many vectors, and a model with its layers
-packed so.
-"""
+"""Linear layers for decoding: weights packed in panels of fewer bits, each read once for many vectors."""
 
 import copy
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, UInt8
@@ -14,12 +13,12 @@ from recurra.checks import kind_of, require_choice, require_layout, sentence
 from recurra.decoding.instructions import KINDS
 from recurra.ops._operator import Operator, usable_threads
 
-# --- how rounded weights lie in memory: in panels of 64 outputs, in the order in which the kernels read them ---
+# --- packed weights: panels of 64 outputs, in the order in which the kernels read them ---
 #
 #     bfloat16   (panels, n_in, 64)        the 64 weights of one input side by side
 #     int8       (panels, quads, 64, 4)    for each 4 inputs, the 4 weights of one output after those of the other
-# int4       (panels, groups, 1280)    bytes; for each 32 inputs 64 scales and 64 minima, float16, then four times 64
-#                                          words: an output's codes of 4 inputs, and above each the code 4 inputs later
+#     int4       (panels, groups, 1280)    bytes; for each 32 inputs 64 scales and 64 minima, float16, then four times
+#                                          64 words: an output's codes of 4 inputs, and above each the code 4 later
 #
 # A last panel or group that is not full is filled with zeros. float32 weights stay in rows, shared with the model.
 
@@ -80,7 +79,7 @@ def _to_int4(weight: Float[Tensor, "n_out n_in"]) -> UInt8[Tensor, "panels group
 
 
 def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: int) -> Float[Tensor, "n_out n_in"]:
-    """Give the weights that `to_int4` kept."""
+    """Return the weights that `_to_int4` kept."""
     n_panels, n_groups, _ = stored.shape
     scale, minimum = stored[..., : 4 * PANEL].contiguous().view(torch.float16).float().chunk(2, 2)
     words = stored[..., 4 * PANEL :].view(n_panels, n_groups, GROUP // 8, PANEL, 4).transpose(3, 4)
@@ -89,51 +88,44 @@ def _from_int4(stored: UInt8[Tensor, "panels groups bytes"], n_out: int, n_in: i
     return _from_panels(values.flatten(1, 2), n_out)[:, :n_in]
 
 
-# --- a laid-out matrix times a few vectors, as a torch operator, so that a traced model can contain it ---
+# --- a packed matrix times a few vectors, as a torch operator, so that a traced model can contain it ---
 #
 #     recurra::decoding_linear    y = scale (W x) + bias      x (..., n_in) float32, scale, bias (n_out)
 #
-# W is float32 (n_out, n_in), or bfloat16, int8 or int4 in panels (see `panels`). For int8 and int4, x is rounded (see
-# `rounded_inputs`). There is no derivative: asking for one
-# raises.
+# W is float32 (n_out, n_in), or packed as bfloat16, int8 or int4. For int8 and int4, x is rounded (`products.rounded`).
+# There is no derivative: asking for one raises.
 
 
-_NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+"""How weights can be kept."""
+MOST_VECTORS = 64
+"""Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8", torch.uint8: "int4"}
 _FORMS = {"float32": (), "bfloat16": (PANEL,), "int8": (PANEL, QUAD), "int4": (GROUP_BYTES,)}
-"""What follows the first two dimensions of laid-out weights."""
+"""What follows the first two dimensions of packed weights."""
 _TOGETHER = 256
 """Most vectors that meet the weights in one pass: their numbers and sums stay in the cache."""
 
 
-class _LaidOut(NamedTuple):
-    """What laid-out weights are: a number of `KINDS`, inputs, outputs."""
-
-    kind: int
-    n_in: int
-    n_out: int
-
-
-def describe_weights(weight: Tensor, n_in: int, n_out: int) -> _LaidOut:
-    """Tell what weights are; `n_in` and `n_out` decide where their last panel or group may be full or not."""
-    numbers = _NUMBERS.get(weight.dtype)
-    rest = _FORMS.get(str(numbers))
-    fits_form = rest is not None and weight.dim() == 2 + len(rest) and weight.shape[2:] == rest
-    if numbers is None or not fits_form or not weight.is_contiguous():
-        got, fits = kind_of(weight), f"contiguous {', '.join(_NUMBERS.values())}, laid out"
-        raise ValueError(sentence("weight", got, fits))
-    if numbers == "float32":
-        return _LaidOut(KINDS[numbers], weight.shape[1], weight.shape[0])
+def describe_weights(weight: Tensor, n_in: int, n_out: int) -> tuple[int, int, int]:
+    """Return what packed weights are: a number of `KINDS`, inputs, outputs."""
+    dtype = _NAMES.get(weight.dtype, "")
+    rest = _FORMS.get(dtype)
+    if rest is None or weight.dim() != 2 + len(rest) or weight.shape[2:] != rest or not weight.is_contiguous():
+        raise ValueError(sentence("weight", kind_of(weight), f"contiguous {', '.join(DTYPES)}, packed"))
+    if dtype == "float32":
+        return KINDS[dtype], weight.shape[1], weight.shape[0]
     n_panels, length = weight.shape[:2]
     n_out = n_out if -(-n_out // PANEL) == n_panels else n_panels * PANEL
-    together = {"bfloat16": 1, "int8": QUAD, "int4": GROUP}[numbers]
-    return _LaidOut(KINDS[numbers], n_in if -(-n_in // together) == length else length * together, n_out)
+    together = {"bfloat16": 1, "int8": QUAD, "int4": GROUP}[dtype]
+    return KINDS[dtype], n_in if -(-n_in // together) == length else length * together, n_out
 
 
 def _check(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-    laid_out = describe_weights(weight, x.shape[-1] if x.dim() else 0, scale.numel())
-    require_layout("x", x, (*x.shape[:-1], laid_out.n_in), torch.float32, weight.device)
+    _, n_in, n_out = describe_weights(weight, x.shape[-1] if x.dim() else 0, scale.numel())
+    require_layout("x", x, (*x.shape[:-1], n_in), torch.float32, weight.device)
     for name, tensor in (("scale", scale), ("bias", bias)):
-        require_layout(name, tensor, (laid_out.n_out,), torch.float32, weight.device)
+        require_layout(name, tensor, (n_out,), torch.float32, weight.device)
         if not tensor.is_contiguous():
             raise ValueError(sentence(name, f"a view with strides {tensor.stride()}", "a contiguous tensor"))
 
@@ -164,96 +156,73 @@ _decoding_linear = Operator(
     allocate=lambda x, weight, scale, bias: x.new_empty((*x.shape[:-1], scale.shape[0])),
     run=_run,
 )
-"""Multiplies each vector of x by the matrix scale * weight, and adds bias. The last three are contiguous."""
 
 
-# --- a linear layer for inference: its weight is kept in fewer bits and read once for many vectors ---
-
-
-NUMBERS = ("float32", "bfloat16", "int8", "int4")
-"""How weights can be kept."""
-
-MOST_VECTORS = 64
-"""Most vectors that are multiplied by float32 weights here; above it torch's product is as fast."""
+# --- linear layers with packed weights, and a model with such layers ---
 
 
 class DecodingLinear(nn.Module):
     """y = x W^T + b, as `nn.Linear` computes it, for inference on a CPU.
 
     "float32" shares the layer's weight; sums are float32, in another order than torch's. "bfloat16" rounds each weight
-    to 8 bits of precision; inputs stay float32. "int8" quantises: it keeps whole numbers from -127 to 127, and for each
-    output one float32 scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every
-    32 inputs of an output a float16 scale and minimum: 5 bits a weight in all. With both, every 128 inputs of a vector
-    are rounded to whole numbers from -127 to 127 times a scale (`rounded`), and products are exact. The result for a
-    vector does not depend on the others, except for more than 64 with "float32", which torch multiplies.
+    to 8 bits of precision; inputs stay float32. "int8" keeps whole numbers from -127 to 127, and for each output one
+    float32 scale, the output's largest weight / 127. "int4" keeps whole numbers from 0 to 15, and for every 32 inputs
+    of an output a float16 scale and minimum: 5 bits a weight. With both, every 128 inputs of a vector are rounded
+    to whole numbers from -127 to 127 times a scale (`rounded`), and products are exact. The result for a vector does
+    not depend on the others, except for more than 64 with "float32", which torch multiplies.
 
     Args:
         linear: the layer whose weights to use, float32 on the CPU.
-        numbers: "float32", "bfloat16", "int8" or "int4".
-
-    Raises:
-        ValueError: `numbers` is none of these, the layer is of another type or on another device, or "int4" is asked
-            for and a weight is beyond float16.
+        dtype: "float32", "bfloat16", "int8" or "int4".
     """
 
     stored: Tensor
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, linear: nn.Linear, numbers: str = "float32") -> None:
+    def __init__(self, linear: nn.Linear, dtype: str = "float32") -> None:
         super().__init__()
-        require_choice(NUMBERS, numbers=numbers)
+        require_choice(DTYPES, dtype=dtype)
         weight = linear.weight.detach()
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise ValueError(sentence("linear.weight", kind_of(weight), "float32 on the CPU"))
-        self.numbers, self.in_features, self.out_features = numbers, linear.in_features, linear.out_features
+        self.dtype, self.in_features, self.out_features = dtype, linear.in_features, linear.out_features
         scale = torch.ones(self.out_features, dtype=torch.float32, device=weight.device)
-        if numbers == "int8":
+        if dtype == "int8":
             scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
             weight = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        self.register_buffer("stored", _stored(weight, numbers))
+        self.register_buffer("stored", _PACK[dtype](weight))
         self.register_buffer("scale", scale)
         bias = linear.bias.detach() if linear.bias is not None else torch.zeros_like(scale)
         self.register_buffer("bias", bias)
 
     def forward(self, x: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
-        """Multiply every row of `x`.
-
-        Raises:
-            RuntimeError: `x` requires a gradient; train the model that this layer was made from.
-            ValueError: `x` is not float32, or of another width.
-        """
+        """Multiply every row of `x`, which must not require a gradient."""
         if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                sentence(
-                    "x",
-                    "a tensor that requires a gradient",
-                    "one that does not",
-                    "call the copy under torch.no_grad(), or train the model itself",
-                )
-            )
+            hint = "call the copy under torch.no_grad(), or train the model itself"
+            raise RuntimeError(sentence("x", "a tensor that requires a gradient", "one that does not", hint))
         if torch.is_autocast_enabled("cpu"):  # what torch has rounded for its own products
             x = x.float()
         if x.dtype != torch.float32 or x.shape[-1] != self.in_features:
             raise ValueError(sentence("x", kind_of(x), f"float32 (..., {self.in_features})"))
         vectors = x.numel() // self.in_features
-        if not vectors or (vectors > MOST_VECTORS and self.numbers == "float32"):
+        if not vectors or (vectors > MOST_VECTORS and self.dtype == "float32"):
             return functional.linear(x, self.weight, self.bias)
         return _decoding_linear(x, self.stored, self.scale, self.bias)
 
     @property
     def rounds_inputs(self) -> bool:
         """Whether the inputs are rounded to whole numbers, too."""
-        return self.numbers in ("int8", "int4")
+        return self.dtype in ("int8", "int4")
 
     @property
     def weight(self) -> Float[Tensor, "n_out n_in"]:
         """The weights as float32, computed at each access unless they are kept so."""
-        if self.numbers == "float32":
+        if self.dtype == "float32":
             return self.stored
-        if self.numbers == "int4":
+        if self.dtype == "int4":
             return _from_int4(self.stored, self.out_features, self.in_features)
-        if self.numbers == "int8":
+        if self.dtype == "int8":
             weight = _from_quads(self.stored.float(), self.out_features, self.in_features)
         else:
             weight = _from_panels(self.stored.float(), self.out_features)
@@ -261,25 +230,19 @@ class DecodingLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """What print shows."""
-        return f"{self.in_features}, {self.out_features}, numbers={self.numbers}"
+        return f"{self.in_features}, {self.out_features}, dtype={self.dtype}"
 
 
-def _stored(weight: Tensor, numbers: str) -> Tensor:
-    """Arrange weights as the kernels read them (see `panels`)."""
-    if numbers == "float32":
-        return weight.contiguous()
-    if numbers == "int4":
-        return _to_int4(weight)
-    return _to_quads(weight) if numbers == "int8" else _to_panels(weight.bfloat16())
-
-
-# --- a model with its linear layers laid out for decoding; everything around them is the model's own ---
-
-
+_PACK: dict[str, Callable[[Tensor], Tensor]] = {
+    "float32": Tensor.contiguous,
+    "bfloat16": lambda weight: _to_panels(weight.bfloat16()),
+    "int8": _to_quads,
+    "int4": _to_int4,
+}
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def pack_linear_layers(model: _Model, numbers: str = "float32") -> _Model:
+def pack_linear_layers(model: _Model, dtype: str = "float32") -> _Model:
     """Copy `model`, in evaluation mode, with a `DecodingLinear` in place of each `nn.Linear`.
 
     The copy takes the same arguments and has the same states. Everything that is not an `nn.Linear` (embeddings, norms,
@@ -288,12 +251,9 @@ def pack_linear_layers(model: _Model, numbers: str = "float32") -> _Model:
 
     Args:
         model: a float32 model on the CPU.
-        numbers: how to keep weights: "float32", "bfloat16", "int8" or "int4".
-
-    Raises:
-        ValueError: `numbers` is none of these, or a linear layer is not float32 on the CPU.
+        dtype: how to keep weights: "float32", "bfloat16", "int8" or "int4".
     """
-    require_choice(NUMBERS, numbers=numbers)
+    require_choice(DTYPES, dtype=dtype)
     # A memo that maps each tensor to itself keeps deepcopy from copying them.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo=shared)
@@ -301,7 +261,7 @@ def pack_linear_layers(model: _Model, numbers: str = "float32") -> _Model:
     for parent in list(twin.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child not in exact:
-                setattr(parent, name, DecodingLinear(child, numbers))
+                setattr(parent, name, DecodingLinear(child, dtype))
     return twin.eval()
 
 

@@ -34,19 +34,11 @@ def _rule(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return register
 
 
-# --- elementwise ---
-
-
 def _planes(x: _Number | complex) -> _Planes:
     """Give the real and the imaginary part; None for the imaginary part of real numbers."""
     if isinstance(x, Tensor):
         return tuple(torch.view_as_real(x).unbind(-1)) if x.is_complex() else (x, None)  # type: ignore[return-value]
     return (x.real, x.imag) if isinstance(x, complex) else (float(x), None)
-
-
-def _product(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> Tensor:
-    memory.map("mul", out, x, y)
-    return out
 
 
 def _map(memory: StepMemory, name: str, out: Tensor, x: _Number, y: _Number | None = None) -> None:
@@ -59,12 +51,23 @@ def _map(memory: StepMemory, name: str, out: Tensor, x: _Number, y: _Number | No
         memory.map(name, out_im, 0.0 if x_im is None else x_im, missing if y_im is None else y_im)
 
 
-for _name in ("exp", "sin", "cos", "sqrt", "sigmoid", "silu", "tanh", "expm1", "abs"):
+def _simple(function: str, *constants: float) -> Callable[..., None]:
+    """A rule that is one real function of the operation's first arguments, as many as there are, or of constants."""
 
-    def _unary(memory: StepMemory, out: Tensor, x: Tensor, name: str = _name) -> None:
-        memory.map(name, out, x)
+    def lower(memory: StepMemory, out: Tensor, *operands: _Number) -> None:
+        memory.map(function, out, *operands, *constants)
 
-    _rule(f"aten.{_name}.default")(_unary)
+    return lower
+
+
+RULES.update(
+    {
+        f"aten.{name}.default": _simple(name)
+        for name in ("exp", "sin", "cos", "sqrt", "sigmoid", "silu", "tanh", "expm1", "abs", "maximum", "minimum")
+    }
+)
+RULES["aten.relu.default"] = _simple("maximum", 0.0)
+RULES["aten.clamp_min.default"] = _simple("maximum")
 
 
 @_rule("aten.neg.default")
@@ -98,11 +101,6 @@ def _log_sigmoid(memory: StepMemory, outs: Sequence[Tensor], x: Tensor) -> None:
     memory.map("neg", outs[0], outs[0])
 
 
-@_rule("aten.relu.default")
-def _relu(memory: StepMemory, out: Tensor, x: Tensor) -> None:
-    memory.map("maximum", out, x, 0.0)
-
-
 @_rule("aten.clamp.default")
 def _clamp(memory: StepMemory, out: Tensor, x: Tensor, low: float | None = None, high: float | None = None) -> None:
     if low is not None:
@@ -111,33 +109,18 @@ def _clamp(memory: StepMemory, out: Tensor, x: Tensor, low: float | None = None,
         memory.map("minimum", out, x if low is None else out, high)
 
 
-@_rule("aten.clamp_min.default")
-def _clamp_min(memory: StepMemory, out: Tensor, x: Tensor, low: float) -> None:
-    memory.map("maximum", out, x, low)
+def _sum_or_difference(function: str) -> Callable[..., None]:
+    def lower(memory: StepMemory, out: Tensor, x: _Number, y: _Number, alpha: float = 1) -> None:
+        if alpha != 1:
+            raise StepNotCompiled("a sum or a difference has a factor")
+        _map(memory, function, out, x, y)
+
+    return lower
 
 
-@_rule("aten.maximum.default")
-def _maximum(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
-    memory.map("maximum", out, x, y)
-
-
-@_rule("aten.minimum.default")
-def _minimum(memory: StepMemory, out: Tensor, x: Tensor, y: Tensor) -> None:
-    memory.map("minimum", out, x, y)
-
-
-@_rule("aten.add.Tensor", "aten.add.Scalar")
-def _add(memory: StepMemory, out: Tensor, x: Tensor, y: _Number, alpha: float = 1) -> None:
-    if alpha != 1:
-        raise StepNotCompiled("a sum has a factor")
-    _map(memory, "add", out, x, y)
-
-
-@_rule("aten.sub.Tensor", "aten.sub.Scalar")
-def _sub(memory: StepMemory, out: Tensor, x: _Number, y: _Number, alpha: float = 1) -> None:
-    if alpha != 1:
-        raise StepNotCompiled("a difference has a factor")
-    _map(memory, "sub", out, x, y)
+_add, _sub = _sum_or_difference("add"), _sum_or_difference("sub")
+_rule("aten.add.Tensor", "aten.add.Scalar")(_add)
+_rule("aten.sub.Tensor", "aten.sub.Scalar")(_sub)
 
 
 @_rule("aten.rsub.Scalar")
@@ -155,9 +138,11 @@ def _mul(memory: StepMemory, out: Tensor, x: _Number, y: _Number) -> None:
         memory.map("mul", out_im, *((x_re, y_im) if x_im is None else (x_im, y_re)))
     else:
         first, second = memory.scratch(out.shape), memory.scratch(out.shape)
-        _product(memory, first, x_re, y_re), _product(memory, second, x_im, y_im)
+        memory.map("mul", first, x_re, y_re)
+        memory.map("mul", second, x_im, y_im)
         memory.map("sub", out_re, first, second)
-        _product(memory, first, x_re, y_im), _product(memory, second, x_im, y_re)
+        memory.map("mul", first, x_re, y_im)
+        memory.map("mul", second, x_im, y_re)
         memory.map("add", out_im, first, second)
 
 
@@ -170,9 +155,7 @@ def _div(memory: StepMemory, out: Tensor, x: Tensor, y: _Number) -> None:
             memory.map("div", out_plane, x_plane, y)
 
 
-@_rule("aten.reciprocal.default")
-def _reciprocal(memory: StepMemory, out: Tensor, x: Tensor) -> None:
-    memory.map("div", out, 1.0, x)
+RULES["aten.reciprocal.default"] = lambda memory, out, x: memory.map("div", out, 1.0, x)
 
 
 @_rule("aten.rsqrt.default")
@@ -204,14 +187,9 @@ def _complex(memory: StepMemory, out: Tensor, re: Tensor, im: Tensor) -> None:
 # --- several numbers into one, several tensors into one ---
 
 
-@_rule("aten.sum.dim_IntList")
-def _sum(memory: StepMemory, out: Tensor, x: Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> None:
+@_rule("aten.sum.default", "aten.sum.dim_IntList")
+def _sum(memory: StepMemory, out: Tensor, x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> None:
     _reduce(memory, "add", out, x, dims, 0.0)
-
-
-@_rule("aten.sum.default")
-def _sum_all(memory: StepMemory, out: Tensor, x: Tensor) -> None:
-    _reduce(memory, "add", out, x, None, 0.0)
 
 
 @_rule("aten.mean.dim")
@@ -283,30 +261,17 @@ def _pad(memory: StepMemory, out: Tensor, x: Tensor, pad: Sequence[int], value: 
 # --- rows and matrices ---
 
 
-@_rule("aten.embedding.default")
-def _embedding(memory: StepMemory, out: Tensor, table: Tensor, rows: Tensor, *_: Any) -> None:
-    memory.look_up(out, table, rows)
+RULES["recurra.decoding_linear.default"] = StepMemory.linear
+RULES["aten.embedding.default"] = lambda memory, out, table, rows, *_: memory.look_up(out, table, rows)
 
 
 @_rule("aten.native_layer_norm.default")
-def _layer_norm(
-    memory: StepMemory,
-    outs: Sequence[Tensor],
-    x: Tensor,
-    shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    small: float,
-) -> None:
-    width = torch.Size(shape).numel()
-    weight = memory.constant(torch.ones(width, dtype=torch.float32, device="cpu")) if weight is None else weight
-    bias = memory.constant(torch.zeros(width, dtype=torch.float32, device="cpu")) if bias is None else bias
+def _layer_norm(memory: StepMemory, outs: Sequence[Tensor], x: Tensor, shape: Sequence[int], *rest: Any) -> None:
+    (weight, bias, small), width = rest, torch.Size(shape).numel()
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    weight = memory.constant(torch.ones(width, **options)) if weight is None else weight
+    bias = memory.constant(torch.zeros(width, **options)) if bias is None else bias
     memory.normalise(outs[0], x, width, weight, bias, small)
-
-
-@_rule("recurra.decoding_linear.default")
-def _decoding_linear(memory: StepMemory, out: Tensor, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-    memory.linear(out, x, weight, scale, bias)
 
 
 @_rule("aten.addmm.default")
@@ -345,16 +310,8 @@ def _linear_scan(memory: StepMemory, h: Tensor, a: Tensor, b: Tensor, h0: Tensor
 
 
 @_rule("recurra.delta_rule_fused.default")
-def _delta_rule(
-    memory: StepMemory,
-    outs: Sequence[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    state: Tensor,
-) -> None:
+def _delta_rule(memory: StepMemory, outs: Sequence[Tensor], *operands: Tensor) -> None:
+    q, k, v, a, b, state = operands
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a delta rule of {q.shape[1]} steps")
     y, q, k, v, a, b = (x[:, 0].flatten(0, 1).unsqueeze(1) for x in (outs[0], q, k, v, a, b))
@@ -370,19 +327,8 @@ def _delta_rule(
 
 
 @_rule("recurra.gate_loop_fused.default")
-def _gate_loop(
-    memory: StepMemory,
-    outs: Sequence[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    x_re: Tensor,
-    x_im: Tensor | None,
-    *_: Any,
-) -> None:
-    y, h_re, h_im = outs
+def _gate_loop(memory: StepMemory, outs: Sequence[Tensor], *operands: Any) -> None:
+    (y, h_re, h_im), (q, k, v, a_re, a_im, x_re, x_im, *_) = outs, operands
     if q.shape[1] != 1:
         raise StepNotCompiled(f"a recurrence of {q.shape[1]} steps")
     drive, rest, x_re = memory.scratch(q.shape), memory.scratch(q.shape), x_re.unsqueeze(1)

@@ -1,6 +1,6 @@
 """The inner loop of a product of float32 weights in rows: two rows times a few vectors, their sums in registers.
 
-A row times a vector has four sums of 16 numbers (see `matvec_kernels`). With the 32 registers of AVX-512 a tile has all
+A row times a vector has four sums of 16 numbers. With the 32 registers of AVX-512 a tile has all
 of them in flight, for two rows and three vectors; with the 16 of AVX2 it comes to the same sums one after the other.
 """
 
@@ -47,11 +47,7 @@ def _tile(n_vectors: int, is_rest: bool = False) -> Callable[..., None]:
 
     @intrinsic
     def multiply(typing_context: Any, w: Any, w_step: Any, x: Any, x_step: Any, sums: Any, count: Any) -> Any:
-        """Add to `sums` (sums in flight, rows, vectors, 16): `count` times 64 numbers of each row and vector.
-
-        Of the rest, which goes to the first sums, it is `count` times 16 numbers. `w_step` and `x_step` are bytes from
-        one row or vector to the next. The rows after the tile's are fetched meanwhile.
-        """
+        """Add to `sums` (sums in flight, rows, vectors, 16): `count` times 64 numbers of each row and vector."""
 
         def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
             _generate(builder, n_vectors, *((1, 1) if is_rest else (AT_ONCE, 4)), args)
@@ -101,13 +97,12 @@ by_three, by_two, rest_by_three, rest_by_two = _tile(3), _tile(2), _tile(3, True
 # One step of a model uses each weight once for every row of a batch, so with few rows the time is that of reading the
 # weights, and they are read once for all rows. A thread takes neighbouring outputs from end to end.
 #
-# All but float32 weights lie in panels (see `panels`), which are multiplied in blocks of 128 inputs. bfloat16 is
+# All but float32 weights lie in panels (see `linear`), which are multiplied in blocks of 128 inputs. bfloat16 is
 # widened to float32 in registers (see `tiles`); with three tiles of vectors or more, the first keeps the widened
 # block in the cache for the others. int8 and int4 are multiplied as whole numbers by inputs that are rounded to whole
-# numbers (see `byte_tiles` and `rounded_inputs`). float32 weights stay in their rows (see `row_tiles`).
+# numbers. float32 weights stay in their rows.
 #
-# Other sums are float32, and those of one vector are added up in one order, however many others are multiplied with
-# it. Where the machine can, a product and its sum are rounded once.
+# The sums of one vector are added up in one order, however many others are multiplied with it.
 
 
 _UNROLLED = 4 * WIDTH
@@ -166,10 +161,7 @@ def _rest_of_row(w, x, i, n_in):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _tile_of_rows(w, scale, bias, x, y, n_in, n_out, sums, first, vectors):  # type: ignore[no-untyped-def]
-    """Multiply two rows, from row `first` at `w`, by two or three vectors.
-
-    The sums (4, rows, vectors, 16) are those of `_one_row`.
-    """
+    """Multiply two rows, from row `first` at `w`, by two or three vectors."""
     pairs, whole = ROWS * vectors, n_in // _UNROLLED
     size, done, at = WIDTH * pairs, n_in // WIDTH * WIDTH, 4 * _UNROLLED * whole
     for i in range(4 * pairs):

@@ -168,11 +168,7 @@ def _require_floats(*tensors: Tensor) -> None:
 
 
 def _collapsed(operands: list[Tensor]) -> tuple[list[int], tuple[list[int], ...]]:
-    """Give sizes and strides in bytes, the innermost dimension first, of as few dimensions as possible.
-
-    The first operand is the output. Dimensions in which it has a stride of 0 become the outermost, because the
-    innermost loop writes several numbers at once.
-    """
+    """Give sizes and strides in bytes, the innermost dimension first, of as few dimensions as possible."""
     shape = operands[0].shape
     dims = [(shape[d], *(4 * x.stride(d) for x in operands)) for d in range(len(shape)) if shape[d] != 1]
     dims.sort(key=lambda dim: (dim[1] == 0, dim[1]))

@@ -17,9 +17,7 @@ from recurra.decoding.linear import GROUP
 from recurra.ops._toolkit.launch import compile_function
 from recurra.ops._toolkit.vectors import WIDTH
 
-# --- byte products ---
-#
-# Sums of products of bytes as LLVM: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them.
+# --- sums of products of bytes: 16 outputs at once, each with 4 weights and the 4 inputs that belong to them ---
 #
 # What a machine has for it decides how the inputs lie in memory (`QUAD_BYTES` for 4 of them), not the result: sums
 # are whole numbers, and exact.
@@ -120,7 +118,7 @@ def halves(builder: ir.IRBuilder, address: ir.Value, width: int) -> ir.Value:
 
 # --- inputs of a product as whole numbers from -127 to 127, with a scale for every 128 of a vector ---
 #
-# A block of 128 inputs becomes a record: the codes (see `byte_products`), the scale, the sums of the codes of each
+# A block of 128 inputs becomes a record: the codes, the scale, the sums of the codes of each
 # 32, and the sum of all. Missing inputs of a last block are zeros. A block with a number that is not finite has a
 # scale that is not finite either, and so have its results.
 

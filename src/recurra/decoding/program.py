@@ -18,11 +18,6 @@ from recurra.decoding.lowering import RULES, SHAPE_ONLY, VIEWED_ANEW
 from recurra.decoding.memory import StepMemory, StepNotCompiled
 from recurra.ops._toolkit.fork import is_forked_child
 
-# --- step inputs ---
-#
-# The door of a recorded step: its inputs, compared with those of the recording before anything reads their memory.
-
-
 _Form = tuple[type, torch.Size, torch.dtype, torch.device, torch.layout]
 """What must be equal: a step is recorded for one of these per input. Strides and offsets may differ."""
 
@@ -72,11 +67,6 @@ def _collect(state: Any, like: Any, found: list[Tensor]) -> bool:
     if isinstance(like, (tuple, list)):
         return len(state) == len(like) and all(_collect(part, model, found) for part, model in zip(state, like))
     return bool(state == like)
-
-
-# --- step graph ---
-#
-# From a model's step to instructions: the step runs once, and each operation that torch is asked for is lowered.
 
 
 class _LoweredStep(NamedTuple):
@@ -167,9 +157,6 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
-# --- a lowered step made ready to run: its table, and the tensors that each call brings and takes away ---
-
-
 class StepProgram:
     """Runs a lowered step. It has one workspace, so it serves one call at a time.
 
@@ -202,7 +189,7 @@ class StepProgram:
         """Compute the outputs, which are new tensors.
 
         Returns:
-            None if an input is not like that of the recording (its form, see `step_inputs`) or has no memory that could
+            None if an input is not like that of the recording or has no memory that could
             be read, if another call is running, or if a token is not in the vocabulary.
         """
         if not have_forms(inputs, self._forms):

@@ -32,9 +32,6 @@ from recurra.ops._toolkit.vector_math import write
 from recurra.ops._toolkit.vectors import WIDTH, Lanes, Vector, fetch, load, multiply_add, prefetch, spread, store, zeros
 
 # --- what a compiled step does with the short float32 vectors of `recurra.ops._toolkit.vectors` ---
-#
-# `apply(code, x, y)` runs the function of `recurra.ops._toolkit.vector_math` that a number chooses: one loop
-# serves all.
 
 
 @intrinsic
@@ -153,9 +150,7 @@ def set_word(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-# --- tiles ---
-#
-# The inner loops of a product of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers.
+# --- tiles of bfloat16 weights: 64 outputs of a few vectors at once, their sums in registers ---
 #
 # A block of weights is (inputs, 64): those of one input for 64 neighbouring outputs lie side by side, and each is
 # multiplied by one number of every vector. So a weight is loaded and widened once for all vectors of a tile, and a
@@ -195,10 +190,7 @@ def _add_to(sums, at, more, lanes):  # type: ignore[no-untyped-def]
 
 @compile_inline
 def _six(w, x, n_in, sums, count, fetch, step, block, weights):  # type: ignore[no-untyped-def]
-    """Multiply `count` inputs of a block by 6 vectors, and keep the widened weights in `block`, unless that is 0.
-
-    For each input, `step` bytes from `fetch` on are fetched.
-    """
+    """Multiply `count` inputs of a block by 6 vectors, and keep the widened weights in `block`, unless that is 0."""
     x1, x2, x3, x4, x5 = x + 4 * n_in, x + 8 * n_in, x + 12 * n_in, x + 16 * n_in, x + 20 * n_in
     for part in range(0, PANEL, _SIX):
         s0, s1, s2 = zeros(_SUMS_6), zeros(_SUMS_6), zeros(_SUMS_6)
@@ -268,11 +260,7 @@ def tiles_of(vectors):  # type: ignore[no-untyped-def]
 
 @compile_function
 def first_tile(w, x, n_in, sums, vectors, count, fetch, step, block, many, few, single):  # type: ignore[no-untyped-def]
-    """Multiply laid-out weights by as many of the vectors as fit into a tile, and give that number.
-
-    `many`, `few` and `single` are the weights' lanes in tiles of 6 or 4, of 2 and of 1. `block` is as for `six`, which
-    is the first tile wherever there are more than two.
-    """
+    """Multiply packed weights by as many of the vectors as fit into a tile, and give that number."""
     if vectors >= 6 and vectors != 8:  # twice 4 rather than 6 and 2
         _six(w, x, n_in, sums, count, fetch, step, block, many)
         return 6
@@ -306,9 +294,7 @@ def other_tiles(block, x, n_in, sums, done, vectors, count, fetch, step):  # typ
         fetch += step * count
 
 
-# --- byte tiles ---
-#
-# The inner loops of a product of whole numbers: 64 outputs of a few vectors at once, their sums in registers.
+# --- tiles of whole numbers ---
 #
 # A weight is loaded once for all vectors of a tile. The products of a block of 128 inputs, or in int4 of a group of
 # 32, are whole numbers, which are scaled; those of a block are added to `sums` (vectors, 64), float32. With the 32
@@ -351,10 +337,7 @@ def _add(builder: ir.IRBuilder, sums: ir.Value, at: int, factors: ir.Value, numb
 def _tile(generate: Callable[..., None], n_vectors: int, **options: int) -> Callable[..., None]:
     @intrinsic
     def multiply(typing_context: Any, w: Any, x: Any, x_step: Any, sums: Any, count: Any, ahead: Any) -> Any:
-        """Multiply `count` quads (int8) or groups (int4) from w on by the records at x, `x_step` bytes apart.
-
-        Meanwhile memory from `ahead` on is fetched.
-        """
+        """Multiply `count` quads (int8) or groups (int4) from w on by the records at x, `x_step` bytes apart."""
 
         def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: tuple) -> None:
             w_, x_, x_step_, *rest = args

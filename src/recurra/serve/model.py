@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from recurra.checks import sentence
 from recurra.data.tokenizers import TextEncoder
 from recurra.decoding.linear import MOST_VECTORS
-from recurra.decoding.prepare import TracedStep, prepare_for_decoding, recorded_rows
+from recurra.decoding.steps import TracedStep, prepare, recorded_rows
 from recurra.models.shell import mixers_with_transition
 from recurra.serve.http import ApiError
 from recurra.state import n_bytes
@@ -76,7 +76,7 @@ class ServedModel:
         self.task = task
         identity = json.dumps(ModelIdentity.of(model), sort_keys=True)
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-        self.runner: nn.Module = model if weights is None else prepare_for_decoding(model, weights)
+        self.runner: nn.Module = model if weights is None else prepare(model, weights)
         self.plain = cast(Any, self.runner.model if isinstance(self.runner, TracedStep) else self.runner)
         self.config: Any = self.plain.config
         self.vocabulary = int(self.config.vocab_size)

@@ -62,7 +62,7 @@ class Stream:
             load saved streams it also needs `initial_state` and `require_state`, as all our language models have.
         tokenizer: for reading and generating text; its ids are the model's tokens.
         runner: a form of the model to run instead of it, with the same states and outputs, such as what
-            `recurra.decoding.prepare_for_decoding` returns. Saved streams belong to the model: one saved with another
+            `recurra.decoding.prepare` returns. Saved streams belong to the model: one saved with another
             runner can be loaded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The moments of a video that a clip shows."""
+"""Clips of a video: the moments that they show, their transforms, and the poses at these moments."""
 
 import math
 import os
@@ -78,19 +78,14 @@ class FrameSampling:
         return start + (np.arange(self.n_frames) + within) * (seconds / self.n_frames)
 
 
-# --- transforms ---
-#
-# From frames to the clip that a model sees: scale, crop, flip, normalise. All frames of a clip share one draw.
+# --- from frames to the clip that a model sees: scale, crop, flip, normalise; all frames of a clip share one draw ---
 
 
-_MEAN = 0.45
-"""Subtracted from each channel of a picture in [0, 1] (TimeSformer's value)."""
-_STD = 0.225
-"""Each channel is then divided by this (TimeSformer's value)."""
+_MEAN, _STD = 0.45, 0.225  # of each channel of a picture in [0, 1], as in TimeSformer
 
 
 def normalise(frames: Tensor) -> Float[Tensor, "*shape"]:
-    """Turn pictures of whole numbers 0..255 into float32: subtract `MEAN` and divide by `STD`."""
+    """Turn pictures of whole numbers 0..255 into float32: subtract 0.45 and divide by 0.225."""
     return (frames.float() / 255 - _MEAN) / _STD
 
 
@@ -109,10 +104,7 @@ def _scaled_size(height: int, width: int, short_side: int) -> tuple[int, int]:
 
 
 class _TrainingView(NamedTuple):
-    """What a training clip shows of its frames: a square of the scaled pictures, perhaps mirrored.
-
-    size: height and width of the scaled pictures. top, left: of the square. image_size: pixels on its side.
-    """
+    """What a training clip shows of its frames: a square of the scaled pictures, perhaps mirrored."""
 
     size: tuple[int, int]
     top: int
@@ -128,13 +120,7 @@ class _TrainingView(NamedTuple):
 
 
 def _draw_view(
-    random: np.random.Generator,
-    height: int,
-    width: int,
-    *,
-    image_size: int,
-    scale_jitter: tuple[int, int],
-    flip: bool,
+    random: np.random.Generator, height: int, width: int, *, image_size: int, scale_jitter: tuple[int, int], flip: bool
 ) -> _TrainingView:
     """Draw the view of a training clip of pictures of this height and width; see `training_clip`."""
     short_side = int(random.integers(scale_jitter[0], scale_jitter[1] + 1))
@@ -204,10 +190,6 @@ class PoseFolder:
         folder: of the pose files.
         videos: the folder of the videos. The files of videos outside of it are looked for by name.
         listed: the videos, of which the first with a file says how many joints and features all others have.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: no video has a file, or the first file is not one of poses.
     """
 
     def __init__(self, folder: Path, videos: Path, listed: Sequence[CheckedVideo]) -> None:
@@ -235,11 +217,7 @@ class PoseFolder:
     def at(
         self, video: CheckedVideo, times: np.ndarray, n_segments: int
     ) -> tuple[Float[Tensor, "T J 2"], Float[Tensor, "S F"] | None]:
-        """Return the joints at the times of a clip, in pixels of the video, and the mean features of each segment.
-
-        Raises:
-            ValueError: the file is not one of poses, or has another number of joints or features than the first.
-        """
+        """Return the joints at the times of a clip, in pixels of the video, and the mean features of each segment."""
         file = self.file(video.path)
         if file is None:
             nothing = None if self.d_features is None else torch.full((n_segments, self.d_features), math.nan)
@@ -258,11 +236,7 @@ class PoseFolder:
 
 
 def read_poses(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a pose file: joints (frames, joints, 2), and features (rows, channels) if there are any, in float32.
-
-    Raises:
-        ValueError: the file is no such file; the message names it.
-    """
+    """Read a pose file: joints (frames, joints, 2), and features (rows, channels) if there are any, in float32."""
     content = _read_npz(file) if file.suffix == ".npz" else read_json(file, most_bytes=_MOST_BYTES)
     require("joints" in content, str(file), "a file without joints", "one with an array `joints`")
     joints = _array(content["joints"], f"joints of {file}")
@@ -301,9 +275,6 @@ def _rows(where: np.ndarray, n: int) -> np.ndarray:
     return np.clip(np.floor(where * n).astype(int), 0, n - 1)
 
 
-# --- clips of one video: which moments, frames and view they show ---
-
-
 @dataclass(frozen=True)
 class ClipMaker:
     """Makes clips as a configuration asks.
@@ -320,10 +291,7 @@ class ClipMaker:
     kept: dict[str, VideoFrames] | None = None
 
     def training(self, video: CheckedVideo, number: int, epoch: int) -> Float[Tensor, "T C S S"]:
-        """Make the clip of a video in an epoch: a pure function of (seed, epoch, number of the video).
-
-        Raises VideoError if the file cannot be read.
-        """
+        """Make the clip of a video in an epoch: a pure function of (seed, epoch, number of the video)."""
         random = random_generator(self.seed, VIDEO_CLIPS, epoch, number)
         frames = self._frames(video, self.sampling.random(video.info, random))
         return training_clip(frames, random, image_size=self.image_size, scale_jitter=self.scale_jitter, flip=self.flip)
@@ -331,12 +299,7 @@ class ClipMaker:
     def training_poses(
         self, video: CheckedVideo, number: int, epoch: int, *, poses: PoseFolder, n_segments: int
     ) -> tuple[Float[Tensor, "T J 2"], Float[Tensor, "n_segments F"] | None]:
-        """Return the joints in pixels of the clip that `training` makes, and the features of its segments.
-
-        It draws what `training` draws. Mirrored joints keep their numbers: a left hand stays the left hand.
-
-        Raises ValueError if the pose file cannot be read.
-        """
+        """Return the joints in pixels of the clip that `training` makes, and the features of its segments."""
         random, info = random_generator(self.seed, VIDEO_CLIPS, epoch, number), video.info
         joints, features = poses.at(video, self.sampling.random(info, random), n_segments)
         jitter = {"scale_jitter": self.scale_jitter, "flip": self.flip}
@@ -346,7 +309,7 @@ class ClipMaker:
     def evaluation(
         self, video: CheckedVideo, *, view: int = 0, n_views: int = 1, n_crops: int = 1
     ) -> Float[Tensor, "n_crops T C S S"]:
-        """Make all crops of one of the fixed views of a video. Raises VideoError if the file cannot be read."""
+        """Make all crops of one of the fixed views of a video."""
         frames = self._frames(video, self.sampling.view(video.info, view, n_views))
         return evaluation_crops(frames, image_size=self.image_size, n_crops=n_crops)
 
@@ -359,8 +322,3 @@ class ClipMaker:
             with VideoFile(video.path) as file:
                 self.kept[key] = file.decode()
         return self.kept[key].at(times)
-
-
-def gray_clip(n_frames: int, image_size: int) -> Float[Tensor, "T 3 S S"]:
-    """Make the clip of a video that could not be read: zeros, which is middle gray."""
-    return torch.zeros(n_frames, 3, image_size, image_size)

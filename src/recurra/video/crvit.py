@@ -21,21 +21,12 @@ from recurra.video.timesformer import VideoModel
 
 
 class _MemoryAttention(SelfAttention):
-    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps.
-
-    The memory token has neither a query nor an output. Arguments as `SelfAttention`.
-    """
+    """SelfAttention with one more key and value, projected from the memory token with the weights of the steps."""
 
     def forward(  # type: ignore[override]
         self, x: Float[Tensor, "N L d_model"], memory: Float[Tensor, "N d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N L d_model"]:
-        """Mix the steps of each sequence, with its memory if it is visible.
-
-        Args:
-            x: the steps.
-            memory: one token per sequence.
-            visible: whether a sequence sees its memory; without it the result is that of `SelfAttention`.
-        """
+        """Mix the steps of each sequence, with its memory if it is visible."""
         queries, keys, values = self._heads(self.queries_keys_values(x), 3)
         n_queries = queries.shape[1] * queries.shape[3]
         weight, bias = (part[n_queries:] for part in (self.queries_keys_values.weight, self.queries_keys_values.bias))
@@ -52,10 +43,6 @@ class _PatchMemory(nn.Module):
 
     The paper does not give the number of vectors. One per position is our reading: the memory joins time attention,
     which runs separately at each patch position. All positions share the RNN's weights.
-
-    Args:
-        cell: the recurrent cell, d_model to d_model.
-        n_patches: patch positions.
     """
 
     def __init__(self, cell: GRUCell, n_patches: int) -> None:
@@ -65,19 +52,15 @@ class _PatchMemory(nn.Module):
 
     @property
     def n_vectors(self) -> int:
-        """The number of vectors."""
         return self.n_patches
 
     def start(self, batch: int, like: Tensor) -> Float[Tensor, "B M d"]:
-        """Return the memory at the start of `batch` streams: zeros, with the dtype and the device of `like`."""
         return like.new_zeros(batch, self.n_vectors, self.rnn.cell.hidden_size)
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Return the token that joins time attention at each patch position."""
         return memory
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return self.rnn(y.flatten(0, 1), RNNState(memory.flatten(0, 1)))[1].h.unflatten(0, memory.shape[:2])
 
 
@@ -86,25 +69,17 @@ class _PooledMemory(_PatchMemory):
 
     @property
     def n_vectors(self) -> int:
-        """One vector."""
         return 1
 
     def tokens(self, memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B P d"]:
-        """Return the vector to each patch position."""
         return memory.expand(-1, self.n_patches, -1)
 
     def read(self, y: Float[Tensor, "B P T d"], memory: Float[Tensor, "B M d"]) -> Float[Tensor, "B M d"]:
-        """Return the memory after the outputs y of a segment, starting from the memory before it."""
         return super().read(y.mean(1, keepdim=True), memory)
 
 
 _PATCH_MEMORIES: dict[str, type[_PatchMemory]] = {"per_patch": _PatchMemory, "pooled": _PooledMemory}
 """The kinds of memory by name."""
-
-
-# --- compact recurrent vit ---
-#
-# The compact recurrent vision Transformer (CR-ViT): TimeSformer with a memory between segments (CRT section 3).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +114,13 @@ class _MemoryBlock(DividedBlock):
     """A divided block whose time attention also sees the memory token of its patch position.
 
     The token passes through the block's norm and projections like the frames, but no block changes it and it gets no
-    time embedding. This is our choice; the paper says only that time attention uses it. A stream's first segment has no
-    memory yet and does not see the zeros in its place, so that it is computed as by TimeSformer: our choice, too.
+    time embedding. A stream's first segment has no memory yet and is computed as by TimeSformer. Both are our choices.
     """
 
     time_attention_kind = _MemoryAttention
 
     def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "N tokens d_model"],
-        memory: Float[Tensor, "N P d_model"],
-        visible: Bool[Tensor, " N"],
+        self, x: Float[Tensor, "N tokens d_model"], memory: Float[Tensor, "N P d_model"], visible: Bool[Tensor, " N"]
     ) -> Float[Tensor, "N tokens d_model"]:
         """Apply the block; `visible` marks the sequences that see their memory."""
         normed, recalled = self.norm_time(self._by_patch(x)), self.norm_time(memory)
@@ -225,11 +196,7 @@ class CompactRecurrentViT(VideoModel):
         return logits, after
 
 
-# --- start a compact recurrent vision Transformer from a trained TimeSformer (CRT section 5.3) ---
-
-
-_HEAD = "head.weight"
-_OWN = "memory."
+# --- start from a trained TimeSformer (CRT section 5.3) ---
 
 
 def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor]) -> None:
@@ -242,12 +209,8 @@ def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor
     Args:
         model: the CR-ViT, changed in place.
         state_dict: the weights of the TimeSformer, `timesformer.state_dict()`.
-
-    Raises:
-        ValueError: a weight is missing, unknown, or has another shape; the message names it, and the model is
-            unchanged.
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_OWN)}
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("memory.")}
     missing = [name for name in own if name not in state_dict]
     unknown = [name for name in state_dict if name not in own]
     if missing or unknown:
@@ -256,14 +219,11 @@ def load_timesformer(model: CompactRecurrentViT, state_dict: Mapping[str, Tensor
         raise ValueError(sentence("state_dict", f"a mapping {' and '.join(parts)}", expected))
     for name, tensor in own.items():
         shape, expected_shape = tuple(state_dict[name].shape), tuple(tensor.shape)
-        if name == _HEAD:
+        if name == "head.weight":
             expected_shape = (expected_shape[0], expected_shape[1] // 2)
         if shape != expected_shape:
             raise ValueError(sentence(f"state_dict[{name!r}]", f"of shape {shape}", f"{expected_shape}"))
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(_widened(state_dict[name]) if name == _HEAD else state_dict[name])
-
-
-def _widened(weight: Tensor) -> Tensor:
-    return torch.cat([weight, weight], 1) / 2
+            given = state_dict[name]
+            tensor.copy_(torch.cat([given, given], 1) / 2 if name == "head.weight" else given)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from recurra.data.batches import (
     require_step,
 )
 from recurra.data.files import Cache
-from recurra.video.clips import ClipMaker, FrameSampling, PoseFolder, gray_clip
+from recurra.video.clips import ClipMaker, FrameSampling, PoseFolder
 from recurra.video.layouts import VIDEO_LAYOUTS, CheckedVideo, Listing, Video, check_videos
 from recurra.video.reader import ReadAhead, VideoError, VideoInfo, require_av
 
@@ -41,73 +41,51 @@ class ViewBatch(NamedTuple):
     videos: Int[Tensor, " B"]
 
 
-class _BadFiles:
-    """Collects videos that fail to decode and reports each one once, with the number of failures so far.
-
-    what: the split, in words. skip: warn about a failure; otherwise raise its error.
-    """
-
-    def __init__(self, what: str, *, skip: bool) -> None:
-        self.what, self.skip = what, skip
-        self.reasons: dict[str, str] = {}
-
-    def add(self, video: CheckedVideo, error: Exception) -> None:
-        """Record that a video failed. Raises its error unless bad files are skipped."""
-        if not self.skip:
-            raise error
-        if str(video.path) in self.reasons:
-            return
-        self.reasons[str(video.path)] = str(error)
-        warnings.warn(
-            f"a file of {self.what} could not be decoded and does not count in its batch "
-            f"({len(self.reasons)} so far): {error}",
-            stacklevel=5,  # past the source and its caller
-        )
-
-
 @dataclass(frozen=True)
 class _SplitClips:
-    """The videos of a split and how to make clips from them.
+    """The videos of a split and how to make clips from them."""
 
-    videos: the videos. maker: makes their clips. n_segments: segments per clip. bad_files: collects failures. workers:
-    threads that decode the clips of the next step ahead of time; 0 for none. poses: of the videos, for training.
-    """
-
+    what: str
     videos: Sequence[CheckedVideo]
     maker: ClipMaker
     n_segments: int
-    bad_files: _BadFiles
+    skip: bool
     workers: int = 0
     poses: PoseFolder | None = None
+    failed: set[Path] = field(default_factory=set)
 
     def poses_of(self, numbers: Sequence[int], epoch: int) -> Poses | None:
         """Return the poses in the training clips of these videos in an epoch; None without a folder of poses."""
         if self.poses is None:
             return None
-        options = {"poses": self.poses, "n_segments": self.n_segments}
-        read = [self.maker.training_poses(self.videos[n], n, epoch, **options) for n in numbers]  # type: ignore[arg-type]
+        read = [
+            self.maker.training_poses(self.videos[n], n, epoch, poses=self.poses, n_segments=self.n_segments)
+            for n in numbers
+        ]
         features = [feature for _, feature in read if feature is not None]
         return Poses(torch.stack([joints for joints, _ in read]), torch.stack(features) if features else None)
 
     def labelled(self, number: int, clip: Tensor | Exception) -> tuple[Tensor, int]:
-        """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed.
-
-        Raises that failure unless bad files are skipped.
-        """
+        """Return the clip of a video with its label, or gray with `IGNORED_TARGET` if reading the clip failed."""
         video = self.videos[number]
         if not isinstance(clip, Exception):
             return clip, video.label
-        self.bad_files.add(video, clip)
-        return gray_clip(self.maker.sampling.n_frames, self.maker.image_size), IGNORED_TARGET
+        if not self.skip:
+            raise clip
+        if video.path not in self.failed:
+            self.failed.add(video.path)
+            warnings.warn(
+                f"a file of {self.what} could not be decoded and does not count in its batch "
+                f"({len(self.failed)} so far): {clip}",
+                stacklevel=4,  # past the source and its caller
+            )
+        return torch.zeros(self.maker.sampling.n_frames, 3, *[self.maker.image_size] * 2), IGNORED_TARGET
 
 
 class ClipSource:
     """One clip of each video: a random one in training, the middle view and crop in evaluation.
 
     Clips come in the order of `SampleOrder`. A clip that fails to decode becomes gray, and its targets are ignored.
-
-    split: the videos and their clips. order: which videos a step has. label_segments: which segments have the label as
-    their target.
     """
 
     def __init__(self, split: _SplitClips, order: SampleOrder, *, label_segments: Literal["all", "last"]) -> None:
@@ -119,7 +97,7 @@ class ClipSource:
         return len(self._order)
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Return the clips of a step, (B, T, C, H, W), and (B, S) targets. Raises what `BatchSource.batch` raises.
+        """Return the clips of a step, (B, T, C, H, W), and (B, S) targets.
 
         Raises VideoError if a file cannot be decoded and bad files are not skipped.
         """
@@ -158,20 +136,10 @@ class VideoViews:
     batches.
 
     Iterate over it, or ask for `batch(step)`, a pure function of the step and the rank.
-
-    split: the videos and their clips. n_views: clips along time of each video. n_crops: crops of each clip. batch_size:
-    crops per step over all ranks together.
     """
 
     def __init__(
-        self,
-        split: _SplitClips,
-        *,
-        n_views: int,
-        n_crops: int,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        self, split: _SplitClips, *, n_views: int, n_crops: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         self.n_views, self.n_crops = n_views, n_crops
         self.labels = torch.tensor([video.label for video in split.videos])
@@ -187,7 +155,7 @@ class VideoViews:
         return (self.batch(step) for step in range(len(self)))
 
     def batch(self, step: int) -> ViewBatch:
-        """Return the views of a step. Raises IndexError outside 0..len-1, and VideoError as `ClipSource.batch` does."""
+        """Return the views of a step."""
         require_step(len(self), 0, step)
         items = self._items(step)
         following = (step + 1, self._items(step + 1)) if step + 1 < len(self) else None
@@ -223,15 +191,9 @@ def _segment_targets(
     return targets
 
 
-# --- videos as a data set: its configuration, splits, batches and views ---
-
-
 @dataclass(frozen=True)
 class VideoConfig:
-    """Classification of the videos in a folder, in clips of several segments.
-
-    Raises TypeError or ValueError, naming the field, for an impossible value.
-    """
+    """Classification of the videos in a folder, in clips of several segments."""
 
     path: str
     """Folder with the videos, or with lists of them."""
@@ -329,9 +291,8 @@ class VideoConfig:
     def build(self, *, rank: int = 0, world_size: int = 1) -> "VideoData":
         """Find the videos. The files of a split are checked when it is first used.
 
-        Raises ValueError if `world_size` does not divide `batch_size`, if the folder does not have the `layout`, or for
-        an unknown protocol; FileNotFoundError for a folder or listed files that do not exist; ImportError if PyAV is
-        missing.
+        Raises ValueError if the folder does not have the `layout`; FileNotFoundError for a folder or listed files that
+        do not exist; ImportError if PyAV is missing.
         """
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
@@ -377,10 +338,7 @@ class VideoData:
             warnings.warn(f"skipping in {folder}: {note}", stacklevel=3)
 
     def videos(self, split: Split) -> list[CheckedVideo]:
-        """Return the usable videos of a split, in the order of its list.
-
-        Raises ValueError for a split without videos, and what `check_videos` raises.
-        """
+        """Return the usable videos of a split, in the order of its list."""
         require_choice(SPLITS, split=split)
         if split not in self._checked:
             if not self._listed.get(split):
@@ -398,10 +356,7 @@ class VideoData:
         return self._checked[split]
 
     def source(self, split: Split) -> ClipSource:
-        """Return the batches of a split, one clip per video: random in training, otherwise the middle view and crop.
-
-        Raises what `videos` raises, and in training what `PoseFolder` raises if there are poses.
-        """
+        """Return the batches of a split, one clip per video: random in training, otherwise the middle view and crop."""
         config, training = self.config, split == "train"
         order = SampleOrder(
             len(self.videos(split)),
@@ -418,10 +373,7 @@ class VideoData:
         )
 
     def views(self, split: Split) -> VideoViews:
-        """Return all views of each video of a split: `test_views` clips along time, `test_crops` crops of each.
-
-        Raises what `videos` raises.
-        """
+        """Return all views of each video of a split: `test_views` clips along time, `test_crops` crops of each."""
         config = self.config
         return VideoViews(
             self._clips(split),
@@ -433,18 +385,17 @@ class VideoData:
         )
 
     def _clips(self, split: Split, poses: PoseFolder | None = None) -> _SplitClips:
-        bad_files = _BadFiles(self._in_words(split), skip=self.config.on_bad_file == "skip")
-        return _SplitClips(self.videos(split), self._maker, self.n_segments, bad_files, self.config.workers, poses)
+        skip = self.config.on_bad_file == "skip"
+        return _SplitClips(
+            self._in_words(split), self.videos(split), self._maker, self.n_segments, skip, self.config.workers, poses
+        )
 
     def _in_words(self, split: Split) -> str:
         return f"the {split} split of {self.config.path}"
 
 
 def _hold_out(listed: Mapping[Split, Sequence[Video]], share: float, seed: int) -> dict[Split, Sequence[Video]]:
-    """Move a share of the training videos of each class to a validation split: rounded down, but at least one of two.
-
-    A pure function of the lists and the seed.
-    """
+    """Move a share of the training videos of each class to a validation split."""
     training = listed.get("train", ())
     by_class: dict[int, list[int]] = {}
     for place, video in enumerate(training):

@@ -59,16 +59,9 @@ VIDEO_LAYOUTS: Registry[_Layout] = Registry("video layout")
 def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
     """Read the lists train.csv, valid.csv (or val.csv) and test.csv in a folder; not all of them have to exist.
 
-    A line is `path,label` or `path,pose,label`; all lines of a list have the same number of columns, and the pose is
-    ignored. Columns are separated by commas, or by spaces if the first line has no comma (then no path may contain a
-    space). A first line is a header if its first column is "path", "file", "filename", "video", "video_path" or
-    "video_name". Paths are absolute or relative to the folder of the list. Labels are either all whole numbers from 0,
-    with classes up to the largest number (below 1000, or ten times the number of videos if that is more), or all names,
-    numbered in alphabetical order over the training list. If there is a file classes.txt beside the lists, it gives the
-    names in order, one per line. A video that is listed twice has the same label both times.
-
-    Raises ValueError for any other line, naming list and line, and FileNotFoundError naming listed files that do not
-    exist.
+    A line is `path,label` or `path,pose,label` (the pose is ignored), with commas, or with spaces if the first line has
+    no comma. The first line may be a header. Paths are absolute or relative to the list. Labels are all whole numbers
+    from 0, or all names, numbered in alphabetical order over the training list or as in a file classes.txt.
     """
     _refuse_protocol("csv", protocol)
     lists: dict[Split, list[tuple[str, str, str]]] = {}
@@ -96,13 +89,7 @@ def _csv_listing(folder: Path, protocol: str | None = None) -> Listing:
 
 @VIDEO_LAYOUTS.register("folders")
 def _folders_listing(folder: Path, protocol: str | None = None) -> Listing:
-    """List a folder per split (train, valid or val, test), each with a folder per class that has the videos.
-
-    The classes are the folders of the training split, or of all splits if there is no training split, in alphabetical
-    order; a split may lack some of them. Hidden folders are no classes.
-
-    Raises ValueError if there is no such folder, or if a split has a class that training lacks.
-    """
+    """List a folder per split (train, valid or val, test), each with a folder per class; hidden folders are none."""
     _refuse_protocol("folders", protocol)
     found = {
         split: next((folder / name for name in _SPLIT_NAMES[split] if (folder / name).is_dir()), None)
@@ -133,10 +120,7 @@ def _class_folders(root: Path) -> set[str]:
 def _ucf101_listing(folder: Path, protocol: str | None = None) -> Listing:
     """List UCF101: a folder per class, with trainlist01.txt and testlist01.txt beside them or in ucfTrainTestlist.
 
-    protocol: "1" (the default), "2" or "3", the number of the lists. Their lines are CLASS/FILE.avi, followed in the
-    training list by a number that is ignored. There is no validation list.
-
-    Raises FileNotFoundError for a list or for listed videos that do not exist.
+    protocol: "1" (the default), "2" or "3", the number of the lists. There is no validation list.
     """
     number = protocol or "1"
     require_choice(("1", "2", "3"), protocol=number)
@@ -185,24 +169,26 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
 def _read_list(path: Path) -> list[tuple[str, str, str]]:
     """Read the (path, label, "file:line") of each line of a list."""
     text = read_text(path, most_bytes=_MOST_BYTES).removeprefix("\ufeff")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(sentence(str(path), "an empty list", "a line for each video"))
     by_commas = "," in lines[0][1]
-    split_lines = [_split(line, by_commas, f"{path}:{number}") for number, line in lines]
-    entries = []
+    rows = [(where, line, _split(line, by_commas, where)) for where, line in lines]
+    n_columns = len(rows[0][2])
+    if rows[0][2][0].lower() in _FIRST_OF_A_HEADER:
+        del rows[0]
     labels: dict[str, str] = {}
-    for (number, line), columns in zip(lines, split_lines):
-        if number == lines[0][0] and columns[0].lower() in _FIRST_OF_A_HEADER:
-            continue
-        if len(columns) != len(split_lines[0]) or len(columns) not in (2, 3) or not (columns[0] and columns[-1]):
+    for where, line, columns in rows:
+        if len(columns) != n_columns or n_columns not in (2, 3) or not (columns[0] and columns[-1]):
             expected = "path,label or path,pose,label, the same in all lines"
-            raise ValueError(sentence(f"{path}:{number}", repr(line[:_SHOWN]), expected))
-        if _label_differs(labels.setdefault(columns[0], columns[-1]), columns[-1]):
-            got = f"{columns[-1]!r} for {columns[0]!r}, which has {labels[columns[0]]!r} above"
-            raise ValueError(f"{path}:{number}: {sentence('label', got, 'one label for each video')}")
-        entries.append((columns[0], columns[-1], f"{path}:{number}"))
-    return entries
+            raise ValueError(sentence(where, repr(line[:_SHOWN]), expected))
+        name, label = columns[0], columns[-1]
+        above = labels.setdefault(name, label)
+        # a name and the number of its class may stand for the same
+        if above != label and (_number(above) is None) == (_number(label) is None):
+            got = f"{label!r} for {name!r}, which has {above!r} above"
+            raise ValueError(f"{where}: {sentence('label', got, 'one label for each video')}")
+    return [(columns[0], columns[-1], where) for where, _, columns in rows]
 
 
 def _split(line: str, by_commas: bool, where: str) -> list[str]:
@@ -214,11 +200,6 @@ def _split(line: str, by_commas: bool, where: str) -> list[str]:
     except csv.Error as error:
         raise ValueError(sentence(where, f"{line[:_SHOWN]!r} ({error})", "columns separated by commas")) from error
     return [column.strip() for column in columns]
-
-
-def _label_differs(one: str, other: str) -> bool:
-    # A name and the number of its class may stand for the same.
-    return one != other and (_number(one) is None) == (_number(other) is None)
 
 
 def _number(label: str) -> int | None:
@@ -329,14 +310,7 @@ def parse_smarthome_name(path: Path) -> _SmarthomeName | None:
 def _smarthome_listing(folder: Path, protocol: str | None = None) -> Listing:
     """List Toyota Smarthome, from the folder with its videos or from the parent folder of `mp4`.
 
-    protocol: "cross-subject" (the default), "cross-view-1" or "cross-view-2". Activities are numbered in alphabetical
-    order. Files are skipped, and counted in the notes, if their name is not of the form ACTIVITY_pSS_rRR_vVV_cCC, or if
-    their activity or camera is not in the protocol.
-
-    In the paper, cross-subject has no validation split: hold out a share of the training videos for it, or use the test
-    split only once, at the end.
-
-    Raises ValueError for another protocol, and if no file has such a name.
+    protocol: "cross-subject" (the default; without a validation split), "cross-view-1" or "cross-view-2".
     """
     chosen = choose("protocol", SMARTHOME_PROTOCOLS, protocol or "cross-subject")
     files = _video_files(folder) or (_video_files(folder / "mp4") if (folder / "mp4").is_dir() else [])
@@ -383,17 +357,7 @@ class CheckedVideo(NamedTuple):
 def check_videos(
     what: str, videos: Sequence[Video], *, skip: bool, min_frames: int, workers: int, store: Cache
 ) -> list[CheckedVideo]:
-    """Return the usable videos of a split, in order, with their frames, duration and size.
-
-    Opens every file and decodes its first frame. The findings are cached in `store` and used again for as long as the
-    names, sizes and modification times of all files stay the same.
-
-    what: the split, in words, for messages. skip: warn once about unusable files, with their number and the first
-    names; otherwise raise. min_frames: videos with fewer frames are unusable.
-
-    Raises VideoError for unusable files unless `skip` is set, and in any case if no file is usable; OSError for a file
-    that cannot be opened at all.
-    """
+    """Return the usable videos of a split, in order, with their frames, duration and size."""
     found = _findings([video.path for video in videos], workers, store)
     good, bad = [], []
     for video, finding in zip(videos, found):

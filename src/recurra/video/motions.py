@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from recurra.checks import fields_of, require, require_choice, require_whole_number, sentence
 from recurra.data.batches import MOTIONS, random_generator
@@ -47,10 +47,7 @@ _FORMAT = 2  # of the videos and lists
 
 @dataclass(frozen=True)
 class MotionsConfig:
-    """The generated task and its clips. The videos are written on first use, without a download.
-
-    Raises TypeError or ValueError, naming the field, for an impossible value.
-    """
+    """The generated task and its clips. The videos are written on first use, without a download."""
 
     path: str | None = None
     """Folder for the videos: a new one, or one that already has the same videos. None: in the user's cache folder."""
@@ -80,7 +77,7 @@ class MotionsConfig:
     """Seed of the videos and of the training order."""
 
     def __post_init__(self) -> None:
-        require_choice(_MOTION_LABELS, **fields_of(self, "data", "label"))
+        require_choice(("pair", "sum"), **fields_of(self, "data", "label"))
         require_whole_number(10, **fields_of(self, "data", "n_videos"))
         require_whole_number(2, **fields_of(self, "data", "n_motions", "frames_per_motion"))
         require_whole_number(16, **fields_of(self, "data", "image_size"))
@@ -93,20 +90,10 @@ class MotionsConfig:
         return self._videos(Path()).clip_rate(video)
 
     def build(self, *, rank: int = 0, world_size: int = 1) -> VideoData:
-        """Write the videos if they do not exist yet, and open them.
-
-        Raises ValueError for a folder with other content, and what `VideoConfig.build` raises.
-        """
+        """Write the videos if they do not exist yet, and open them."""
         folder = self._folder()
-        write_motions(
-            folder,
-            self.n_videos,
-            n_motions=self.n_motions,
-            label=self.label,
-            frames_per_motion=self.frames_per_motion,
-            image_size=self.image_size,
-            seed=self.seed,
-        )
+        names = ("n_videos", "n_motions", "label", "frames_per_motion", "image_size", "seed")
+        write_motions(folder, **{name: getattr(self, name) for name in names})
         return self._videos(folder).build(rank=rank, world_size=world_size)
 
     def _folder(self) -> Path:
@@ -129,25 +116,14 @@ class MotionsConfig:
         )
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """class_names: by the names of the directions, in order. number: the class of (first, second) of K directions."""
-
-    class_names: Callable[[list[str]], list[str]]
-    number: Callable[[int, int, int], int]
+def _class_names(directions: list[str], label: str) -> list[str]:
+    if label == "pair":
+        return [f"{first} then {second}" for first in directions for second in directions]
+    return [f"sum {number}" for number in range(len(directions))]
 
 
-_MOTION_LABELS = {
-    "pair": _Labels(
-        lambda directions: [f"{first} then {second}" for first in directions for second in directions],
-        lambda first, second, n_motions: first * n_motions + second,
-    ),
-    "sum": _Labels(
-        lambda directions: [f"sum {number}" for number in range(len(directions))],
-        lambda first, second, n_motions: (first + second) % n_motions,
-    ),
-}
-"""How the class of a video follows from its directions, by name."""
+def _class_number(first: int, second: int, n_motions: int, label: str) -> int:
+    return first * n_motions + second if label == "pair" else (first + second) % n_motions
 
 
 def write_motions(
@@ -170,22 +146,14 @@ def write_motions(
     Raises ValueError for a folder with other content, and ImportError if PyAV is missing.
     """
     folder = Path(folder)
-    made_from = {
-        "format": _FORMAT,
-        "n_videos": n_videos,
-        "n_motions": n_motions,
-        "label": label,
-        "frames_per_motion": frames_per_motion,
-        "image_size": image_size,
-        "seed": seed,
-    }
+    made_from = {"format": _FORMAT, "n_videos": n_videos, "n_motions": n_motions, "label": label}
+    made_from |= {"frames_per_motion": frames_per_motion, "image_size": image_size, "seed": seed}
     if _holds(folder, made_from):
         return
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     (new / "videos").mkdir(parents=True)
     try:
-        labels = _MOTION_LABELS[label]
-        names = labels.class_names(list(_DIRECTIONS)[:n_motions])
+        names = _class_names(list(_DIRECTIONS)[:n_motions], label)
         lines = []
         with item_progress("writing the videos", n_videos) as count:
             for number in range(n_videos):
@@ -194,12 +162,16 @@ def write_motions(
                 pictures = _draw_motions(first, second, frames_per_motion, image_size, random)
                 place = f"videos/{number:06d}.mp4"
                 _write_video(new / place, pictures)
-                lines.append(f"{place},{names[labels.number(first, second, n_motions)]}\n")
+                lines.append(f"{place},{names[_class_number(first, second, n_motions, label)]}\n")
                 count(1)
         _write_lists(new, lines)
         (new / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         write_stamped(new / "motions.json", made_from)
-        _put_in_place(new, folder, made_from)
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if not _holds(folder, made_from):  # another process was faster
+                raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -214,17 +186,13 @@ def _write_lists(folder: Path, lines: list[str]) -> None:
 def _draw_motions(
     first: int, second: int, frames_per_motion: int, image_size: int, random: np.random.Generator
 ) -> UInt8[np.ndarray, "N S S 3"]:
-    """Draw the pictures of one video: `frames_per_motion` frames in direction `first`, then as many in `second`.
-
-    The rest is random: a disc, square, diamond or ring, a quarter to two fifths of the picture wide, its bright colour,
-    its start, its speed (1/12 to 1/7 of the picture's side per frame, along each axis that it moves on), and a dark
-    noisy background, part of which flickers.
-    """
+    """Draw the pictures of one video: `frames_per_motion` frames in direction `first`, then as many in `second`."""
     size = image_size
     outline = _OUTLINES[int(random.integers(len(_OUTLINES)))]
     radius = random.uniform(size / 8, size / 5)
     speed = random.uniform(size / 12, size / 7)
-    colour = _bright_colour(random)
+    colour = random.uniform(60, 255, size=3)
+    colour[random.integers(3)] = 255
     position = random.uniform(0, size, size=2)  # column, row
     background = random.uniform(0, 70, size=(size, size, 3))
     vectors = list(_DIRECTIONS.values())
@@ -237,12 +205,6 @@ def _draw_motions(
         flicker = random.uniform(-10, 10, size=(size, size, 3))
         pictures[number] = np.clip(background * (1 - inside) + colour * inside + flicker, 0, 255)
     return pictures
-
-
-def _bright_colour(random: np.random.Generator) -> Float[np.ndarray, " 3"]:
-    colour = random.uniform(60, 255, size=3)
-    colour[random.integers(3)] = 255
-    return colour
 
 
 def _offsets(position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -291,11 +253,3 @@ def _holds(folder: Path, made_from: Mapping[str, object]) -> bool:
         got = f"{folder}, which has other motions ({found})"
         raise ValueError(sentence("path", got, f"a new folder for {made_from}"))
     return True
-
-
-def _put_in_place(new: Path, folder: Path, made_from: Mapping[str, object]) -> None:
-    try:
-        os.replace(new, folder)
-    except OSError:
-        if not _holds(folder, made_from):  # another process was faster
-            raise

@@ -28,12 +28,7 @@ _D_JOINTS = 256
 
 
 class _JointInduction(nn.Module):
-    """2D-SIM: which joints does each patch see?
-
-    Args:
-        d_model: channels of the tokens.
-        n_joints: joints of the skeleton.
-    """
+    """2D-SIM: which joints does each patch see?"""
 
     def __init__(self, d_model: int, n_joints: int) -> None:
         super().__init__()
@@ -47,13 +42,7 @@ class _JointInduction(nn.Module):
     def loss(
         self, patches: Float[Tensor, "N P T d_model"], joints: Float[Tensor, "N T J 2"], *, image_size: int
     ) -> Float[Tensor, " N"]:
-        """Return the mean binary cross-entropy over patches and the joints that were found, of each segment.
-
-        Args:
-            patches: the tokens of all patches.
-            joints: (x, y) in pixels of the frames; see `recurra.data.batches.joint_targets`.
-            image_size: pixels of a frame's edge.
-        """
+        """Return the mean binary cross-entropy over patches and the joints that were found, of each segment."""
         logits = at_least_float32(self(patches))
         edge = round(patches.shape[1] ** 0.5)
         # places in float32: in half precision a joint could slip into the next patch
@@ -63,13 +52,7 @@ class _JointInduction(nn.Module):
 
 
 class _SkeletonInduction(nn.Module):
-    """3D-SIM: what would a skeleton model see, and which action is it?
-
-    Args:
-        d_model: channels of the tokens.
-        d_skeleton: channels of the skeleton model's features.
-        n_classes: actions.
-    """
+    """3D-SIM: what would a skeleton model see, and which action is it?"""
 
     def __init__(self, d_model: int, d_skeleton: int, n_classes: int) -> None:
         super().__init__()
@@ -86,26 +69,13 @@ class _SkeletonInduction(nn.Module):
     def loss(
         self, patches: Float[Tensor, "N P T d_model"], features: Float[Tensor, "N F"], targets: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Return the mean squared difference to the features, and -log p of the action, of each segment.
-
-        Both are 0 for a segment whose features are not all finite.
-
-        Args:
-            patches: the tokens of all patches.
-            features: of the skeleton model.
-            targets: the class of each segment; `IGNORED_TARGET` gives 0 in the second loss.
-        """
+        """Return the mean squared difference to the features, and -log p of the action, of each segment."""
         projected, logits = self(patches)
         there = features.isfinite().all(-1)
         wanted = features.where(there[:, None], 0.0).to(torch.promote_types(projected.dtype, torch.float32))
         aligned = (at_least_float32(projected) - wanted).square().mean(-1)
         classified = negative_log_likelihood(logits[:, None], targets[:, None])[:, 0]
         return aligned.where(there, 0.0), classified.where(there, 0.0)
-
-
-# --- pi vit ---
-#
-# PI-ViT: a TimeSformer that learns from poses in training and needs none later (Reilly and Das, arXiv 2311.18840).
 
 
 INDUCTION = ("joint_induction.", "skeleton_induction.")
@@ -162,9 +132,9 @@ class TaskLosses(NamedTuple):
 class PIViT(TimeSformer):
     """A TimeSformer with two auxiliary tasks, from which its tokens learn about poses.
 
-    Called without poses, it is a TimeSformer: `forward` never uses the modules, and `timesformer` gives a model without
-    them. `loss` with poses adds to -log p of the class the losses of both tasks by their weights (the published ones by
-    default). A segment without a target learns nothing from poses either: our choice.
+    Called without poses, it is a TimeSformer; `timesformer` gives a model without the modules. `loss` with poses adds
+    to -log p of the class the losses of both tasks by their weights (the published ones by default). A segment without
+    a target learns nothing from poses either: our choice.
 
     Published: 2D-SIM after the first block, 3D-SIM after the last, before the final norm, on the mean over all patches
     ("global" alignment). The paper also tries other blocks, alignment by frames and several modules at once, which are
@@ -197,10 +167,6 @@ class PIViT(TimeSformer):
         Args:
             clip, targets, state: as `VideoModel.loss`.
             poses: of the clips, or None.
-
-        Raises:
-            IndexError: a target is not a class.
-            TypeError, ValueError: as `forward`, or the poses are not of these clips.
         """
         if poses is None:
             return super().loss(clip, targets, state)
@@ -213,15 +179,7 @@ class PIViT(TimeSformer):
     def task_losses(self, clip: Float[Tensor, "B T C H W"], targets: Int[Tensor, "B S"], poses: Poses) -> TaskLosses:
         """Return the losses of each segment by task.
 
-        Args:
-            clip: normalised frames, a whole number S >= 1 of segments.
-            targets: the class of each segment; `IGNORED_TARGET` gives 0 in every loss.
-            poses: of the clips.
-
-        Raises:
-            IndexError: a target is not a class.
-            ValueError: the frames have another size or are not a whole number of segments, the targets are not one a
-                segment, or the poses are not of these clips.
+        Segments whose target is `IGNORED_TARGET` have a loss of 0.
         """
         config = self.config
         require_clip(clip, config)

@@ -8,7 +8,7 @@ frames before the last norm.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,6 @@ from recurra.video.timesformer import TimeSformer, TimeSformerConfig
 
 _CHANNELS_OF_A_HEAD = 64
 """In all published vision Transformers; the weights do not tell."""
-_TIME_PARTS = ("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection")
-"""What a block has with divided attention only."""
 _RENAMED = {
     "num_channels": "n_channels",
     "num_frames": "n_frames",
@@ -53,7 +51,6 @@ _NEUTRAL = {
 
 
 def _edge(size: Any) -> Any:
-    """The edge of what is square, given as one number or as both edges."""
     if isinstance(size, (list, tuple)):
         require(len(size) == 2 and size[0] == size[1], "image_size or patch_size", size, "two equal edges")
         return size[0]
@@ -73,94 +70,67 @@ _TRANSLATED: dict[str, Callable[[Any], Any]] = {
 _HEAD = ("head.weight", "head.bias")
 
 
-@dataclass(frozen=True)
-class _Names:
-    """How a code base names what is here.
+_PARTS = (
+    *("embedding.class_token", "embedding.positions", "embedding.patches.projection", "encoder.times"),
+    *("norm", "head"),
+)
+"""Names outside of the blocks."""
+_IN_BLOCK = (
+    *("norm_time", "time_attention.queries_keys_values", "time_attention.output_projection", "time_projection"),
+    *("norm_attention", "attention.queries_keys_values", "attention.output_projection"),
+    *("norm_feed_forward", "feed_forward.0", "feed_forward.3"),
+)
+"""Names in a block; a block has the first four with divided attention only."""
 
-    parts: names outside of the blocks. blocks: what stands before a block's number. in_block: names in a block.
-    """
 
-    parts: Mapping[str, str]
+class _Names(NamedTuple):
+    """How a code base names `_PARTS`, what stands before a block's number, and `_IN_BLOCK`."""
+
+    parts: tuple[str, ...]
     blocks: str
-    in_block: Mapping[str, str]
+    in_block: tuple[str, ...]
 
     def theirs(self, own: str) -> str:
         """Return their name of a parameter here."""
         if match := re.fullmatch(r"encoder\.blocks\.(\d+)\.(.+)\.(\w+)", own):
-            return f"{self.blocks}.{match[1]}.{self.in_block[match[2]]}.{match[3]}"
-        if own in self.parts:
-            return self.parts[own]
+            return f"{self.blocks}.{match[1]}.{self.in_block[_IN_BLOCK.index(match[2])]}.{match[3]}"
+        if own in _PARTS:
+            return self.parts[_PARTS.index(own)]
         module, kind = own.rsplit(".", 1)
-        return f"{self.parts[module]}.{kind}"
+        return f"{self.parts[_PARTS.index(module)]}.{kind}"
 
 
 _ORIGINAL = _Names(
-    parts={
-        "embedding.class_token": "cls_token",
-        "embedding.positions": "pos_embed",
-        "embedding.patches.projection": "patch_embed.proj",
-        "encoder.times": "time_embed",
-        "norm": "norm",
-        "head": "head",
-    },
+    parts=("cls_token", "pos_embed", "patch_embed.proj", "time_embed", "norm", "head"),
     blocks="blocks",
-    in_block={
-        "norm_time": "temporal_norm1",
-        "time_attention.queries_keys_values": "temporal_attn.qkv",
-        "time_attention.output_projection": "temporal_attn.proj",
-        "time_projection": "temporal_fc",
-        "norm_attention": "norm1",
-        "attention.queries_keys_values": "attn.qkv",
-        "attention.output_projection": "attn.proj",
-        "norm_feed_forward": "norm2",
-        "feed_forward.0": "mlp.fc1",
-        "feed_forward.3": "mlp.fc2",
-    },
+    in_block=(
+        *("temporal_norm1", "temporal_attn.qkv", "temporal_attn.proj", "temporal_fc"),
+        *("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"),
+    ),
 )
+_EMBEDDINGS = "timesformer.embeddings"
 _HUGGING_FACE = _Names(
-    parts={
-        "embedding.class_token": "timesformer.embeddings.cls_token",
-        "embedding.positions": "timesformer.embeddings.position_embeddings",
-        "embedding.patches.projection": "timesformer.embeddings.patch_embeddings.projection",
-        "encoder.times": "timesformer.embeddings.time_embeddings",
-        "norm": "timesformer.layernorm",
-        "head": "classifier",
-    },
+    parts=(
+        *(f"{_EMBEDDINGS}.cls_token", f"{_EMBEDDINGS}.position_embeddings"),
+        *(f"{_EMBEDDINGS}.patch_embeddings.projection", f"{_EMBEDDINGS}.time_embeddings"),
+        *("timesformer.layernorm", "classifier"),
+    ),
     blocks="timesformer.encoder.layer",
-    in_block={
-        "norm_time": "temporal_layernorm",
-        "time_attention.queries_keys_values": "temporal_attention.attention.qkv",
-        "time_attention.output_projection": "temporal_attention.output.dense",
-        "time_projection": "temporal_dense",
-        "norm_attention": "layernorm_before",
-        "attention.queries_keys_values": "attention.attention.qkv",
-        "attention.output_projection": "attention.output.dense",
-        "norm_feed_forward": "layernorm_after",
-        "feed_forward.0": "intermediate.dense",
-        "feed_forward.3": "output.dense",
-    },
+    in_block=(
+        *("temporal_layernorm", "temporal_attention.attention.qkv", "temporal_attention.output.dense"),
+        *("temporal_dense", "layernorm_before", "attention.attention.qkv", "attention.output.dense"),
+        *("layernorm_after", "intermediate.dense", "output.dense"),
+    ),
 )
 
 
 def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of the original code: it gives the original's logits.
+    """Make a `TimeSformer` from weights of the original code, in their type and in evaluation mode.
 
-    Args:
-        state_dict: a checkpoint of the original (`.pyth`, see `read_weights`), whose weights stand under `model_state`,
-            or the weights themselves; their names (`model.blocks.0.attn.qkv.weight`, ...) may have `module.` and
-            `model.` in front or not.
-        config: what the weights do not tell, by the names of `TimeSformerConfig` or of Hugging Face's
-            TimesformerConfig, which can be given whole: dropouts, `n_heads` if a head does not have 64 channels, and
-            `n_frames`, required with attention over space alone. Hugging Face's options that are not supported must be
-            neutral: `hidden_act` "gelu", `layer_norm_eps` 1e-6, `qkv_bias` True. Of what the weights do tell, three
-            may be given and differ:
-            `image_size`: the position embeddings are interpolated over the grid of patches, nearest, as the original
-            does in its forward pass. (Its loader interpolates along the row of all patches, which mixes lines.)
-            `n_frames`: the time embeddings are interpolated, nearest.
-            `n_classes`: the head is left out and starts fresh, as for fine-tuning on other classes.
-
-    Returns:
-        The model in evaluation mode, in the type of the weights.
+    The weights may stand under `model_state`, and have `module.` and `model.` in front of their names. `config` has
+    what they do not tell, by the names of `TimeSformerConfig` or of Hugging Face's TimesformerConfig. Other sizes of
+    images and other numbers of frames interpolate the embeddings as the original does in its forward pass; another
+    number of classes leaves the head fresh.
     """
     weights = weights_of(state_dict)
     plain = {name.removeprefix("module.").removeprefix("model."): tensor for name, tensor in weights.items()}
@@ -170,15 +140,7 @@ def _timesformer_from_original(state_dict: Mapping[str, Any], **config: Any) -> 
 
 
 def _timesformer_from_huggingface(state_dict: Mapping[str, Any], **config: Any) -> TimeSformer:
-    """Make a `TimeSformer` from weights of Hugging Face's `TimesformerForVideoClassification`: it gives its logits.
-
-    Args:
-        state_dict: its `state_dict()`, or what `read_weights` read from model.safetensors or pytorch_model.bin.
-        config: as for `timesformer_from_original`.
-
-    Returns:
-        The model in evaluation mode, in the type of the weights.
-    """
+    """Make a `TimeSformer` from weights of Hugging Face's `TimesformerForVideoClassification`: it gives its logits."""
     return _convert(weights_of(state_dict), _HUGGING_FACE, config)
 
 
@@ -189,7 +151,9 @@ def _convert(weights: Mapping[str, Tensor], names: _Names, options: dict[str, An
         if options[name] != fixed[name]:
             raise ValueError(f"{name} is given as {options[name]}; in the weights it is {fixed[name]}")
     of_data = _data_sizes(weights, names, fixed["patch_size"])
-    if fixed["attention"] == "space" and "n_frames" not in options:
+    if fixed["attention"] != "space":
+        of_data["n_frames"] = _shape(weights, names, "encoder.times")[-2]
+    elif "n_frames" not in options:
         hint = "with attention over space alone the weights do not tell"
         raise ValueError(sentence("n_frames", "missing", "the frames of a segment (num_frames)", hint))
     if "n_heads" not in options:
@@ -220,7 +184,7 @@ def _fixed_sizes(weights: Mapping[str, Tensor], names: _Names) -> dict[str, Any]
         name = names.theirs("embedding.patches.projection.weight")
         raise ValueError(f"{name} is of shape {tuple(projection)}; expected (channels, colours, edge, edge)")
     numbers = (re.match(rf"{re.escape(names.blocks)}\.(\d+)\.", name) for name in weights)
-    of_time = tuple(f".{names.in_block[own]}." for own in _TIME_PARTS)
+    of_time = tuple(f".{name}." for name in names.in_block[:4])
     if any(part in name for name in weights for part in of_time):
         attention = "divided"
     else:
@@ -243,10 +207,7 @@ def _data_sizes(weights: Mapping[str, Tensor], names: _Names, patch_size: int) -
         raise ValueError(
             f"{names.theirs('embedding.positions')} has {n_patches} patches; expected those of a square frame"
         )
-    sizes = {"image_size": edge * patch_size, "n_classes": _shape(weights, names, "head.weight")[0]}
-    if names.theirs("encoder.times") in weights:
-        sizes["n_frames"] = _shape(weights, names, "encoder.times")[-2]
-    return sizes
+    return {"image_size": edge * patch_size, "n_classes": _shape(weights, names, "head.weight")[0]}
 
 
 def _n_heads(d_model: int) -> int:
@@ -260,54 +221,47 @@ def _n_heads(d_model: int) -> int:
 
 def _copy(weights: Mapping[str, Tensor], names: _Names, model: TimeSformer, *, keep_head: bool) -> None:
     """Fill the model, all but its head where that is kept, and refuse weights that are not exactly its own."""
-    places = {names.theirs(own): (own, parameter) for own, parameter in model.named_parameters()}
-    missing = [name for name in places if name not in weights]
-    unknown = [name for name in weights if name not in places]
+    parameters, config = dict(model.named_parameters()), model.config
+    theirs = {own: names.theirs(own) for own in parameters}
+    missing = [name for name in theirs.values() if name not in weights]
+    unknown = sorted(weights.keys() - set(theirs.values()))
     if missing or unknown:
         parts = (f"{what}: {', '.join(found)}" for what, found in (("missing", missing), ("unknown", unknown)) if found)
-        config = model.config
         raise ValueError(
             f"state_dict does not fit this TimeSformer (attention {config.attention}, n_layer {config.n_layer}); "
             f"{'; '.join(parts)}"
         )
-    for name, (own, parameter) in places.items():
+    own_weights = {own: weights[name] for own, name in theirs.items()}
+    for own, part in own_weights.items():
+        if part.dim() == 3:  # an embedding, with a leading axis of 1; the class token's has two
+            own_weights[own] = part[0, 0] if own == "embedding.class_token" else part[0]
+    for own, values in _resized(own_weights, config).items():
         if keep_head and own in _HEAD:
             continue
-        values = weights[name]
-        if values.dim() == 3:  # only the embeddings are, and they begin with an axis of 1
-            values = _adapted(own, values, model.config)
-        if values.shape != parameter.shape:
+        if values.shape != parameters[own].shape:
             raise ValueError(
-                f"{name} does not fit: {tuple(values.shape)} of its numbers where the model has "
-                f"{tuple(parameter.shape)}"
+                f"{theirs[own]} does not fit: {tuple(values.shape)} of its numbers where the model has "
+                f"{tuple(parameters[own].shape)}"
             )
         with torch.no_grad():
-            parameter.copy_(values)
+            parameters[own].copy_(values)
 
 
-def _adapted(own: str, values: Tensor, config: TimeSformerConfig) -> Tensor:
-    """Reshape one of their embeddings as it is here, with the length that the options ask for."""
-    if own == "embedding.class_token":
-        return values[0, 0]
-    if own == "embedding.positions":
-        return torch.cat([values[0, :1], _resized_grid(values[0, 1:], config.image_size // config.patch_size)])
-    if own == "encoder.times":
-        return functional.interpolate(values.transpose(1, 2), size=config.n_frames, mode="nearest")[0].T
-    return values
+def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """Interpolate the embeddings of places and times to the sizes of the model (nearest)."""
+    resized = dict(weights)
+    positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
+    grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
+    grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
+    resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])
+    if (times := weights.get("encoder.times")) is not None:
+        resized["encoder.times"] = functional.interpolate(times.T[None], size=config.n_frames, mode="nearest")[0].T
+    return resized
 
 
-def _resized_grid(positions: Tensor, edge: int) -> Tensor:
-    """Interpolate the embeddings (P, d_model) of a square grid of patches to another one."""
-    grid = positions.T.unflatten(1, (round(len(positions) ** 0.5), -1))
-    return functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0].flatten(1).T
+# --- the weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it ---
 
 
-# --- starting weights ---
-#
-# The weights that a video model starts from: a run's, the published TimeSformer's, or Hugging Face's port of it.
-
-
-_STARTING_WEIGHTS_HEAD = ("head.weight", "head.bias")
 _HUGGING_FACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -329,15 +283,14 @@ def start_from(model: TimeSformer | CompactRecurrentViT, path: str) -> str:
 
     Args:
         model: changed in place.
-        path: the folder of a run (its best checkpoint), a checkpoint of a run, weights of the original
-            TimeSformer code (.pyth), or a Hugging Face folder or file.
+        path: the folder or a checkpoint of a run, weights of the original code (.pyth), or Hugging Face's.
 
     Returns:
         a line that says what was done.
     """
     place = Path(path).expanduser()
     source = _of_checkpoint(model, place) if is_checkpoint(place) else _published(model, place)
-    own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _STARTING_WEIGHTS_HEAD}
+    own_head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in _HEAD}
     fresh_head = source.n_classes != model.config.n_classes
     weights = {name: tensor for name, tensor in source.weights.items() if not name.startswith(INDUCTION)}
     weights |= {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith(INDUCTION)}
@@ -392,15 +345,3 @@ def _weights_file(place: Path) -> Path:
             return place / name
     expected = f"the folder of a run, or a Hugging Face folder with {' or '.join(_HUGGING_FACE_FILES)}"
     raise ValueError(sentence("init_from", f"{place}, a folder without weights", expected))
-
-
-def _resized(weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Interpolate the embeddings of places and times to the sizes of the model, as `recurra.convert` does."""
-    resized = dict(weights)
-    positions, edge = weights["embedding.positions"], config.image_size // config.patch_size
-    grid = positions[1:].T.unflatten(1, (round((len(positions) - 1) ** 0.5), -1))
-    grid = functional.interpolate(grid[None], size=(edge, edge), mode="nearest")[0]
-    resized["embedding.positions"] = torch.cat([positions[:1], grid.flatten(1).T])
-    if (times := weights.get("encoder.times")) is not None:
-        resized["encoder.times"] = functional.interpolate(times.T[None], size=config.n_frames, mode="nearest")[0].T
-    return resized

@@ -1,11 +1,16 @@
-"""PyAV, imported on first use, and how it opens a file."""
+"""Frames of video files by their presentation times, through PyAV, which is imported when the first file is opened.
+
+A frame is shown from its own time until the time of the next one. Times are in seconds from the first frame of the
+file, so they mean the same whether the frame rate is constant or variable and in whatever order frames are stored.
+"""
 
 import importlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,10 +36,7 @@ def require_av() -> ModuleType:
 
 
 def _open_container(path: str) -> Any:
-    """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else.
-
-    Raises av.error.ArgumentError for a list of other files, and FFmpeg's other errors.
-    """
+    """Open a file with PyAV, by itself: neither a playlist nor a name with an address leads to anything else."""
     options = {"format_whitelist": _self_contained_formats(), "protocol_whitelist": "file"}
     # Titles and authors are not read here, and old files have them in old encodings.
     return require_av().open(path, container_options=options, metadata_errors="replace")
@@ -45,9 +47,6 @@ def _self_contained_formats() -> str:
     """List the formats that FFmpeg may take a file for, as its option wants them."""
     av: Any = require_av()
     return ",".join(sorted(name for name in av.formats_available if not _REFERRING & set(name.split(","))))
-
-
-# --- read the items of the next step in threads while the caller works on this one ---
 
 
 _Item = TypeVar("_Item")
@@ -84,12 +83,7 @@ class ReadAhead(Generic[_Item, _Result]):
         return [future.result() for future in futures]
 
 
-# --- frames of video files by their presentation times, through PyAV ---
-#
-# A frame is shown from its own time until the time of the next one. Times are in seconds from the first frame of the
-# file. A time therefore means the same in files with a constant or variable frame rate, with or without frames that
-# are stored out of order. PyAV is imported when the first file is opened.
-
+# --- frames ---
 
 _SAME_TIME = 1e-6
 """Times closer than this, in seconds, are the same; no frame rate comes near it."""
@@ -150,9 +144,7 @@ class VideoFile:
         path: a file that FFmpeg can read (mp4, mkv, avi, webm, ...); the first of several video streams is read.
 
     Raises:
-        VideoError: the file has no video, or its first frame cannot be decoded; or it is a list of other files, which
-            are not followed.
-        FileNotFoundError: the file does not exist.
+        VideoError: the file has no video, or its first frame cannot be decoded; or it is a list of other files.
         ImportError: PyAV is not installed.
     """
 
@@ -160,8 +152,7 @@ class VideoFile:
         self.path = os.fspath(path)
         self._av = require_av()
         self._seeking_pays = True
-        # Shared by all frames: `frame.reformat` sets up a scaler for each frame, which takes most of the time at small
-        # sizes.
+        # `frame.reformat` would set up a scaler for each frame, which takes most of the time at small sizes
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
         # Threads for a single small picture cost many times the work itself; PyAV before version 17 had none.
         self._one_thread = {"threads": 1} if int(self._av.__version__.split(".")[0]) >= 17 else {}
@@ -170,9 +161,7 @@ class VideoFile:
     def __enter__(self) -> "VideoFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -188,7 +177,7 @@ class VideoFile:
         if stream.frames and stream.duration:
             n_frames, duration = stream.frames, float(stream.duration * stream.time_base)
         else:
-            with _errors_of(self._av, self.path), _open_container(self.path) as container:
+            with _as_video_errors(self._av, self.path), _open_container(self.path) as container:
                 n_frames, duration = self._count_packets(container, container.streams[stream.index])
         return VideoInfo(n_frames, max(duration, self._frame_seconds), self.width, self.height)
 
@@ -197,14 +186,12 @@ class VideoFile:
 
         Seeks to the key frame before a time if that saves decoding, and decodes only what is needed.
 
-        Raises:
-            VideoError: the file is damaged on the way, or ends more than half a second before a time.
-            ValueError: `times` is empty, or a time is negative or not finite.
+        Raises VideoError if the file is damaged, or ends more than half a second before a time.
         """
         wanted = _require_times(times)
         pictures: list[Tensor] = [torch.empty(0)] * len(wanted)
         shown, picture = None, None
-        with _errors_of(self._av, self.path):
+        with _as_video_errors(self._av, self.path):
             for place in np.argsort(wanted, kind="stable"):
                 self._go_to(float(wanted[place]))
                 if picture is None or self._current is not shown:
@@ -224,7 +211,6 @@ class VideoFile:
         """Yield (time, picture) from the start to the end, with only a few frames in memory at a time.
 
         rate: pictures per second, each the frame shown at 0, 1/rate, 2/rate, ...; None: every frame of the file.
-        Raises VideoError if the file is damaged, and ValueError for a rate that is not positive.
         """
         require(rate is None or rate > 0, "rate", rate, "a positive number of frames per second")
         if self._current[0] > 0:
@@ -243,13 +229,11 @@ class VideoFile:
                     n_given += 1
             if after is None:
                 return
-            with _errors_of(self._av, self.path):
+            with _as_video_errors(self._av, self.path):
                 self._step()
 
-    # --- the position: a frame and the one after it ---
-
     def _open(self) -> None:
-        with _errors_of(self._av, self.path):
+        with _as_video_errors(self._av, self.path):
             self._container = _open_container(self.path)
             try:
                 self._start()
@@ -282,7 +266,7 @@ class VideoFile:
         self._upcoming = self._decode_next(0.0)
 
     def _reopen(self) -> None:
-        """Go back to the first frame. Not by a seek, which does not reach it in some files."""
+        """Return to the first frame. Not by a seek, which does not reach it in some files."""
         self.close()
         self._open()
 
@@ -366,25 +350,18 @@ class VideoFile:
         return n_packets, end if self._has_times else n_packets * self._frame_seconds
 
 
-class _errors_of:
+@contextmanager
+def _as_video_errors(av: ModuleType, path: str) -> Iterator[None]:
     """Turn FFmpeg's errors in a `with` block into VideoError, except those of missing or forbidden files."""
-
-    def __init__(self, av: ModuleType, path: str) -> None:
-        self._av, self._path = av, path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, (FileNotFoundError, PermissionError)):
-            return
-        if isinstance(error, self._av.error.ArgumentError):
-            got = "a list of other files, which are not followed, or damaged"
-            raise VideoError(sentence(self._path, got, "a video")) from error
-        if isinstance(error, (self._av.error.FFmpegError, EOFError)):
-            raise VideoError(sentence(self._path, f"unreadable ({error})", "a video")) from error
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except av.error.ArgumentError as error:
+        got = "a list of other files, which are not followed, or damaged"
+        raise VideoError(sentence(path, got, "a video")) from error
+    except (av.error.FFmpegError, EOFError) as error:
+        raise VideoError(sentence(path, f"unreadable ({error})", "a video")) from error
 
 
 def _require_times(times: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -27,13 +27,7 @@ from recurra.models.registry import ModelConfig, Size, from_data
 
 
 class _PatchEmbedding(nn.Module):
-    """Cut images into square patches and project each linearly.
-
-    Args:
-        n_channels: channels of the images.
-        patch_size: edge of a patch in pixels; it must divide height and width.
-        d_model: channels of the output.
-    """
+    """Cut images into square patches and project each linearly."""
 
     def __init__(self, n_channels: int, patch_size: int, d_model: int) -> None:
         super().__init__()
@@ -49,10 +43,7 @@ class _PatchEmbedding(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class VideoTransformerConfig(ModelConfig):
-    """A vision Transformer over clips; the defaults are those of the published ViT-B/16.
-
-    Raises ValueError, naming the field, for an impossible value.
-    """
+    """A vision Transformer over clips; the defaults are those of the published ViT-B/16."""
 
     n_classes: Size = from_data()
     """Classes; null: as many as the data have."""
@@ -120,26 +111,12 @@ def require_clip(clip: Tensor, config: VideoTransformerConfig) -> None:
         raise ValueError(sentence("clip", f"{n_frames} frames long", expected))
 
 
-# --- space time blocks ---
-#
-# The blocks of TimeSformer (Bertasius et al., arXiv 2102.05095): attention over all tokens, or time first, then
-# space.
-#
-# The tokens of a segment form one sequence: the class token, then all frames of the first patch position, of the
-# second and so on, so that time attention needs no rearrangement.
-
-
 NORM_EPS = 1e-6
 """The epsilon of each layer norm, as in the published code."""
 
 
 class _TransformerBlock(nn.Module):
-    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention between all tokens of a sequence.
-
-    Args:
-        config: the model's shape.
-        drop_path: probability of dropping what a part adds to a sequence.
-    """
+    """x = x + Attention(LayerNorm(x)); x = x + FFN(LayerNorm(x)), with attention between all tokens of a sequence."""
 
     def __init__(self, config: VideoTransformerConfig, drop_path: float) -> None:
         super().__init__()
@@ -210,29 +187,18 @@ class DividedBlock(_TransformerBlock):
 
 def _make_attention(kind: type[SelfAttention], config: VideoTransformerConfig) -> SelfAttention:
     return kind(
-        config.d_model,
-        n_heads=config.n_heads,
-        attention_dropout=config.attention_dropout,
-        dropout=config.dropout,
+        config.d_model, n_heads=config.n_heads, attention_dropout=config.attention_dropout, dropout=config.dropout
     )
 
 
 def initialise(module: nn.Module) -> None:
-    """Initialise as the published code does: linear layers from N(0, 0.02^2), biases zero; use with `nn.Module.apply`.
-
-    The convolution keeps torch's initialisation, and the projections after time attention are set to zero.
-    """
+    """Initialise as the published code does."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
     if isinstance(module, DividedBlock):  # after its parts, which `apply` visits first
         nn.init.zeros_(module.time_projection.weight)
         nn.init.zeros_(module.time_projection.bias)
-
-
-# --- space time ---
-#
-# Embedding a segment's frames, and the encoders over its tokens (TimeSformer, arXiv 2102.05095, section 3).
 
 
 class SegmentEmbedding(nn.Module):
@@ -304,11 +270,7 @@ class _JointEncoder(SpaceTimeEncoder):
 
 
 class _SpaceEncoder(nn.Module):
-    """Each frame by itself, without a time embedding, and the mean of the tokens over frames after the last block.
-
-    Args:
-        config: the model's shape.
-    """
+    """Each frame by itself, without a time embedding, and the mean of the tokens over frames after the last block."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()

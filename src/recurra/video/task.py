@@ -31,8 +31,6 @@ from recurra.video.motions import MotionsConfig
 from recurra.video.published import start_from
 from recurra.video.reader import VideoFile
 
-# --- video: classification of clips of several segments, and of the generated motions ---
-
 
 @register_task("video")
 class VideoTask(Task):
@@ -158,9 +156,6 @@ def _can_be_listed(name: str) -> bool:
     return bool(name.strip()) and not any(unicodedata.category(letter) == "Cc" for letter in name)
 
 
-# --- a video as a stream: a model reads segment after segment, and only its state is carried over ---
-
-
 class SegmentPrediction(NamedTuple):
     """A model's prediction after a segment.
 
@@ -178,16 +173,7 @@ class SegmentPrediction(NamedTuple):
 def _classify_stream(
     model: nn.Module, frames: Iterable[tuple[float, Tensor]], *, n_frames: int, frame_seconds: float
 ) -> Iterator[SegmentPrediction]:
-    """Read frames as they arrive and yield a prediction after each segment.
-
-    Memory holds the frames of one segment and the model's state, however long the stream is.
-
-    Args:
-        model: called as `model(clip, state) -> (logits, state)`, clip (1, n_frames, C, H, W), logits (1, 1, classes).
-        frames: (time in seconds, normalised frame (C, H, W)), in order.
-        n_frames: frames in a segment.
-        frame_seconds: the duration of a frame.
-    """
+    """Read frames as they arrive and yield a prediction after each segment."""
     device = next(model.parameters()).device
     state: Any = None
     segment: list[Tensor] = []
@@ -211,9 +197,6 @@ def _classify_stream(
         yield predict(n_frames - len(segment))
     elif not n_segments:
         raise ValueError(sentence("frames", "empty", "at least one frame to classify"))
-
-
-# --- a video run applied to a video: predictions segment by segment, and a contact sheet of what was seen ---
 
 
 _MAX_FRAMES = 32

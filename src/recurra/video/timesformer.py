@@ -21,12 +21,7 @@ from recurra.video.space_time import (
     require_clip,
 )
 
-# --- video model ---
-#
-# The shell of a model that reads clips: it checks what comes in, starts streams, and splits clips into segments.
-
-
-_MEND = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
+_HINT = "pass the state that this model returned for these streams (`recurra.state.select` picks streams out)"
 
 
 class VideoModel(nn.Module, ABC):
@@ -97,15 +92,10 @@ class VideoModel(nn.Module, ABC):
         expected = self.initial_state(batch)
         if type(state) is not type(expected):
             expected_kind = f"a {type(expected).__name__}, or None to start a stream"
-            raise TypeError(sentence("state", kind_of(state), expected_kind, _MEND))
+            raise TypeError(sentence("state", kind_of(state), expected_kind, _HINT))
         for name, tensor, like in zip(expected._fields, state, expected):
             require_tensor(f"state.{name}", tensor)
-            require_layout(f"state.{name}", tensor, like.shape, like.dtype, like.device, _MEND)
-
-
-# --- timesformer ---
-#
-# TimeSformer: a vision Transformer with attention over space and time (Bertasius et al., arXiv 2102.05095).
+            require_layout(f"state.{name}", tensor, like.shape, like.dtype, like.device, _HINT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,14 +122,3 @@ def test_large_heads_have_one_graph_for_short_and_long_texts():
         tokens = torch.randint(5, (1, length))
         logits, _ = traced.program.module()(tokens, torch.zeros(1, *traced.state[0].shape))
         torch.testing.assert_close(logits, model(tokens)[0], atol=1e-5, rtol=0)
-
-
-def test_programs_are_saved_and_loaded(tmp_path):
-    model = make_model().eval()
-    traced = prefill_program(model, batch=2)
-    torch.export.save(traced.program, tmp_path / "model.pt2")
-    loaded = torch.export.load(tmp_path / "model.pt2")
-    tokens = torch.randint(5, (2, 7))
-    with torch.no_grad():
-        logits, _ = loaded.module()(tokens, torch.zeros(2, *traced.state[0].shape))
-        torch.testing.assert_close(logits, model(tokens)[0], atol=1e-6, rtol=0)

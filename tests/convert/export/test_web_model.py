@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from recurra.analysis.gates import record_gates
 from recurra.convert.export.programs import gate_layers
 from recurra.convert.export.web import _WebModel, to_web_model, web_difference
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 
 pytestmark = pytest.mark.compile  # while torch.export traces, sizes are symbols, which the shape checks refuse
@@ -66,11 +66,9 @@ def test_the_graph_computes_what_the_model_computes(weights):
     limit = 1e-2 if weights == "int8" else 2e-5  # an input between two codes can be rounded to either
     assert web_difference(exported) < limit
     logits, magnitudes, phases = run_steps(exported.content, {part.name: part.shape for part in exported.state})
-    twin = {
-        "int8": lambda: prepare_for_decoding(model, "int8"),
-        "float16": lambda: halved(model),
-        "float32": lambda: model,
-    }[weights]()
+    twin = {"int8": lambda: prepare(model, "int8"), "float16": lambda: halved(model), "float32": lambda: model}[
+        weights
+    ]()
     tokens = torch.tensor([TOKENS])
     with torch.no_grad():
         expected, state = [], None
@@ -118,8 +116,3 @@ def test_outputs_that_are_equal_constants_stay_two():
     torch.manual_seed(0)
     config = LanguageModelConfig(vocab_size=11, n_layer=2, d_model=6, d_channel_mixing=7, mixer=["rg-lru", "rg-lru"])
     assert web_difference(to_web_model(LanguageModel(config).eval(), "float32")) < 2e-5
-
-
-def test_other_weights_are_refused():
-    with pytest.raises(ValueError, match="weights is 'int3'; expected one of int8, float16, float32"):
-        to_web_model(make_model(), "int3")

@@ -40,7 +40,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "rmt": lambda: RecurrentMemoryTransformer(RecurrentMemoryTransformerConfig(**_shape(n_memory=2, n_heads=3))),
     "block-recurrent": lambda: BlockRecurrentTransformer(BlockRecurrentTransformerConfig(**_shape(n_states=3))),
 }
-SEGMENTED = ("transformer-xl", "crt-gru", "crt-ncgru-adaptive", "rmt", "block-recurrent")
 
 
 def build(name: str) -> RecurraForCausalLM:
@@ -52,8 +51,14 @@ def build(name: str) -> RecurraForCausalLM:
     return causal_lm(model)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=["gateloop", "hybrid", "crt-ncgru-adaptive"])
 def lm(request) -> RecurraForCausalLM:
+    return build(request.param)
+
+
+@pytest.fixture(params=MODELS)
+def every_lm(request) -> RecurraForCausalLM:
+    """Every model; `lm` is a sample."""
     return build(request.param)
 
 

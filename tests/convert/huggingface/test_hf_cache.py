@@ -2,11 +2,8 @@ import copy
 
 import pytest
 import torch
-from tests.convert.huggingface.conftest import SEGMENTED, build
-from transformers import Cache
 
 from recurra.convert.huggingface.configuration import RecurrentCache
-from recurra.state import Ragged
 
 
 def read(lm, tokens, cache=None, **options):
@@ -15,18 +12,8 @@ def read(lm, tokens, cache=None, **options):
     return output.logits, output.past_key_values
 
 
-def test_it_counts_and_is_a_cache():
-    cache = RecurrentCache()
-    assert isinstance(cache, Cache)
-    assert cache  # transformers' own, without layers, would be false
-    assert (cache.get_seq_length(), cache.get_max_length(), cache.batch_size) == (0, -1, -1)
-    assert not cache.has_previous_state()
-    assert not cache.is_compileable
-    assert not cache.is_croppable
-    cache.batch_repeat_interleave(2)  # nothing to repeat
-
-
-def test_the_model_makes_one_and_goes_on_from_it(lm, prompt):
+def test_the_model_makes_one_and_continues_from_it(every_lm, prompt):
+    lm = every_lm
     whole, _ = read(lm, prompt)
     first, cache = read(lm, prompt[:, :3])
     assert isinstance(cache, RecurrentCache)
@@ -34,6 +21,8 @@ def test_the_model_makes_one_and_goes_on_from_it(lm, prompt):
     second, same = read(lm, prompt[:, 3:], cache)
     assert same is cache
     assert cache.get_seq_length() == 7
+    cache.reset()
+    assert (cache.get_seq_length(), cache.batch_size, bool(cache)) == (0, -1, True)
     torch.testing.assert_close(torch.cat([first, second], 1), whole, atol=1e-12, rtol=0)
 
 
@@ -69,23 +58,6 @@ def test_a_copy_is_a_bookmark(lm, prompt):
     torch.testing.assert_close(again, whole[:, 7:], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", SEGMENTED)
-def test_rows_at_different_places_have_states_of_their_own(name, prompt):
-    mask = torch.ones_like(prompt)
-    mask[0, :4] = 0
-    _, cache = read(build(name), prompt, attention_mask=mask)
-    assert isinstance(cache.state, Ragged)
-    assert cache.batch_size == 3
-
-
-def test_reset_starts_anew(gateloop, prompt):
-    first, cache = read(gateloop, prompt)
-    cache.reset()
-    again, _ = read(gateloop, prompt, cache)
-    torch.testing.assert_close(again, first, atol=0, rtol=0)
-    assert cache.get_seq_length() == 7
-
-
 def test_gradients_flow_through_until_detached(gateloop, prompt):
     cache = gateloop(prompt, use_cache=True).past_key_values
     weight = gateloop.model.embedding.weight
@@ -108,8 +80,7 @@ def read_in_pieces(lm, tokens, pieces, cache, mask=None):
     return cache
 
 
-@pytest.mark.parametrize("pieces", [[7], [1] * 7, [2, 4, 1]], ids=str)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("pieces", "padded"), [([7], False), ([1] * 7, True), ([2, 4, 1], True)], ids=str)
 def test_tokens_are_taken_back(lm, prompt, pieces, padded):
     """Inside of a call and at its borders, over one call and over several; what follows is what it would be anyway."""
     mask = torch.ones(3, 12, dtype=torch.long)
@@ -117,7 +88,7 @@ def test_tokens_are_taken_back(lm, prompt, pieces, padded):
         mask[1, :4] = 0
     following = torch.tensor([[3, 1], [4, 1], [5, 9]])
     whole = read_in_pieces(lm, prompt, pieces, RecurrentCache(keeps=4), mask)
-    for n_back in range(5):
+    for n_back in (0, 1, 4):
         cache, left = copy.copy(whole), prompt[:, : 7 - n_back]
         cache.crop(-n_back)
         assert (cache.get_seq_length(), cache.batch_size) == (7 - n_back, 3)
@@ -131,27 +102,10 @@ def test_tokens_are_taken_back(lm, prompt, pieces, padded):
     torch.testing.assert_close(again, expected[:, 7:], atol=1e-12, rtol=0)
 
 
-def test_at_a_border_the_state_itself_comes_back(gateloop, prompt):
-    cache = read_in_pieces(gateloop, prompt[:, :5], 1, RecurrentCache(keeps=2))
-    state = cache.state
-    read_in_pieces(gateloop, prompt[:, 5:], 1, cache)
-    cache.crop(-2)
-    assert cache.state is state
-    assert cache.again is None
-
-
-def test_taking_back_twice_and_from_what_is_read_again(gateloop, prompt):
-    _, cache = read(gateloop, prompt, RecurrentCache(keeps=6))
-    cache.crop(-2)
-    cache.crop(-3)
-    found, _ = read(gateloop, prompt[:, 2:], cache)
-    torch.testing.assert_close(found, read(gateloop, prompt)[0][:, 2:], atol=1e-12, rtol=0)
-
-
 def test_streams_that_are_reordered_are_taken_back_in_that_order(gateloop, prompt):
     for pieces in (3, 7):
         cache = read_in_pieces(gateloop, prompt, pieces, RecurrentCache(keeps=4))
-        cache.crop(-1)
+        cache.crop(-1)  # also from what is read again
         cache.reorder_cache(torch.tensor([2, 0, 1]))
         cache.detach()
         cache.crop(-2)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.convert.huggingface.conftest import MODELS, SEGMENTED, VOCABULARY, build
+from tests.convert.huggingface.conftest import MODELS, VOCABULARY, build
 from torch.nn import functional
 from transformers import DynamicCache, Trainer
 from transformers.trainer_pt_utils import LabelSmoother
@@ -13,7 +13,6 @@ from recurra.convert.huggingface.configuration import config_for
 from recurra.convert.huggingface.modeling import causal_lm
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.models.registry import DataSizes, list_models
-from recurra.models.transformer_xl import TransformerXL
 
 
 def test_every_language_model_is_tried():
@@ -29,7 +28,8 @@ def test_logits_are_the_models(lm, prompt):
     torch.testing.assert_close(as_tuple[0], output.logits, atol=1e-15, rtol=0)
 
 
-def test_padding_anywhere_changes_nothing(lm, prompt):
+def test_padding_anywhere_changes_nothing(every_lm, prompt):
+    lm = every_lm
     mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1], [1] * 7])
     tokens = prompt.masked_fill(mask == 0, VOCABULARY + 5)  # an id of its own, which the embedding does not know
     output = lm(tokens, attention_mask=mask)
@@ -77,12 +77,6 @@ def test_labels_at_and_behind_padding_do_not_count(lm, prompt):
     torch.testing.assert_close(loss, torch.cat(losses).mean(), atol=1e-12, rtol=0)
 
 
-def test_embeddings_may_be_passed_as_none(gateloop, prompt):
-    """As peft calls a causal language model."""
-    output = gateloop(input_ids=prompt, attention_mask=None, inputs_embeds=None, labels=prompt, return_dict=None)
-    assert torch.equal(output.logits, gateloop(prompt).logits)
-
-
 def test_the_trainer_shifts_labels_that_it_smooths(lm, prompt):
     """Trainer itself needs the package accelerate; this is its method on its own."""
     labels = prompt.clone()
@@ -127,7 +121,7 @@ def test_what_does_not_fit_is_refused(gateloop, prompt):
     refused = [
         ({"attention_mask": torch.ones(3, 6)}, r"attention_mask is of shape \(3, 6\)"),
         ({"attention_mask": torch.ones(3, 1, 7, 7)}, "attention_mask is of shape"),
-        ({"past_key_values": DynamicCache()}, "expected a recurra.convert.huggingface.configuration.RecurrentCache"),
+        ({"past_key_values": DynamicCache()}, "expected a RecurrentCache"),
         ({"labels": prompt, "logits_to_keep": 1}, "expected 0 beside labels"),
         ({"output_hidden_states": True}, "output_hidden_states is set; expected False"),
         ({"output_attentions": True}, "output_attentions is set; expected False"),
@@ -153,8 +147,15 @@ def test_the_vocabulary_stays(gateloop):
         gateloop.resize_token_embeddings(24)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["gateloop", *SEGMENTED])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gateloop", torch.float16),
+        ("transformer-xl", torch.bfloat16),
+        ("crt-gru", torch.float16),
+        ("rmt", torch.bfloat16),
+    ],
+)
 def test_short_floats(name, prompt, dtype):
     lm = build(name)
     expected = lm(prompt).logits.softmax(-1)
@@ -185,12 +186,3 @@ def test_configurations_that_cannot_be():
         RecurraLanguageModelConfig(vocab_size=5, n_layer=0)
     with pytest.raises(TypeError, match=r"expected one of .*, LanguageModelConfig"):
         config_for(3)
-
-
-def test_the_model_is_the_same_and_not_a_copy():
-    model = MODELS["transformer-xl"]().train()
-    wrapped = causal_lm(model)
-    assert wrapped.model is model
-    assert wrapped.training
-    assert isinstance(wrapped.model, TransformerXL)
-    assert not build("gateloop").training

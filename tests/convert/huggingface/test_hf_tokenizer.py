@@ -3,7 +3,7 @@ from benchmarks.faults.mutants import JSON, mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.starting_tokenizers import with_start
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer, text_start
@@ -34,27 +34,13 @@ def pair(request, tmp_path_factory):
     return encoder, AutoTokenizer.from_pretrained(folder), folder
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=st.lists(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), max_size=20).map("".join))
 def test_every_text_has_the_same_numbers_and_every_number_the_same_text(pair, text):
     encoder, fast, _ = pair
     tokens = encoder.encode(text).tolist()
     assert fast(text)["input_ids"] == tokens
     assert fast.decode(tokens) == encoder.decode(tokens)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_any_numbers_have_the_same_text(pair, data):
-    encoder, fast, _ = pair
-    tokens = data.draw(st.lists(st.integers(0, len(encoder) - 1), max_size=12))
-    assert fast.decode(tokens) == encoder.decode(tokens)
-
-
-def test_words_that_begin_with_a_control_character_have_the_same_text():
-    encoder = Vocabulary(["<eos>", "<unk>", "a", *(f"{chr(code)}b" for code in range(32) if not chr(code).isspace())])
-    tokens = [2, *range(2, len(encoder)), 0, 2]
-    assert fast_tokenizer(encoder).decode(tokens) == encoder.decode(tokens)
 
 
 def test_the_way_back(pair):
@@ -112,16 +98,6 @@ def test_a_tokenizer_that_transformers_reads_otherwise_is_refused(monkeypatch):
 
     with pytest.raises(ValueError, match="cannot be taken over"):
         fast_tokenizer(Doubling.train([TEXT], 290))
-
-
-def test_a_tokenizer_whose_tokens_span_lines(tmp_path):
-    """Its normalizer prepends once to a text, not to every line."""
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "xa": 2, "x": 3}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Prepend("x")
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    encoder = BytePairEncoding(tokenizer)
-    assert encoder.encode("a\na").tolist() == [2, 1]
-    assert fast_tokenizer(encoder)("a\na")["input_ids"] == [2, 1]
 
 
 def test_a_folder_of_another_tokenizer(tmp_path):

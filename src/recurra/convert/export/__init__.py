@@ -1,7 +1,6 @@
 """Language models for other runtimes: torch.export programs here, ONNX files in `recurra.convert.export.onnx_file`.
 
-The latter, and `recurra.convert.export.onnx_file`, which runs such files, need the extra `export`:
-`pip install "recurra[export]"`.
+Writing and running the latter needs the extra `export`: `pip install "recurra[export]"`.
 """
 
 from recurra._lazy import attach

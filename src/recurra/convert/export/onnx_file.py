@@ -169,9 +169,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 """`custom_translation_table` of torch.onnx.export."""
 
 
-# --- onnx model ---
-#
-# An ONNX file of this package in onnxruntime, under the one contract: `logits, state = model(tokens, state)`.
+# --- a file in onnxruntime, under the one contract: `logits, state = model(tokens, state)` ---
 
 
 _OnnxState = dict[str, np.ndarray[Any, Any]]
@@ -212,9 +210,7 @@ class OnnxModel:
         return logits, {f"state.{tensor['name']}": part for tensor, part in zip(self._state, last)}
 
 
-# --- onnx file ---
-#
-# A language model as one ONNX file, for whole texts and single tokens: any batch and length, the state in and out.
+# --- the file, for any batch and length ---
 #
 #     inputs    tokens (batch, length) int64, and per state tensor  state.NAME       (batch, ...) float32
 #     outputs   logits (batch, length, V),    and per state tensor  next_state.NAME  (batch, ...) float32
@@ -286,11 +282,7 @@ def to_int8(graph: onnx.ModelProto) -> onnx.ModelProto:
 
 @torch.inference_mode()
 def largest_difference(model: LanguageModelShell, exported: OnnxModel) -> float:
-    """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time.
-
-    Returns:
-        the largest difference over the largest logit; NaN if there is one.
-    """
+    """Compare the logits of a file with those of its model: whole texts of two lengths, and one token at a time."""
     differences = []
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""Which models can be exported, and why others cannot."""
+"""Language models as torch.export programs: which can be exported, and the operators of their graphs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,12 +20,7 @@ _WANTED = "one graph for any number of tokens, whose state has one shape at ever
 
 
 def require_exportable(model: nn.Module) -> LanguageModelShell:
-    """Return the model, or refuse one that has no graph for any number of tokens.
-
-    Raises:
-        TypeError: it is not a language model.
-        ValueError: it cannot be exported; the message says why.
-    """
+    """Return the model, or refuse one that has no graph for any number of tokens."""
     if not isinstance(model, LanguageModelShell):
         raise TypeError(sentence("model", kind_of(model), "a language model"))
     if reason := model.why_not_exportable():
@@ -40,12 +35,7 @@ def require_exportable(model: nn.Module) -> LanguageModelShell:
     return model
 
 
-# --- the operators of an exported graph, and their ONNX form: recurrences become the operator Scan ---
-#
-# recurra::complex_scan     h_t = a_t h_{t-1} + b_t in planes (B, L, D) and (B, D); it stands for a complex
-#                           recurra::linear_scan in graphs of real numbers
-# recurra::linear_scan      the real scan
-# recurra::gate_loop_fused  GateLoop with one channel a head
+# --- recurra::complex_scan: a complex linear_scan in planes (B, L, D) and (B, D), for graphs of real numbers ---
 
 
 _library = torch.library.Library("recurra", "FRAGMENT")
@@ -54,10 +44,8 @@ _library.define(
 )
 
 
-def _complex_scan(
-    a_re: Tensor, a_im: Tensor, b_re: Tensor, b_im: Tensor, h0_re: Tensor, h0_im: Tensor
-) -> tuple[Tensor, Tensor]:
-    a, b, h0 = (torch.complex(re, im) for re, im in ((a_re, a_im), (b_re, b_im), (h0_re, h0_im)))
+def _complex_scan(*planes: Tensor) -> tuple[Tensor, Tensor]:
+    a, b, h0 = map(torch.complex, planes[::2], planes[1::2])
     h = torch.ops.recurra.linear_scan(a, b, h0, False)
     return h.real.contiguous(), h.imag.contiguous()
 
@@ -66,37 +54,21 @@ _library.impl("complex_scan", _complex_scan, "CPU")
 
 
 @torch.library.register_fake("recurra::complex_scan")
-def _complex_scan_fake(
-    a_re: Tensor, a_im: Tensor, b_re: Tensor, b_im: Tensor, h0_re: Tensor, h0_im: Tensor
-) -> tuple[Tensor, Tensor]:
-    return b_re.new_empty(b_re.shape), b_re.new_empty(b_re.shape)
+def _complex_scan_fake(*planes: Tensor) -> tuple[Tensor, Tensor]:
+    return planes[2].new_empty(planes[2].shape), planes[2].new_empty(planes[2].shape)
 
 
 # --- the recurrences of a graph for one token: at one step a scan is a product and a sum ---
 
 
-def _linear_scan(a: Tensor, b: Tensor, h0: Tensor, reverse: bool, backend: str = "auto") -> Tensor:
-    return a * h0.unsqueeze(1) + b
-
-
-def _one_step_complex_scan(
-    a_re: Tensor, a_im: Tensor, b_re: Tensor, b_im: Tensor, h0_re: Tensor, h0_im: Tensor
-) -> tuple[Tensor, Tensor]:
+def _one_step_complex_scan(*planes: Tensor) -> tuple[Tensor, Tensor]:
+    a_re, a_im, b_re, b_im, h0_re, h0_im = planes
     re, im = h0_re.unsqueeze(1), h0_im.unsqueeze(1)
     return a_re * re - a_im * im + b_re, a_re * im + a_im * re + b_im
 
 
-def _gate_loop_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a_re: Tensor,
-    a_im: Tensor | None,
-    x0_re: Tensor,
-    x0_im: Tensor | None,
-    keep_states: bool,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gate_loop_fused(*operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, a_re, a_im, x0_re, x0_im, *_ = operands
     if a_im is None or x0_im is None:
         re = a_re * x0_re.unsqueeze(1) + k * v
         return q * re, re, re.new_empty(0)
@@ -106,7 +78,7 @@ def _gate_loop_fused(
 
 
 AT_ONE_STEP: dict[Any, Callable[..., Any]] = {
-    torch.ops.recurra.linear_scan.default: _linear_scan,
+    torch.ops.recurra.linear_scan.default: lambda a, b, h0, *_: a * h0.unsqueeze(1) + b,
     torch.ops.recurra.complex_scan.default: _one_step_complex_scan,
     torch.ops.recurra.gate_loop_fused.default: _gate_loop_fused,
 }
@@ -134,8 +106,7 @@ class StateTensor(NamedTuple):
 class StreamProgram(NamedTuple):
     """A traced model: `program.module()(tokens, *state) -> (logits, *state)`, tokens (B, L) and logits (B, L, V).
 
-    Its state tensors are those of `state`, in this order; complex ones are real tensors that end in 2 (`view_as_real`).
-    A stream starts from zeros.
+    Its state tensors are those of `state`; complex ones are real tensors that end in 2. A stream starts from zeros.
     """
 
     program: ExportedProgram
@@ -150,9 +121,6 @@ def prefill_program(model: LanguageModelShell, *, batch: int | None = 1) -> Stre
     Args:
         model: a language model on the CPU, in float32.
         batch: number of streams; None for any number from 2 on.
-
-    Raises:
-        ValueError: the model cannot be exported; the message says why.
     """
     return _trace(model, batch, None)
 
@@ -215,20 +183,16 @@ def _trace(
                 strict=False,
             )
     except Exception as error:  # whatever a mixer that is not of this package may do
-        raise ValueError(f"{_description(model)} cannot be traced for any number of tokens: {error}") from error
+        raise ValueError(f"the {model.kind} cannot be traced for any number of tokens: {error}") from error
     finally:
         model.train(was_training)
     for bounds in program.range_constraints.values():
         if bounds.lower > _BATCH or bounds.upper < _ENDLESS:
             raise ValueError(
-                f"{_description(model)} has a graph for {bounds.lower} to {bounds.upper} tokens or streams only; "
+                f"the {model.kind} has a graph for {bounds.lower} to {bounds.upper} tokens or streams only; "
                 "expected one graph for any number"
             )
     return StreamProgram(program, state)
-
-
-def _description(model: LanguageModelShell) -> str:
-    return f"the {model.kind}"
 
 
 def _named(state: Any) -> Iterator[tuple[str, Tensor]]:
@@ -252,14 +216,7 @@ class GateLayer(NamedTuple):
 
 
 def gated_step_program(model: LanguageModelShell) -> tuple[StreamProgram, tuple[GateLayer, ...]]:
-    """Trace a model for one token of one stream, with its transitions among the outputs.
-
-    The program returns `(logits, magnitudes, phases, *state)`, with |a| and the phases in radians, both (1, C), of all
-    layers that are returned beside it, one after the other. A model without transitions has none: C = 0.
-
-    Args:
-        model: a language model on the CPU, in float32.
-    """
+    """Trace a model for one token of one stream, with its transitions among the outputs."""
     return _trace(model, 1, 1, GatedModel), gate_layers(model)
 
 

@@ -37,11 +37,7 @@ nothing else; "float16" rounds all matrices."""
 
 
 class _WebModel(NamedTuple):
-    """A graph and what a page has to know of it.
-
-    content: the ONNX file. state: its tensors, in the order of inputs and outputs. gates: the layers of magnitudes and
-    phases. rounded: the model in Python that the graph computes, with the same rounded weights.
-    """
+    """A graph and what a page has to know of it."""
 
     content: bytes
     state: tuple[StateTensor, ...]
@@ -80,11 +76,7 @@ def to_web_model(model: LanguageModelShell, weights: str = "int8") -> _WebModel:
 
 @torch.inference_mode()
 def web_difference(exported: _WebModel, n_tokens: int = 24) -> float:
-    """Compare a graph in onnxruntime with its model, token by token: logits and transitions.
-
-    Returns:
-        the largest difference, for logits over the largest logit; NaN if there is one.
-    """
+    """Compare a graph in onnxruntime with its model, token by token: logits and transitions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -143,10 +135,10 @@ class _RoundingLinear(nn.Linear):
 
 def _plain_linear(layer: DecodingLinear, codes: _Codes) -> nn.Linear:
     weight = layer.weight.detach()
-    kind = _RoundingLinear if layer.numbers == "int8" else nn.Linear
+    kind = _RoundingLinear if layer.dtype == "int8" else nn.Linear
     linear = kind(layer.in_features, layer.out_features, device="meta")
     linear.weight, linear.bias = nn.Parameter(weight, False), nn.Parameter(layer.bias, False)
-    if layer.numbers == "int8":
+    if layer.dtype == "int8":
         scale = layer.scale.unsqueeze(1)
         whole = (weight / scale).round().to(torch.int8)
         codes[weight.numpy().tobytes()] = whole.numpy(), scale.numpy()
@@ -173,10 +165,7 @@ def _share_equal_matrices(graph: onnx.GraphProto) -> None:
 
 
 def _store_in_fewer_bits(graph: onnx.GraphProto, codes: _Codes, *, halves: bool) -> None:
-    """Replace matrices by their codes and scales, or by float16 numbers, and nodes that widen them.
-
-    Only what these hold exactly is replaced, so that the graph computes what it computed.
-    """
+    """Replace matrices by their codes and scales, or by float16 numbers, and nodes that widen them."""
     nodes: list[onnx.NodeProto] = []
     for stored in [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]:
         values = numpy_helper.to_array(stored)

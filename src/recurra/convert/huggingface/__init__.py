@@ -13,10 +13,9 @@ Needs the extra `hf`: `pip install "recurra[hf]"`.
 
 import recurra.convert.huggingface.requirement  # noqa: F401 - before what imports transformers
 from recurra.convert.huggingface import configuration, modeling
-from recurra.convert.huggingface.auto import register
 from recurra.convert.huggingface.configuration import RecurraConfig, RecurrentCache, config_for
 from recurra.convert.huggingface.folder import load_folder, save_folder
-from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm
+from recurra.convert.huggingface.modeling import RecurraForCausalLM, causal_lm, register
 from recurra.convert.huggingface.tokenizer import fast_tokenizer, read_tokenizer
 
 register()

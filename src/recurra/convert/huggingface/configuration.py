@@ -1,4 +1,4 @@
-"""Which files of a folder for transformers have digests in its manifest, and what is refused before it is read."""
+"""Configurations and the recurrent cache of the language models in transformers, and checks of their folders."""
 
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, field, fields
@@ -26,15 +26,7 @@ _WITH_CODE = ("config.json", "tokenizer_config.json", "generation_config.json")
 
 
 def require_sound(folder: Path, patterns: Iterable[str]) -> dict[str, Any]:
-    """Refuse a folder with files that are not what they should be, before transformers reads them.
-
-    Refused are files that do not match their digests in the manifest, if there is one; code in the folder; names of
-    weights outside it; and weights that are no safetensors file.
-
-    Returns:
-        the manifest: the run's whole experiment as plain data and the update after which the weights were saved, None
-        where they are unknown; and the digests. Empty without a manifest.
-    """
+    """Refuse a folder with files that are not what they should be, before transformers reads them."""
     manifest = read_manifest(folder)
     require_fields(manifest, _ABOUT, str(folder / MANIFEST), finite=False)
     require_files(folder, manifest.get("files", {}), patterns)
@@ -64,10 +56,6 @@ def _require_own_weights(folder: Path) -> None:
 
 
 # --- configuration ---
-#
-# Configurations of the language models as transformers keeps them: the fields of the model's own, in config.json.
-#
-# There is one class per registered language model, named Recurra<label>Config.
 
 
 _NAMES = {
@@ -132,15 +120,9 @@ globals().update({config.__name__: config for config in CONFIGS})  # so that the
 
 
 def config_for(model_config: Any, **others: Any) -> RecurraConfig:
-    """Return the transformers configuration of a model's own.
+    """Return the transformers configuration of a registered language model's own.
 
-    Args:
-        model_config: the configuration of a registered language model.
-        others: any other attributes, such as `bos_token_id`.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: the model predicts something other than the tokens that it reads.
+    others: any other attributes, such as `bos_token_id`.
     """
     for kind in CONFIGS:
         if type(model_config) is kind.entry.config:
@@ -187,9 +169,6 @@ class RecurrentCache(Cache):
 
     Args:
         keeps: how many of the last tokens can be taken back, at least.
-
-    Raises:
-        ValueError: `keeps` is below 0.
     """
 
     def __init__(self, keeps: int = 0) -> None:
@@ -213,13 +192,7 @@ class RecurrentCache(Cache):
         return f"RecurrentCache(n_tokens={self.n_tokens}, batch_size={self.batch_size})"
 
     def put(self, state: Any, tokens: Int[Tensor, "B L"], mask: Bool[Tensor, "B L"] | None = None) -> None:
-        """Take the state after a call that read `tokens`, those to be read `again` in front of them if there are any.
-
-        Args:
-            state: what the call returned.
-            tokens: what it read.
-            mask: True where they count; None if all do.
-        """
+        """Take the state after a call that read `tokens`, with those to be read `again` in front of them."""
         n_again = 0 if self.again is None else self.again.tokens.shape[1]
         calls = [*self._calls, _Call(self.state, tokens, mask)]
         n_kept = sum(call.tokens.shape[1] for call in calls)
@@ -254,7 +227,7 @@ class RecurrentCache(Cache):
     @property
     def is_initialized(self) -> bool:
         """Whether anything was read."""
-        return self.state is not None or self.again is not None
+        return self.has_previous_state()
 
     @property
     def is_croppable(self) -> bool:
@@ -292,9 +265,6 @@ class RecurrentCache(Cache):
 
         Args:
             tokens_to_remove: minus the number of last tokens, as in transformers; 0 changes nothing.
-
-        Raises:
-            ValueError: it is above 0, or more tokens than the cache keeps.
         """
         require(tokens_to_remove <= 0, "tokens_to_remove", tokens_to_remove, "0 or below: minus how many to take back")
         calls = [*self._calls, *([] if self.again is None else [self.again])]
@@ -315,11 +285,7 @@ class RecurrentCache(Cache):
         self._calls = tuple(calls) if tokens_to_remove else self._calls
 
     def update(self, *arguments: Any, **options: Any) -> Any:
-        """Refuse keys and values: there are none.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse keys and values: there are none."""
         raise NotImplementedError("a RecurrentCache holds a state, not keys and values; use put")
 
 

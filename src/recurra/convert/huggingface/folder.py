@@ -22,10 +22,6 @@ def save_folder(portable: PortableModel, folder: Path) -> None:
     It writes config.json, model.safetensors and generation_config.json, in which a text begins as a line does; for the
     tokenizer, if there is one, tokenizer.json and tokenizer_config.json; and manifest.json, from which `recurra
     convert` rebuilds the run, and which has the digests of all these files. The weights keep their dtype.
-
-    Raises:
-        OSError: it cannot be written.
-        TypeError, ValueError: the model is not a language model, or the tokenizer cannot be converted.
     """
     model = causal_lm(portable.model)
     tokenizer = None if portable.tokenizer is None else fast_tokenizer(portable.tokenizer)
@@ -43,11 +39,6 @@ def load_folder(folder: Path) -> PortableModel:
     """Read a model of this package in float32, and its tokenizer if there is one, from a folder for transformers.
 
     If the folder comes from `save_pretrained`, the experiment and the step are unknown. No code of the folder is run.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a file is damaged, names code, or has weights that are not finite; the folder is of another model,
-            or incomplete; the tokenizer has other tokens than the model.
     """
     about = require_sound(folder, (*MODEL_FILES, *TOKENIZER_FILES))
     try:

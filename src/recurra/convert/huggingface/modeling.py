@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto import modeling_auto
 
 from recurra.checks import kind_of, sentence
 from recurra.convert.huggingface.configuration import (
@@ -25,7 +26,7 @@ from recurra.convert.huggingface.configuration import (
     require_sound,
 )
 from recurra.convert.portable import tied_parameters
-from recurra.decoding.prepare import prepare_for_decoding
+from recurra.decoding.steps import prepare
 from recurra.files.digests import MANIFEST, read_manifest, write_manifest
 from recurra.files.weights import require_finite
 from recurra.layers.embeddings import IGNORED_TARGET, counted_targets
@@ -90,16 +91,10 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: return the cache; if None, as the configuration says, but not in training.
             logits_to_keep: number of last logits to keep, or the steps whose logits to keep; 0 for all.
             num_items_in_batch: divides the loss instead of the number of labels.
-            output_hidden_states, output_attentions: not offered.
-            return_dict: False for a tuple.
-            inputs_embeds: not offered; callers such as peft pass None.
+            output_hidden_states, output_attentions, inputs_embeds: not offered.
 
         Returns:
             loss, if there are labels; logits (B, kept, vocabulary), zeros where the mask is 0; past_key_values.
-
-        Raises:
-            ValueError: the mask or the cache does not fit, or what is asked for is not offered.
-            IndexError: a token or a label is not in the vocabulary.
         """
         if inputs_embeds is not None:
             raise ValueError(sentence("inputs_embeds", kind_of(inputs_embeds), "None", "pass input_ids"))
@@ -129,7 +124,8 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         kept: slice | Tensor,
     ) -> Float[Tensor, "B kept V"]:
         """Return the logits of the kept steps; the cache takes the state after them."""
-        model = self._runner()
+        is_prepared = not (self.training or torch.is_grad_enabled() or self._prepared is None)
+        model = self._prepared if is_prepared else self.model
         cache = RecurrentCache() if cache is None else cache
         if cache.again is not None and cache.again.tokens.shape[1] > _LONGEST_AGAIN:
             again = cache.again
@@ -140,39 +136,27 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
             return logits[:, kept]
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)  # padding may have ids of its own, which no embedding knows
-        n_again = 0
+        n_again = 0 if cache.again is None else cache.again.tokens.shape[1]
         if cache.again is not None:
-            n_again = cache.again.tokens.shape[1]
             tokens, mask = cache.again.followed_by(tokens, mask)
         hidden, state = model.hidden(tokens, cache.state, mask=mask)
         cache.put(state, tokens, mask)
         counts = None if mask is None else mask[:, n_again:][:, kept]
         return mask_fill(model.head(hidden[:, n_again:][:, kept]), counts, 0)
 
-    def _runner(self) -> Any:
-        """What reads tokens: the model, or its copy for decoding where nothing needs gradients."""
-        if self.training or torch.is_grad_enabled() or self._prepared is None:
-            return self.model
-        return self._prepared
+    def prepare_for_decoding(self, dtype: str | None = "float32") -> None:
+        """Let `generate`, and all else that runs without gradients, use a copy made by `recurra.decoding.prepare`.
 
-    def prepare_for_decoding(self, numbers: str | None = "float32") -> None:
-        """Let `generate`, and all else that runs without gradients, use a copy made for decoding on a CPU.
-
-        Single tokens of up to 256 rows then run as compiled steps where `recurra.decoding.prepare.prepare_for_decoding`
-        can make them; other calls run the copy's layers. The model itself stays as it is, and is what is saved and
-        trained. The copy is dropped when this object is put in training mode, or to another type or device, or loads
-        weights. Nothing else is noticed: call this again after weights have changed or layers have been replaced.
+        The model itself stays as it is, and is what is saved and trained. The copy is dropped in training mode. Call
+        this again after weights have changed or layers have been replaced.
 
         Args:
-            numbers: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
+            dtype: how the copy keeps its weights: "float32" (the model's results, up to the order of sums),
                 "bfloat16", "int8" or "int4"; None drops the copy.
-
-        Raises:
-            ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU.
         """
-        if numbers is not None:
+        if dtype is not None:
             _refuse_adapters(self.model)
-        prepared = None if numbers is None else prepare_for_decoding(self.model, numbers)
+        prepared = None if dtype is None else prepare(self.model, dtype)
         object.__setattr__(self, "_prepared", prepared)  # no submodule, whose weights would be saved
 
     def train(self, mode: bool = True) -> "RecurraForCausalLM":
@@ -190,13 +174,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Pass `forward` the tokens that the cache has not seen, with the mask over all.
-
-        Raises:
-            ValueError: there are none. Without a cache, there has to be at least one token. A cache continues with the
-                whole text, which begins with the tokens that it has read, or, with the attention mask over all, with
-                the new tokens alone.
-        """
+        """Pass `forward` the tokens that the cache has not seen, with the mask over all."""
         if not input_ids.shape[1]:
             hint = "begin with a token, such as the one that starts a text"
             raise ValueError(sentence("input_ids", f"of shape {tuple(input_ids.shape)}", "at least one token", hint))
@@ -218,10 +196,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
-        """Make the cache if it has to exist before the first call: for prompts in chunks, and for assisted generation.
-
-        Assisted generation takes tokens back, so its cache keeps states.
-        """
+        """Make the cache if it has to exist before the first call."""
         mode = options.get("generation_mode", arguments[0] if arguments else None)
         assists = generation_config.is_assistant or mode == GenerationMode.ASSISTED_GENERATION
         is_needed = assists or generation_config.prefill_chunk_size is not None
@@ -242,12 +217,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         output_loading_info: bool = False,
         **options: Any,
     ) -> Any:
-        """Load a folder that `save_pretrained` wrote; arguments as transformers has them.
-
-        Raises:
-            ValueError: weights are missing, of other sizes or not finite; or a file of a local folder is damaged, or
-                names code, or weights outside the folder. transformers would read these, and draw what is missing.
-        """
+        """Load a folder that `save_pretrained` wrote; arguments as transformers has them."""
         place = pretrained_model_name_or_path
         options["subfolder"] = options.get("subfolder") or ""  # transformers takes no None
         folder = None if place is None else Path(place) / options["subfolder"]
@@ -257,11 +227,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_sound_folder(cls, place: Any, *arguments: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Load as `from_pretrained`, from a folder whose files were compared with their digests.
-
-        Raises:
-            ValueError: as `from_pretrained`.
-        """
+        """Load as `from_pretrained`, from a folder whose files were compared with their digests."""
         model, info = super().from_pretrained(place, *arguments, output_loading_info=True, **options)
         source = cls.__name__ if place is None else str(place)
         absent = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
@@ -279,11 +245,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
-        """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a folder as transformers does, and the digests of its files in manifest.json; arguments as there."""
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if is_main_process:
             folder = Path(save_directory)
@@ -312,11 +274,7 @@ class RecurraForCausalLM(PreTrainedModel, GenerationMixin):
         return head
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
-        """Return the embedding; refuse to change the number of tokens.
-
-        Raises:
-            NotImplementedError: the number is another than the vocabulary's.
-        """
+        """Return the embedding; refuse to change the number of tokens."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise NotImplementedError(
                 f"the vocabulary has {self.config.vocab_size} tokens and cannot become {new_num_tokens}; padding needs "
@@ -344,10 +302,6 @@ def causal_lm(model: nn.Module, **others: Any) -> RecurraForCausalLM:
     Args:
         model: a registered language model.
         others: further attributes of the configuration.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: it predicts something other than the tokens that it reads.
     """
     config = config_for(model.config, **others)
     kind = next(kind for kind in MODELS if kind.config_class is type(config))
@@ -364,14 +318,7 @@ def _refuse_adapters(model: nn.Module) -> None:
 
 @contextmanager
 def _real_weights() -> Iterator[torch.dtype]:
-    """Make weights on the CPU and in float32 or better, wherever and in whatever dtype transformers wants them.
-
-    transformers loads models into placeholders without values, of the dtype that is asked for; but what a model
-    computes when it is made (eigenvalues, orthogonal matrices) needs values, and a dtype that linear algebra supports.
-
-    Yields:
-        the dtype that was asked for.
-    """
+    """Make weights on the CPU and in float32 or better, wherever and in whatever dtype transformers wants them."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(dtype, torch.float32))
     try:
@@ -415,3 +362,16 @@ def _loss(
     targets = counted_targets(labels[:, 1:], None if mask is None else mask[:, 1:] & mask[:, :-1])
     losses = negative_log_likelihood(logits[:, :-1], targets)
     return losses.sum() / ((targets != IGNORED_TARGET).sum() if n_items is None else n_items)
+
+
+def register() -> None:
+    """Make the models known to AutoConfig and AutoModelForCausalLM; a second call changes nothing.
+
+    transformers' Trainer finds the names of causal language models in a table that AutoModelForCausalLM does not fill.
+    It smooths the labels of others without shifting them: those models would learn to copy.
+    """
+    names = getattr(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
+    for model in MODELS:
+        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+        names[model.config_class.model_type] = model.__name__

@@ -41,9 +41,6 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
     Args:
         encoder: a `Vocabulary` or a `BytePairEncoding`.
-
-    Raises:
-        ValueError: it is something else, or the numbers of some text would be others.
     """
     options: dict[str, Any] = {"padding_side": "left", "clean_up_tokenization_spaces": False}
     if isinstance(encoder, Vocabulary):
@@ -63,12 +60,7 @@ def fast_tokenizer(encoder: TextEncoder) -> PreTrainedTokenizerFast:
 
 
 def read_tokenizer(folder: Path) -> TextEncoder | None:
-    """Read the tokenizer of a folder that transformers loads; None if there is no tokenizer.json.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is none of those that `fast_tokenizer` makes.
-    """
+    """Read the tokenizer of a folder that transformers loads; None if there is no tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

@@ -1,10 +1,9 @@
-"""The published architectures that can be converted, by the model_type of their config.json."""
+"""Folders of transformers' own classes, read as a language model here and written back."""
 
 import json
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -12,63 +11,30 @@ from torch import Tensor, nn
 
 from recurra.checks import choose, sentence
 from recurra.convert.portable import PortableModel, read_weights, tied_parameters
-from recurra.convert.published.rules import Fused, Rule, fill, join_fused, matched, split_fused, weights_by_their_names
+from recurra.convert.published.jamba import JAMBA
+from recurra.convert.published.mamba import FALCON_MAMBA, MAMBA, MAMBA2
+from recurra.convert.published.qwen3_next import QWEN3_NEXT
+from recurra.convert.published.recurrent_gemma import RECURRENT_GEMMA
+from recurra.convert.published.rules import Architecture, fill, join_fused, matched, split_fused, weights_by_their_names
+from recurra.convert.published.rwkv import RWKV
 from recurra.convert.published.settings import Settings
+from recurra.convert.published.xlstm import XLSTM
 from recurra.data.tokenizers import BytePairEncoding
 from recurra.files.reading import read_json
 from recurra.files.writing import replacing
-from recurra.models.language_model import LanguageModel, LanguageModelConfig
+from recurra.models.language_model import LanguageModel
 from recurra.models.registry import on_meta
 
-
-class Architecture(NamedTuple):
-    """What a converter knows of a published architecture.
-
-    model_type: its name in config.json.
-    class_name: transformers' class.
-    mixer: the mixer here that it is known by.
-    config: makes the model's shape from config.json.
-    rules: the weights, for a shape.
-    settings: makes the entries of config.json from a shape, for the way back.
-    fits: whether a shape with that mixer is of this architecture, where several have the mixer.
-    head: the output matrix there, which a folder omits if it is the embedding.
-    fused: matrices there that are split before the rules see them, for a shape.
-    """
-
-    model_type: str
-    class_name: str
-    mixer: str
-    config: Callable[[Settings], LanguageModelConfig]
-    rules: Callable[[LanguageModelConfig], list[Rule]]
-    settings: Callable[[LanguageModelConfig], dict[str, Any]]
-    fits: Callable[[LanguageModelConfig], bool] = lambda config: True
-    head: str = "lm_head.weight"
-    fused: Callable[[LanguageModelConfig], list[Fused]] = lambda config: []
-
-
-ARCHITECTURES: dict[str, Architecture] = {}
-"""The architectures by model_type."""
-
-
-def register_architecture(architecture: Architecture) -> None:
-    """Make an architecture known."""
-    ARCHITECTURES[architecture.model_type] = architecture
-
-
-# --- folders of transformers' own classes: read as a language model here, and written back ---
-
-
+ARCHITECTURES = {
+    one.model_type: one for one in (JAMBA, MAMBA, FALCON_MAMBA, MAMBA2, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM)
+}
+"""The published architectures that can be converted, by the model_type of their config.json."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _MOST_INDEX_BYTES = 64 * 2**20
 
 
 def model_type_of(folder: Path) -> str:
-    """Return the model_type in a folder's config.json; empty if there is none.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-    """
+    """Return the model_type in a folder's config.json; empty if there is none."""
     return str(read_json(folder / "config.json", allow_nan=True).get("model_type", ""))
 
 
@@ -87,9 +53,7 @@ def from_huggingface(folder: str | Path, *, dtype: torch.dtype = torch.float32) 
         the model in evaluation mode, and its tokenizer, None if the folder has none.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is damaged, the architecture is none of those known, an entry of config.json is not
-            supported, or the weights are not a whole model's.
+        ValueError: the architecture or an entry of config.json is not supported, or weights are missing.
     """
     folder = Path(folder)
     entries = read_json(folder / "config.json", allow_nan=True)
@@ -157,17 +121,14 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
     Args:
         portable: a `LanguageModel` of a shape that one of the known architectures has.
         folder: where to write config.json, model.safetensors and, if there is a tokenizer, tokenizer.json.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: no known architecture has this shape; the message says what differs.
     """
     model = portable.model
     architecture, entries = _described(model)
-    weights = weights_by_their_names(model, architecture.rules(model.config))  # type: ignore[arg-type]
+    config: Any = model.config
+    weights = weights_by_their_names(model, architecture.rules(config))
     if tied_parameters(model):
         del weights[architecture.head]
-    weights = join_fused(weights, architecture.fused(model.config))  # type: ignore[arg-type]
+    weights = join_fused(weights, architecture.fused(config))
     folder.mkdir(parents=True, exist_ok=True)
     entries |= {
         "architectures": [architecture.class_name],
@@ -184,14 +145,7 @@ def to_huggingface(portable: PortableModel, folder: Path) -> None:
 
 
 def without_unused_tokens(portable: PortableModel) -> PortableModel:
-    """Remove the tokens that the tokenizer does not have: published tables are filled up to a round number of rows.
-
-    Returns:
-        the model itself if it has no such tokens, or no tokenizer.
-
-    Raises:
-        ValueError: the model has fewer tokens than its tokenizer.
-    """
+    """Remove the tokens that the tokenizer does not have: published tables are filled up to a round number of rows."""
     model, tokenizer = portable.model, portable.tokenizer
     if tokenizer is None or not isinstance(model, LanguageModel) or model.config.vocab_size == len(tokenizer):
         return portable

@@ -1,15 +1,13 @@
 """Jamba as transformers' JambaForCausalLM has it, with dense feed-forward networks alone (AI21-Jamba-Reasoning-3B)."""
 
 import math
-import re
 from typing import Any
 
 import torch
 
 from recurra.checks import require, sentence
-from recurra.convert.published.folder import Architecture, register_architecture
 from recurra.convert.published.mamba import MIXER
-from recurra.convert.published.rules import Rule, qkv_rule
+from recurra.convert.published.rules import SWIGLU, Architecture, Rule, attention_heads, plain_rules, qkv_rule
 from recurra.convert.published.settings import MOST_LAYERS, Settings, hybrid_config
 from recurra.models.language_model import LanguageModelConfig
 
@@ -76,10 +74,7 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
         Rule(r"embedding\.weight", ("model.embed_tokens.weight",)),
         Rule(rf"{own}\.norm_mixing\.weight", (rf"{theirs}.input_layernorm.weight",)),
         Rule(rf"{own}\.norm_feed_forward\.weight", (rf"{theirs}.pre_ff_layernorm.weight",)),
-        *(
-            Rule(rf"{own}\.feed_forward\.{name}\.weight", (rf"{theirs}.feed_forward.{name}_proj.weight",))
-            for name in ("gate", "up", "down")
-        ),
+        *plain_rules(rf"{own}\.feed_forward", rf"{theirs}.feed_forward", SWIGLU, ".weight"),
         Rule(r"norm\.weight", ("model.final_layernorm.weight",)),
         Rule(r"head\.weight", ("lm_head.weight",)),
     ]
@@ -87,14 +82,13 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
         if name == _ATTENTION:
             rules += _attention(number, config.d_model, options)
         else:
-            own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.mamba"
-            rules += [Rule(rf"{own}\.{re.escape(one)}", (f"{theirs}.{other}",)) for one, other in mixer.items()]
+            rules += plain_rules(rf"blocks\.{number}\.mixer", f"model.layers.{number}.mamba", mixer)
     return rules
 
 
 def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
     own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.self_attn"
-    n_heads, n_kv_heads = _heads(options)
+    n_heads, n_kv_heads = attention_heads(options)
     names, order = [f"{theirs}.{name}_proj.weight" for name in "qkv"], torch.arange(d_model // n_heads)
     return [
         qkv_rule(rf"{own}\.qkv\.weight", names, n_heads, n_kv_heads, order),
@@ -102,17 +96,12 @@ def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
     ]
 
 
-def _heads(options: dict[str, Any]) -> tuple[int, int]:
-    n_heads = options.get("n_heads", 4)
-    return n_heads, options.get("n_kv_heads") or n_heads
-
-
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     options = dict(config.mixers)
     mamba, attention = options[_MAMBA], options.get(_ATTENTION, _WITHOUT_POSITIONS)
     _require_published(config, mamba, attention)
     period, offset = _places_of_attention([name for name, _ in config.mixers])
-    n_heads, n_kv_heads = _heads(attention)
+    n_heads, n_kv_heads = attention_heads(attention)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -156,11 +145,14 @@ def _require_published(config: LanguageModelConfig, mamba: dict[str, Any], atten
     for name, got, wanted in asked:
         require(got == wanted, name, got, f"{wanted}, {what}")
     d_head = attention.get("d_head")
-    require(d_head in (None, config.d_model // _heads(attention)[0]), "d_head", d_head, f"d_model / n_heads, {what}")
+    require(
+        d_head in (None, config.d_model // attention_heads(attention)[0]),
+        "d_head",
+        d_head,
+        f"d_model / n_heads, {what}",
+    )
 
 
-def _fits(config: LanguageModelConfig) -> bool:
-    return config.d_channel_mixing > 0
-
-
-register_architecture(Architecture("jamba", "JambaForCausalLM", _MAMBA, _config, _rules, _settings, _fits))
+JAMBA = Architecture(
+    "jamba", "JambaForCausalLM", _MAMBA, _config, _rules, _settings, lambda config: config.d_channel_mixing > 0
+)

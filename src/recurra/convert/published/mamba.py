@@ -1,14 +1,12 @@
 """Mamba as transformers' MambaForCausalLM (state-spaces/mamba-*-hf) and FalconMambaForCausalLM have it."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from recurra.checks import require, sentence
-from recurra.convert.published.folder import Architecture, register_architecture
-from recurra.convert.published.rules import Rule
+from recurra.convert.published.rules import Architecture, Rule, plain_rules
 from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
@@ -48,10 +46,7 @@ def _common_rules(mixer: Mapping[str, str]) -> list[Rule]:
     return [
         Rule(r"embedding\.weight", ("backbone.embeddings.weight",)),
         Rule(r"blocks\.(\d+)\.norm_mixing\.weight", (rf"{layer}.norm.weight",)),
-        *(
-            Rule(rf"blocks\.(\d+)\.mixer\.{re.escape(own)}", (rf"{layer}.mixer.{theirs}",))
-            for own, theirs in mixer.items()
-        ),
+        *plain_rules(r"blocks\.(\d+)\.mixer", rf"{layer}.mixer", mixer),
         Rule(r"norm\.weight", ("backbone.norm_f.weight",)),
         Rule(r"head\.weight", ("lm_head.weight",)),
     ]
@@ -80,10 +75,6 @@ def _config(settings: Settings) -> LanguageModelConfig:
         biases=False,
         tie_embeddings=settings.flag("tie_word_embeddings", True),
     )
-
-
-def _rules(config: LanguageModelConfig) -> list[Rule]:
-    return _common_rules(MIXER)
 
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -125,17 +116,19 @@ def _is_mamba(config: LanguageModelConfig) -> bool:
     return not config.d_channel_mixing and not _is_falcon(config)
 
 
-register_architecture(Architecture("mamba", "MambaForCausalLM", "mamba", _config, _rules, _settings, _is_mamba))
-register_architecture(
-    Architecture(
-        "falcon_mamba", "FalconMambaForCausalLM", "mamba", _falcon_config, _rules, _falcon_settings, _is_falcon
-    )
+MAMBA = Architecture(
+    "mamba", "MambaForCausalLM", "mamba", _config, lambda config: _common_rules(MIXER), _settings, _is_mamba
+)
+FALCON_MAMBA = MAMBA._replace(
+    model_type="falcon_mamba",
+    class_name="FalconMambaForCausalLM",
+    config=_falcon_config,
+    settings=_falcon_settings,
+    fits=_is_falcon,
 )
 
 
-# --- mamba2 ---
-#
-# Mamba-2 as transformers' Mamba2ForCausalLM has it (mistralai/Mamba-Codestral-7B, state-spaces/mamba2-* converted).
+# --- Mamba-2 as transformers' Mamba2ForCausalLM has it (mistralai/Mamba-Codestral-7B, state-spaces/mamba2-*) ---
 
 
 _MIXER = {
@@ -181,10 +174,6 @@ def _mamba2_config(settings: Settings) -> LanguageModelConfig:
     )
 
 
-def _mamba2_rules(config: LanguageModelConfig) -> list[Rule]:
-    return _common_rules(_MIXER)
-
-
 def _mamba2_settings(config: LanguageModelConfig) -> dict[str, Any]:
     options = config.mixer_options
     inner = options.get("expand", 2) * config.d_model
@@ -203,6 +192,6 @@ def _mamba2_settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-register_architecture(
-    Architecture("mamba2", "Mamba2ForCausalLM", "mamba2", _mamba2_config, _mamba2_rules, _mamba2_settings)
+MAMBA2 = Architecture(
+    "mamba2", "Mamba2ForCausalLM", "mamba2", _mamba2_config, lambda config: _common_rules(_MIXER), _mamba2_settings
 )

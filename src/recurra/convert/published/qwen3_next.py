@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from recurra.checks import require, sentence
-from recurra.convert.published.folder import Architecture, register_architecture
 from recurra.convert.published.rules import (
+    SWIGLU,
+    Architecture,
     Fused,
     Rule,
+    attention_heads,
     one_more,
+    plain_rules,
     qkv_rule,
     reordered,
     stacked,
@@ -94,10 +97,7 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
         Rule(r"embedding\.weight", ("model.embed_tokens.weight",)),
         one_more(rf"{own}\.norm_mixing\.weight", rf"{theirs}.input_layernorm.weight"),
         one_more(rf"{own}\.norm_feed_forward\.weight", rf"{theirs}.post_attention_layernorm.weight"),
-        *(
-            Rule(rf"{own}\.feed_forward\.{name}\.weight", (rf"{theirs}.mlp.{name}_proj.weight",))
-            for name in ("gate", "up", "down")
-        ),
+        *plain_rules(rf"{own}\.feed_forward", rf"{theirs}.mlp", SWIGLU, ".weight"),
         one_more(r"norm\.weight", "model.norm.weight"),
         Rule(r"head\.weight", ("lm_head.weight",)),
     ]
@@ -122,7 +122,7 @@ def _linear(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
         Rule(rf"{own}\.gate_projection\.weight", (qkvz[3],)),
         Rule(rf"{own}\.rate_projection\.weight", (ba[0],)),
         Rule(rf"{own}\.decay_projection\.weight", (ba[1],)),
-        *(Rule(rf"{own}\.{name}", (f"{theirs}.{other}",)) for name, other in names.items()),
+        *plain_rules(own, theirs, names),
     ]
 
 
@@ -131,14 +131,9 @@ def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
     n_heads, n_kv_heads, d_head, share = _heads(d_model, options)
     order = turned_pairs(d_head, int(d_head * share))
     q, gate = _fused_of_attention(number, d_model, options)[0].names
+    qkv = q, f"{theirs}.k_proj.weight", f"{theirs}.v_proj.weight"
     return [
-        qkv_rule(
-            rf"{own}\.qkv\.weight",
-            (q, f"{theirs}.k_proj.weight", f"{theirs}.v_proj.weight"),
-            n_heads,
-            n_kv_heads,
-            order,
-        ),
+        qkv_rule(rf"{own}\.qkv\.weight", qkv, n_heads, n_kv_heads, order),
         Rule(rf"{own}\.gate_projection\.weight", (gate,)),
         Rule(rf"{own}\.output_projection\.weight", (f"{theirs}.o_proj.weight",)),
         _norm_rule(rf"{own}\.query_norm\.weight", f"{theirs}.q_norm.weight", order),
@@ -184,9 +179,8 @@ def _sizes(d_model: int, options: dict[str, Any]) -> dict[str, int]:
 
 def _heads(d_model: int, options: dict[str, Any]) -> tuple[int, int, int, float]:
     """Heads of queries, of keys and values, their channels, and the share that turns."""
-    n_heads = options.get("n_heads", 4)
-    d_head = options.get("d_head") or d_model // n_heads
-    return n_heads, options.get("n_kv_heads") or n_heads, d_head, options.get("rotated_share", 1.0)
+    n_heads, n_kv_heads = attention_heads(options)
+    return n_heads, n_kv_heads, options.get("d_head") or d_model // n_heads, options.get("rotated_share", 1.0)
 
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -236,6 +230,4 @@ def _require_published(config: LanguageModelConfig, linear: dict[str, Any], atte
         require(not bias, "output_bias", bias, f"False, as {what}")
 
 
-register_architecture(
-    Architecture("qwen3_next", "Qwen3NextForCausalLM", _LINEAR, _config, _rules, _settings, fused=_fused)
-)
+QWEN3_NEXT = Architecture("qwen3_next", "Qwen3NextForCausalLM", _LINEAR, _config, _rules, _settings, fused=_fused)

@@ -5,8 +5,16 @@ from typing import Any
 import torch
 
 from recurra.checks import require
-from recurra.convert.published.folder import Architecture, register_architecture
-from recurra.convert.published.rules import Rule, one_more, qkv_rule, take_rotation, turned_pairs
+from recurra.convert.published.rules import (
+    SWIGLU,
+    Architecture,
+    Rule,
+    attention_heads,
+    one_more,
+    qkv_rule,
+    take_rotation,
+    turned_pairs,
+)
 from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
@@ -17,7 +25,6 @@ _RECURRENT = {
     "convolution": "conv_1d",
     "output_projection": "linear_out",
 }
-_FEED_FORWARD = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _ROTATED_SHARE = 0.5
 _CLASS = "RecurrentGemmaForCausalLM"
 
@@ -35,28 +42,28 @@ def _config(settings: Settings) -> LanguageModelConfig:
     settings.only("embeddings_scale_by_sqrt_dim", True)
     settings.only("head_dim", d_model // n_heads)
     settings.ignore("w_init_variance_scale", "final_w_init_variance_scale", "layer_types", "layers_block_type")
+    options = {
+        "recurrent": {
+            "lru_width": settings.optional_size("lru_width") or d_model,
+            "n_heads": n_heads,
+            "d_conv": settings.size("conv1d_width", 4),
+        },
+        "attention": {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.optional_size("num_key_value_heads") or n_heads,
+            "rotated_share": share,
+            "window": settings.size("attention_window_size", 2048),
+            "output_bias": True,
+            "dropout": settings.number("attention_dropout", 0.0),
+        },
+    }
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 256000),
         n_layer=n_layer,
         d_model=d_model,
         d_channel_mixing=hidden // 2,
         mixer=[_KINDS[kinds[number % len(kinds)]] for number in range(n_layer)],
-        mixer_options=_options(
-            [_KINDS[kind] for kind in kinds[:n_layer]],
-            recurrent={
-                "lru_width": settings.optional_size("lru_width") or d_model,
-                "n_heads": n_heads,
-                "d_conv": settings.size("conv1d_width", 4),
-            },
-            attention={
-                "n_heads": n_heads,
-                "n_kv_heads": settings.optional_size("num_key_value_heads") or n_heads,
-                "rotated_share": share,
-                "window": settings.size("attention_window_size", 2048),
-                "output_bias": True,
-                "dropout": settings.number("attention_dropout", 0.0),
-            },
-        ),
+        mixer_options={_KINDS[kind]: options[kind] for kind in kinds[:n_layer]},
         feed_forward="geglu-tanh",
         norm="rms",
         norm_epsilon=settings.number("rms_norm_eps", 1e-6),
@@ -67,11 +74,6 @@ def _config(settings: Settings) -> LanguageModelConfig:
     )
 
 
-def _options(mixers: list[str], *, recurrent: dict[str, Any], attention: dict[str, Any]) -> dict[str, Any]:
-    options = {"rg-lru": recurrent, "rotary-attention": attention}
-    return {name: options[name] for name in dict.fromkeys(mixers)}
-
-
 def _rules(config: LanguageModelConfig) -> list[Rule]:
     rules = [
         Rule(r"embedding\.weight", ("model.embed_tokens.weight",)),
@@ -80,7 +82,7 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
         one_more(r"norm\.weight", "model.final_norm.weight"),
         Rule(r"head\.linear\.weight", ("lm_head.weight",)),
     ]
-    for own, theirs in _FEED_FORWARD.items():
+    for own, theirs in SWIGLU.items():
         rules.append(Rule(rf"blocks\.(\d+)\.feed_forward\.{own}\.(\w+)", (rf"model.layers.\1.mlp_block.{theirs}.\2",)))
     for number, (name, options) in enumerate(config.mixers):
         rules += (_recurrent if name == "rg-lru" else _attention)(number, config.d_model, options)
@@ -101,7 +103,7 @@ def _recurrent(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]
 
 def _attention(number: int, d_model: int, options: dict[str, Any]) -> list[Rule]:
     own, theirs = rf"blocks\.{number}\.mixer", f"model.layers.{number}.temporal_block"
-    n_heads, n_kv_heads = _attention_heads(options)
+    n_heads, n_kv_heads = attention_heads(options)
     d_head = d_model // n_heads
     order = turned_pairs(d_head, int(d_head * options.get("rotated_share", 1.0)))
     names = [f"{theirs}.{name}_proj.weight" for name in "qkv"]
@@ -125,7 +127,7 @@ def _settings(config: LanguageModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.n_layer,
         "intermediate_size": 2 * config.d_channel_mixing,
         "num_attention_heads": n_heads,
-        "num_key_value_heads": _attention_heads(attention)[1],
+        "num_key_value_heads": attention_heads(attention)[1],
         "block_types": [names.get(name, name) for name, _ in config.mixers],
         "lru_width": recurrent.get("lru_width") or config.d_model,
         "conv1d_width": recurrent.get("d_conv", 4),
@@ -147,12 +149,6 @@ def _recurrent_heads(d_model: int, options: dict[str, Any]) -> int:
     return options.get("n_heads") or max(1, (options.get("lru_width") or d_model) // 256)
 
 
-def _attention_heads(options: dict[str, Any]) -> tuple[int, int]:
-    """Heads of the queries and of the keys and values, by the defaults of rotary-attention."""
-    n_heads = options.get("n_heads", 4)
-    return n_heads, options.get("n_kv_heads") or n_heads
-
-
 def _require_published(config: LanguageModelConfig, attention: dict[str, Any], n_heads: int) -> None:
     """Refuse options that transformers' class does not have."""
     d_head = config.d_model // n_heads
@@ -165,4 +161,4 @@ def _require_published(config: LanguageModelConfig, attention: dict[str, Any], n
     require(window is not None, "window of rotary-attention", window, f"a number of steps, as of a {_CLASS}")
 
 
-register_architecture(Architecture("recurrent_gemma", _CLASS, "rg-lru", _config, _rules, _settings))
+RECURRENT_GEMMA = Architecture("recurrent_gemma", _CLASS, "rg-lru", _config, _rules, _settings)

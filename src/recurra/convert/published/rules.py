@@ -2,30 +2,38 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recurra.checks import require, sentence
 from recurra.convert.published.settings import Settings
+from recurra.models.language_model import LanguageModelConfig
 
 _N_SHOWN = 5
+SWIGLU = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+"""The layers of a SwiGLU network, as most of transformers' models name them."""
 
 
 class Rule(NamedTuple):
-    """What a parameter here is made of there.
-
-    own: a pattern of the parameter's names here, matched in full.
-    theirs: the names there, in which `\\1` stands for the pattern's first group.
-    read: makes the parameter from their tensors.
-    write: makes their tensors from the parameter.
-    """
+    """What a parameter here is made of there."""
 
     own: str
+    """A pattern of the parameter's names here, matched in full."""
     theirs: tuple[str, ...]
+    """The names there, in which `\\1` stands for the pattern's first group."""
     read: Callable[..., Tensor] = lambda tensor: tensor
+    """Makes the parameter from their tensors."""
     write: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
+    """Makes their tensors from the parameter."""
+
+
+def plain_rules(own: str, theirs: str, names: Mapping[str, str], suffix: str = "") -> list[Rule]:
+    """Rules for parameters that only have other names there; `suffix` follows both names."""
+    return [
+        Rule(rf"{own}\.{re.escape(name + suffix)}", (f"{theirs}.{other}{suffix}",)) for name, other in names.items()
+    ]
 
 
 def stacked(own: str, theirs: Sequence[str], sizes: Sequence[int]) -> Rule:
@@ -38,6 +46,29 @@ def one_more(own: str, theirs: str) -> Rule:
     return Rule(own, (theirs,), lambda tensor: tensor + 1, lambda tensor: (tensor - 1,))
 
 
+class Architecture(NamedTuple):
+    """What a converter knows of a published architecture."""
+
+    model_type: str
+    """Its name in config.json."""
+    class_name: str
+    """Transformers' class."""
+    mixer: str
+    """The mixer here that it is known by."""
+    config: Callable[[Settings], LanguageModelConfig]
+    """Makes the model's shape from config.json."""
+    rules: Callable[[LanguageModelConfig], list[Rule]]
+    """The weights, for a shape."""
+    settings: Callable[[LanguageModelConfig], dict[str, Any]]
+    """Makes the entries of config.json from a shape, for the way back."""
+    fits: Callable[[LanguageModelConfig], bool] = lambda config: True
+    """Whether a shape with that mixer is of this architecture, where several have the mixer."""
+    head: str = "lm_head.weight"
+    """The output matrix there, which a folder omits if it is the embedding."""
+    fused: Callable[[LanguageModelConfig], list["Fused"]] = lambda config: []
+    """Matrices there that are split before the rules see them, for a shape."""
+
+
 class _Place(NamedTuple):
     """A parameter here: its name, its tensors' names there, and its rule."""
 
@@ -47,14 +78,7 @@ class _Place(NamedTuple):
 
 
 def matched(model: nn.Module, weights: Mapping[str, Tensor], rules: Sequence[Rule], what: str) -> list[_Place]:
-    """Find the tensors of every parameter, and refuse weights that are not exactly the model's own.
-
-    Args:
-        model: of the shape of the weights; it may be on the device meta. Of a tied parameter one name is enough.
-        weights: by the other code's names.
-        rules: one for every name of a parameter here.
-        what: what messages call the weights.
-    """
+    """Find the tensors of every parameter, and refuse weights that are not exactly the model's own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     places = _places(parameters, rules)
     given = [place for place in places if all(name in weights for name in place.theirs)]
@@ -160,16 +184,11 @@ def join_fused(weights: dict[str, Tensor], fused: Sequence[Fused]) -> dict[str, 
     return weights
 
 
-# --- rotary ---
-#
-# Rotary attention of transformers: channel i of a head turns with i + n / 2, and here 2i turns with 2i + 1.
+# --- rotary attention of transformers: channel i of a head turns with i + n / 2, and here 2i turns with 2i + 1 ---
 
 
 def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
-    """Take the base of the angles and the share of the channels that turn, which is `share` by default.
-
-    Both are in `rope_parameters`, or in older files beside it.
-    """
+    """Take the base of the angles and the share of the channels that turn, which is `share` by default."""
     rotation = settings.section("rope_parameters")
     base = rotation.number("rope_theta", settings.number("rope_theta", 10000.0))
     share = rotation.number("partial_rotary_factor", settings.number("partial_rotary_factor", share))
@@ -179,6 +198,12 @@ def take_rotation(settings: Settings, share: float) -> tuple[float, float]:
     rotation.finish()
     settings.only("rope_scaling", None)
     return base, share
+
+
+def attention_heads(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the heads of queries, and of keys and values, by the defaults of rotary attention here."""
+    n_heads = options.get("n_heads", 4)
+    return n_heads, options.get("n_kv_heads") or n_heads
 
 
 def turned_pairs(d_head: int, n_rotated: int) -> Tensor:

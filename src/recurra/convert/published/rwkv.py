@@ -3,10 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from recurra.convert.published.folder import Architecture, register_architecture
-from recurra.convert.published.rules import Rule
+from recurra.convert.published.rules import Architecture, Rule
 from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
@@ -73,12 +71,9 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
 
 
 def _rule(own: str, theirs: str) -> Rule:
-    return Rule(own, (theirs,), torch.flatten, _with_steps) if "time_mix" in theirs else Rule(own, (theirs,))
-
-
-def _with_steps(share: Tensor) -> tuple[Tensor, ...]:
-    """Their shares have a dimension for the batch and one for the steps."""
-    return (share.view(1, 1, -1),)
+    if "time_mix" not in theirs:
+        return Rule(own, (theirs,))
+    return Rule(own, (theirs,), torch.flatten, lambda share: (share.view(1, 1, -1),))  # theirs: one batch, one step
 
 
 def _settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -94,4 +89,4 @@ def _settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-register_architecture(Architecture("rwkv", "RwkvForCausalLM", _TIME, _config, _rules, _settings, head="head.weight"))
+RWKV = Architecture("rwkv", "RwkvForCausalLM", _TIME, _config, _rules, _settings, head="head.weight")

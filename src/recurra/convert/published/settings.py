@@ -12,77 +12,27 @@ MOST_LAYERS = 10**6
 
 _MOST = 2**31 - 1
 
-_OF_GENERATION = {
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_scores",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-}
+_OF_GENERATION_NAMES = """
+bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty
+max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores
+remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+"""
+_OF_GENERATION = frozenset(_OF_GENERATION_NAMES.split())
 """How transformers before 5 goes on from a model's logits: they stood in every config."""
 
-OF_NO_CONCERN = _OF_GENERATION | {
-    "_name_or_path",
-    "architectures",
-    "attn_implementation",
-    "auto_map",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "finetuning_task",
-    "id2label",
-    "initializer_range",
-    "is_encoder_decoder",
-    "label2id",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
-    "problem_type",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "use_bfloat16",
-    "use_cache",
-}
+_OF_NO_CONCERN_NAMES = """
+_name_or_path architectures attn_implementation auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id
+finetuning_task id2label initializer_range is_encoder_decoder label2id model_type output_attentions
+output_hidden_states pad_token_id prefix problem_type return_dict sep_token_id task_specific_params tf_legacy_loss
+tokenizer_class torch_dtype torchscript transformers_version use_bfloat16 use_cache
+"""
+OF_NO_CONCERN = _OF_GENERATION | frozenset(_OF_NO_CONCERN_NAMES.split())
 """What says nothing about what the model computes."""
 
 
 class Settings:
-    """Entries of a config.json, taken one by one; `finish` refuses what is left.
-
-    Args:
-        entries: the content of config.json.
-        name: what messages call it.
-    """
+    """Entries of a config.json, which messages call `name`, taken one by one; `finish` refuses what is left."""
 
     def __init__(self, entries: Mapping[str, Any], name: str) -> None:
         self._left = {key: value for key, value in entries.items() if key not in OF_NO_CONCERN}
@@ -93,11 +43,7 @@ class Settings:
         value = self._left.pop(key, default)
         if not _is_whole(value, least, most):
             got = "missing" if value is None else repr(value)
-            if most < _MOST:
-                expected = f"a whole number from {least} to {most}"
-            else:
-                expected = "a whole number above 0" if least == 1 else f"a whole number of at least {least}"
-            raise self._refusal(key, got, expected)
+            raise self._refusal(key, got, f"a whole number from {least} to {most}")
         return int(value)
 
     def optional_size(self, key: str, default: int | None = None, *, absent: str | None = None) -> int | None:
@@ -175,11 +121,6 @@ def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-# --- hybrid ---
-#
-# What hybrid stacks have in common in transformers: RMS norms, SwiGLU networks, no biases, and a mixer a block.
-
-
 def hybrid_config(
     settings: Settings,
     mixers: Sequence[str],
@@ -190,15 +131,7 @@ def hybrid_config(
     vocab_size: int,
     d_channel_mixing: int,
 ) -> LanguageModelConfig:
-    """Take the sizes that all have, and make the model's shape.
-
-    Args:
-        settings: the entries of config.json.
-        mixers: one for each block.
-        options: those of each mixer, also of mixers that no block has.
-        d_model, norm_epsilon: of the whole model.
-        vocab_size, d_channel_mixing: what transformers takes where config.json does not say.
-    """
+    """Make the shape of a hybrid stack of transformers: RMS norms, SwiGLU networks, no biases, and a mixer a block."""
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", vocab_size),
         n_layer=len(mixers),

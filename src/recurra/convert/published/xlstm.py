@@ -4,28 +4,25 @@ import math
 from typing import Any
 
 from recurra.checks import require
-from recurra.convert.published.folder import Architecture, register_architecture
-from recurra.convert.published.rules import Rule, stacked
+from recurra.convert.published.rules import Architecture, Rule, plain_rules, stacked
 from recurra.convert.published.settings import MOST_LAYERS, Settings
 from recurra.models.language_model import LanguageModelConfig
 
-_HOW_IT_RUNS = (
-    "add_forward_backend_padding",
-    "autocast_kernel_dtype",
-    "chunk_size",
-    "chunkwise_kernel",
-    "force_bos_token_insert",
-    "head_dim",
-    "igate_bias_init_range",
-    "inference_state_dtype",
-    "max_inference_chunksize",
-    "mlstm_round_up_to_multiple_of",
-    "mode",
-    "norm_reduction_force_float32",
-    "return_last_states",
-    "sequence_kernel",
-    "step_kernel",
-)
+_HOW_IT_RUNS_NAMES = """
+add_forward_backend_padding autocast_kernel_dtype chunk_size chunkwise_kernel force_bos_token_insert head_dim
+igate_bias_init_range inference_state_dtype max_inference_chunksize mlstm_round_up_to_multiple_of mode
+norm_reduction_force_float32 return_last_states sequence_kernel step_kernel
+"""
+_HOW_IT_RUNS = frozenset(_HOW_IT_RUNS_NAMES.split())
+
+_FEED_FORWARD = {"gate": "proj_up_gate", "up": "proj_up", "down": "proj_down"}
+_FIXED = {
+    **dict.fromkeys(("use_bias", "add_embedding_dropout", "add_post_norm", "add_qk_norm"), False),
+    **dict.fromkeys(("add_out_norm", "add_post_blocks_norm"), True),
+    **dict.fromkeys(("norm_eps", "eps", "cell_norm_eps"), 1e-6),
+    "gate_soft_cap": 15.0,
+    "weight_mode": "single",
+}
 
 
 def _config(settings: Settings) -> LanguageModelConfig:
@@ -36,16 +33,8 @@ def _config(settings: Settings) -> LanguageModelConfig:
     require(depth in (None, n_layer), "num_blocks", depth, f"that of num_hidden_layers, {n_layer}")
     multiple = settings.size("ffn_round_up_to_multiple_of", 64)
     hidden = _channels(settings, "ffn_proj_factor", 2.667, d_model)
-    settings.only("use_bias", False)
-    settings.only("add_out_norm", True)
-    settings.only("norm_eps", 1e-6)
-    settings.only("eps", 1e-6)
-    settings.only("gate_soft_cap", 15.0)
-    settings.only("weight_mode", "single")
-    settings.only("add_post_blocks_norm", True)
-    for absent in ("add_embedding_dropout", "add_post_norm", "add_qk_norm"):
-        settings.only(absent, False)
-    settings.only("cell_norm_eps", 1e-6)
+    for name, value in _FIXED.items():
+        settings.only(name, value)
     settings.ignore(*_HOW_IT_RUNS)
     return LanguageModelConfig(
         vocab_size=settings.size("vocab_size", 50304),
@@ -87,9 +76,7 @@ def _rules(config: LanguageModelConfig) -> list[Rule]:
         stacked(rf"{own}\.mixer\.gates\.(\w+)", gates, [n_heads, n_heads]),
         Rule(rf"{own}\.mixer\.norm_weight", (rf"{theirs}.mlstm_layer.multihead_norm.weight",)),
         Rule(rf"{own}\.mixer\.output_projection\.weight", (rf"{theirs}.mlstm_layer.out_proj.weight",)),
-        Rule(rf"{own}\.feed_forward\.gate\.weight", (rf"{theirs}.ffn.proj_up_gate.weight",)),
-        Rule(rf"{own}\.feed_forward\.up\.weight", (rf"{theirs}.ffn.proj_up.weight",)),
-        Rule(rf"{own}\.feed_forward\.down\.weight", (rf"{theirs}.ffn.proj_down.weight",)),
+        *plain_rules(rf"{own}\.feed_forward", rf"{theirs}.ffn", _FEED_FORWARD, ".weight"),
         Rule(r"norm\.weight", ("backbone.out_norm.weight",)),
         Rule(r"head\.linear\.weight", ("lm_head.weight",)),
     ]
@@ -123,4 +110,4 @@ def _factor(channels: int, d_model: int) -> float:
     return factor if int(d_model * factor) == channels else math.nextafter(factor, math.inf)
 
 
-register_architecture(Architecture("xlstm", "xLSTMForCausalLM", "mlstm", _config, _rules, _settings))
+XLSTM = Architecture("xlstm", "xLSTMForCausalLM", "mlstm", _config, _rules, _settings)

@@ -1,4 +1,4 @@
-"""Models prepared to run one step at a time on a CPU: recorded steps, compiled steps, and the choice between them."""
+"""Models prepared to run one step at a time on a CPU: traced steps, compiled steps, and the choice between them."""
 
 import threading
 import warnings
@@ -17,12 +17,9 @@ from recurra.decoding.program import StateForm, StepProgram, form_of, have_forms
 from recurra.ops._toolkit.backends import NUMBA_IS_MISSING
 from recurra.state import tensors
 
-# --- single steps as a recorded program: what a model does for one token, without the Python around it ---
-#
-# A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than
-# they do. Here the model's own forward runs once under `torch.jit.trace`, which writes down its operations; later
-# steps run that list. There is no second way of stepping: the recording comes from the model and is compared with it.
-
+# A step of a small recurrent model is about a hundred short operations, and Python takes longer between them than they
+# do. So the model's own forward runs once and its operations are recorded, by `torch.jit.trace` or as instructions of
+# one Numba function; later steps run that list. The recording is compared with the model before it is used.
 
 _MOST_ROWS = 4 * MOST_VECTORS
 """Rows of the largest batch that runs recorded steps, in pieces; above it torch's products over all rows are faster."""
@@ -38,10 +35,10 @@ class StateShapeChanges(ValueError):
 
 
 class _Program(Protocol):
-    """A step for one batch size, recorded."""
+    """A recorded step for one batch size, from tokens and state to logits and state, all as flat lists."""
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        """Give logits and state from tokens and state, all as flat lists; None for inputs that it does not take."""
+        """Run the step; None for inputs that it does not take."""
         ...
 
 
@@ -50,7 +47,7 @@ class TracedStep(nn.Module):
 
     The step of one row is recorded at construction, those of larger batches when they first occur: of 2 to 8 rows, and
     of 12, 16 and so on to `MOST_VECTORS`. A batch between two of these is filled up with copies of its last row, so
-    that streams that come and go do not need a recording each; batches of up to `MOST_ROWS` rows run in pieces of
+    that streams that come and go do not need a recording each; batches of up to `_MOST_ROWS` rows run in pieces of
     `MOST_VECTORS`. All other inputs go through the model: several tokens per row, the first step of a stream, and
     tokens or states that are not what the model gave when the step was recorded (the model refuses those that do not
     fit it).
@@ -61,9 +58,8 @@ class TracedStep(nn.Module):
         vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 
     Raises:
-        ValueError: the model is in training mode.
-        StepNotSteady: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
-            position that counts up) or because the state grows. It is a ValueError.
+        StateShapeChanges: a step cannot be recorded, because it depends on numbers in the state that are not tensors (a
+            position that counts up) or because the state grows.
     """
 
     def __init__(self, model: nn.Module, vocab_size: int) -> None:
@@ -80,7 +76,7 @@ class TracedStep(nn.Module):
         self.eval()
 
     def forward(self, tokens: Int[Tensor, "B L"], state: Any = None) -> tuple[Float[Tensor, "B L V"], Any]:
-        """Give the logits after every token, continuing from `state`; None is the start of a stream."""
+        """Return the logits after every token, continuing from `state`; None is the start of a stream."""
         results = None
         if state is not None and tokens.ndim == 2 and tokens.shape[1] == 1 and not torch.is_grad_enabled():
             flat = self._states.flatten(state)
@@ -119,7 +115,7 @@ class TracedStep(nn.Module):
         return None if results is None else [tensor[:rows] for tensor in results]
 
     def program(self, batch: int) -> _Program | None:
-        """Give the recorded step of this many rows, recorded now if need be; None if there is none."""
+        """Return the recorded step of this many rows, recorded now if need be; None if there is none."""
         if batch not in self._programs and 0 < batch <= MOST_VECTORS and batch == recorded_rows(batch):
             with self._recording:  # other threads wait for it instead of recording it too
                 if batch not in self._programs:
@@ -181,12 +177,12 @@ class TracedStep(nn.Module):
             mine = self._carried(results[1:], expected)
 
     def _carried(self, mine: list[Tensor], expected: Any) -> list[Tensor]:
-        """Give the state from which the next checked step begins."""
+        """Return the state from which the next checked step begins."""
         return mine
 
 
 def recorded_rows(rows: int) -> int:
-    """Give the smallest number of rows, at least these, that has a recording."""
+    """Return the smallest number of rows, at least these, that has a recording."""
     unit = 1 if rows <= _EXACT else 4 if rows <= 4 * _EXACT else 8
     return -(-rows // unit) * unit
 
@@ -196,35 +192,21 @@ def _are_rows(tensor: Tensor, rows: int) -> bool:
 
 
 class _TracedProgram:
-    """A step recorded by `torch.jit.trace`.
-
-    Args:
-        recording: the traced step.
-        inputs: those that it was traced with.
-    """
-
     def __init__(self, recording: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         self._recording, self._forms = recording, [form_of(tensor) for tensor in inputs]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
-        """Run the recording; None if the inputs are not like those of the recording."""
         return list(self._recording(*inputs)) if have_forms(inputs, self._forms) else None
 
 
 class _FlatStep(nn.Module):
-    """A model whose state goes in and out as a flat list of tensors.
-
-    Args:
-        model: the model.
-        like: a state of it, which gives the structure.
-    """
+    """A model whose state goes in and out as a flat list of tensors."""
 
     def __init__(self, model: nn.Module, like: Any) -> None:
         super().__init__()
         self.model, self._states = model, StateForm(like)
 
     def forward(self, tokens: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        """Run one step."""
         logits, state = self.model(tokens, self._states.unflatten(flat))
         return (logits, *tensors(state))
 
@@ -245,15 +227,6 @@ def _outline(state: Any) -> Any:
     return [_outline(part) for part in state] if isinstance(state, (tuple, list)) else state
 
 
-# --- compiled step ---
-#
-# Single steps as one call into machine code: what a model does for one token, without torch between its operations.
-#
-# A recorded step (`recorded_step`) still starts several hundred operations, a microsecond or more each, and a thread
-# pool for every matrix. Here the model's own forward is written down once as instructions (`step_graph`), and one
-# Numba function runs them all (`step_kernel`).
-
-
 _TOLERANCE = 1e-5
 """How far a tensor of the first steps' results may be from the model's, relative to its largest number."""
 _TOLERANCE_IF_ROUNDED = 0.2
@@ -272,14 +245,13 @@ class CompiledStep(TracedStep):
     token that is not in the vocabulary, so that the model raises its own error.
 
     Args:
-        model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are laid out for
+        model: called as `model(tokens, state) -> (logits, state)`; fastest if its linear layers are packed for
             decoding.
         vocab_size: tokens are below it; a few are drawn to record the step and to check it.
 
     Raises:
-        ValueError: the model is in training mode.
-        StepNotSteady: a step cannot be recorded (see `RecordedStep`), or the compiled step gives other numbers.
-        StepNotCompiled: an operation has no instruction. Both are ValueErrors.
+        StateShapeChanges: a step cannot be recorded (see `TracedStep`), or the compiled step gives other numbers.
+        StepNotCompiled: an operation has no instruction.
     """
 
     def _record(self, tokens: Tensor, like: Any) -> StepProgram:
@@ -299,35 +271,32 @@ class CompiledStep(TracedStep):
         return any(isinstance(part, DecodingLinear) and part.rounds_inputs for part in self.model.modules())
 
 
-# --- the fastest form of a model for streams on a CPU that gives the model's own results ---
-
-
-def prepare_for_decoding(model: nn.Module, numbers: str = "float32") -> nn.Module:
-    """Copy `model` with its linear layers laid out for decoding, and compile or record its single steps if possible.
+def prepare(model: nn.Module, dtype: str = "float32") -> nn.Module:
+    """Copy `model` with its linear layers packed for decoding, and compile or trace its single steps if possible.
 
     The result is called as the model is, under torch.no_grad(), gives states of the same form, and serves one stream
-    or several side by side. It does not follow later changes of the model's weights. Steps of recurrences can be
-    compiled or recorded. A model whose state counts positions (segment models) or has a growing window keeps the Python
-    around its operations. The first compilation on a machine takes about ten seconds.
+    or several side by side. It does not follow later changes of the model's weights. A model whose state counts
+    positions (segment models) or has a growing window keeps the Python around its operations. The first compilation on
+    a machine takes about ten seconds.
 
     Args:
         model: a language model, float32, on the CPU, with `config.vocab_size`.
-        numbers: how weights are kept: "float32", "bfloat16", "int8" or "int4".
+        dtype: how weights are kept: "float32", "bfloat16", "int8" or "int4".
 
     Raises:
-        ValueError: the choice of numbers does not exist, or the model is not float32 on the CPU, or has no such config.
+        ValueError: there is no such dtype, or the model is not float32 on the CPU, or has no such config.
         RuntimeError: Numba is missing.
     """
     if NUMBA_IS_MISSING:
         hint = "weights=None, or --weights model of `recurra serve`, decodes with the model itself"
-        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for weights that are laid out for decoding: {hint}")
+        raise RuntimeError(f"{NUMBA_IS_MISSING}; expected it for packed weights: {hint}")
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     if not isinstance(vocab_size, int):
         raise ValueError(sentence("model.config.vocab_size", repr(vocab_size), "the number of tokens"))
-    laid_out = pack_linear_layers(model, numbers)
+    packed = pack_linear_layers(model, dtype)
     for form in (CompiledStep, TracedStep):
         try:
-            return form(laid_out, vocab_size)
+            return form(packed, vocab_size)
         except (StepNotCompiled, StateShapeChanges):
             continue
-    return laid_out
+    return packed
