@@ -5,9 +5,9 @@ from pathlib import Path
 from time import perf_counter
 
 from recurra.cli.arguments import command_parser
+from recurra.data.corpus import ENCODERS
 from recurra.data.documents import SOURCES
 from recurra.data.prepare import Preparation, prepare
-from recurra.data.shards import ENCODERS
 
 _DESCRIPTION = """\
 Encode a corpus once, in parallel, into shards of tokens that training reads with --data.source shards.
