@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.train.exports import OnnxExport, export_onnx
+from recurra.train.formats import OnnxExport, export_onnx
 from recurra.train.run import open_run
 
 _DESCRIPTION = """\

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recurra.cli.arguments import add_checkpoint, command_parser, split_overrides
-from recurra.train.exports import WebExport, export_web
+from recurra.train.formats import WebExport, export_web
 from recurra.train.run import open_run
 
 _DESCRIPTION = """\
